@@ -1,4 +1,4 @@
-"""The library with which other programs talk to a running engine.
+"""The client library: other programs use it to send requests to a running engine.
 
     with Client("ipc:///tmp/ssd-xyz/client.sock") as client:
         for chunk in client.stream("Why is the sky blue?"):
@@ -7,7 +7,7 @@
     async with AsyncClient("tcp://engine.example:5555", keys="keys/laptop") as client:
         completions = await asyncio.gather(*[client.generate(prompt) for prompt in prompts])
 
-docs/protocol.md describes what goes over the wire."""
+docs/protocol.md describes the protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["AsyncClient", "ChatTurn", "Client", "Completion", "Conversation", "P
 
 
 def __getattr__(name: str) -> Any:
-    """Imports asyncio only for programs that use it: it takes as long as all the rest."""
+    """Import `AsyncClient` on first use: importing asyncio takes as long as everything else here."""
     if name != "AsyncClient":
         raise AttributeError(f"module 'ssd.client' has no attribute {name!r}")
     from ssd.client.asynchronous import AsyncClient

@@ -26,10 +26,10 @@ class AsyncClient(ClientSteps):
     It connects with the first call, or on entering its context. Cancelling a task or closing a generator cancels the
     request at the engine. Arguments, errors, time-outs and reconnecting are those of `Client`.
 
-    The socket is read only while some task waits for it. While none does, because all are busy or the loop is blocked,
-    messages wait in the transport, and after 30 s the engine aborts the streams (code `slow_reader`). What arrives for
-    one stream while other tasks wait is kept, up to 4096 tokens; beyond that the stream ends with `slow_reader` too.
-    `generate` keeps everything."""
+    The socket is read only while some task waits for it. While none waits, because all are busy or the loop is blocked,
+    messages wait in the transport. After 30 s the engine then aborts the streams (code `slow_reader`). While other
+    tasks wait, up to 4096 unread tokens of a stream are kept; with more it ends with `slow_reader` too. `generate`
+    keeps everything."""
 
     def __init__(
         self,
@@ -43,25 +43,25 @@ class AsyncClient(ClientSteps):
         self._senders: set[asyncio.Future[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: tuple[int, ...] = ()
-        self._describes = asyncio.Lock()  # an answer does not name its question
+        self._describes = asyncio.Lock()  # one at a time: an answer does not name its question
         super().__init__(address, timeout, request_timeout, keys)
 
     async def describe(self) -> Description:
-        """Returns what the engine serves. Waits at most `timeout` seconds, because a busy engine answers too."""
+        """Return the description of the engine. Waits at most `timeout` seconds: a busy engine answers too."""
         async with self._describes:
             (description,) = [description async for description in self._drive(self._describing())]
         return description
 
     async def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """Return the sampling of the engine for requests without `params`, with `changes`."""
+        """Return the engine's sampling for requests without `params`, with `changes` applied."""
         return (await self.describe()).sampling.params(**changes)
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yield what each round adds to a text, to token ids or to a conversation.
+        """Yield each round's output for a text, token ids or a conversation.
 
-        The request, and its time, begins with the first step. Closing the generator before its end cancels the
+        The request, and its `timeout`, begins with the first step. Closing the generator before its end cancels the
         request."""
         return self._drive(self._streaming(self._request(prompt, params), timeout))
 
@@ -86,7 +86,7 @@ class AsyncClient(ClientSteps):
         chat: bool = False,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Completes one text, or a batch, as `Client.generate` does."""
+        """Complete one text, or a batch. See `Client.generate`."""
         steps = self._completing(self._requests(prompts, params, chat), timeout)
         completions = [completion async for completion in self._drive(steps)]
         return completions[0] if isinstance(prompts, str) else completions
@@ -116,7 +116,7 @@ class AsyncClient(ClientSteps):
         return completions[0] if is_conversation(messages) else completions
 
     async def close(self) -> None:
-        """Closes the client; the engine aborts what is still open. Closing twice is fine."""
+        """Close the client; the engine aborts its open requests. Closing twice is fine."""
         self._leave()
 
     async def __aenter__(self) -> AsyncClient:
@@ -157,7 +157,7 @@ class AsyncClient(ClientSteps):
     # -- the event loop -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Has the event loop call `_pump` when the transport has news."""
+        """Have the event loop call `_pump` when the transport has news."""
         if self._watched or self._connection.closed:
             return
         self._loop = asyncio.get_running_loop()
@@ -166,8 +166,9 @@ class AsyncClient(ClientSteps):
             self._loop.add_reader(descriptor, self._pump)
 
     def _pump(self) -> None:
-        """Sorts in what has arrived if somebody waits, and lets senders try again.
-        Call it after every use of the socket, which may have used up the descriptor's signal for other news."""
+        """Put arrived messages into their inboxes if a task waits, and let senders try again.
+
+        Call it after every use of the socket, which may have consumed the descriptor's signal for other news."""
         if not self._connection.closed:
             self._connection.acknowledge()
         if self._waiters or self._senders:

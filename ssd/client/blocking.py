@@ -18,18 +18,18 @@ _Result = TypeVar("_Result")
 class Client(ClientSteps):
     """A connection to an engine. For one thread at a time: give each thread a client of its own.
 
-    `address` is what `ssd launch` prints; of an engine on this machine also the URL of HTTP, host:port or a pid. Over
-    TCP, `keys` is the folder that `ssd keys` has made for this client. `timeout` (s) limits connecting.
-    `request_timeout` (s) limits each request that names no `timeout` of its own; None is no limit.
+    `address` is the address that `ssd launch` prints. For an engine on this machine it may also be the URL of HTTP,
+    host:port or a pid. Over TCP, `keys` is the folder that `ssd keys` has made for this client. `timeout` (s) limits
+    connecting. `request_timeout` (s) limits each request that names no `timeout` of its own; None is no limit.
 
     Raises RequestError for a request that is refused or fails, RequestTimeoutError for one that takes too long,
     UsageError for a wrong `address` or `keys`, and EngineDeadError when no connection comes up, the peer is no engine,
-    or the connection breaks or is closed. A slow engine is waited for. After a loss the next call connects again; no
-    request is sent twice.
+    or the connection breaks or is closed. The client waits for a slow engine. After a lost connection the next call
+    connects again; no request is sent twice.
 
-    The socket is read only while a call waits. A thread that does other things for 30 s while its streams go on finds
-    them aborted by the engine (code `slow_reader`). What arrives for one stream while another is read is kept, up to
-    4096 tokens; beyond that the stream ends with `slow_reader` too. `generate` keeps everything."""
+    The socket is read only while a call waits. If no call waits for 30 s, the engine aborts the open streams (code
+    `slow_reader`). While another stream is read, up to 4096 unread tokens of a stream are kept; with more it ends with
+    `slow_reader` too. `generate` keeps everything."""
 
     def __init__(
         self,
@@ -47,20 +47,20 @@ class Client(ClientSteps):
             raise
 
     def describe(self) -> Description:
-        """Returns what the engine serves. Waits at most `timeout` seconds, because a busy engine answers too."""
+        """Return the description of the engine. Waits at most `timeout` seconds: a busy engine answers too."""
         (description,) = self._drive(self._describing())
         return description
 
     def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """Return the sampling of the engine for requests without `params`, with `changes`."""
+        """Return the engine's sampling for requests without `params`, with `changes` applied."""
         return self.describe().sampling.params(**changes)
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Generator[StreamChunk, None, None]:
-        """Yield what each round adds to a text, to token ids or to a conversation.
+        """Yield each round's output for a text, token ids or a conversation.
 
-        The request, and its time, begins with the first `next`. Closing the generator before its end cancels the
+        The request, and its `timeout`, begins with the first `next`. Closing the generator before its end cancels the
         request."""
         return self._drive(self._streaming(self._request(prompt, params), timeout))
 
@@ -85,10 +85,10 @@ class Client(ClientSteps):
         chat: bool = False,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Completes one text, or a list of texts and token id lists as a batch. Results come in input order.
+        """Complete one text, or a list of texts and token id lists as a batch. Results come in input order.
 
-        `params` is for all, or a list with one for each; None is the model's own sampling. With `chat`, a text is what
-        a user says in the model's chat format. `timeout` (s) is for the whole batch. The first failure in input
+        `params` is for all, or a list with one for each; None is the model's own sampling. With `chat`, each text is a
+        user's message in the model's chat format. `timeout` (s) is for the whole batch. The first failure in input
         order is raised, with the `index` of its prompt, and cancels the rest."""
         completions = list(self._drive(self._completing(self._requests(prompts, params, chat), timeout)))
         return completions[0] if isinstance(prompts, str) else completions
@@ -118,7 +118,7 @@ class Client(ClientSteps):
         return completions[0] if is_conversation(messages) else completions
 
     def close(self) -> None:
-        """Closes the client; the engine aborts what is still open. Closing twice is fine."""
+        """Close the client; the engine aborts its open requests. Closing twice is fine."""
         self._leave()
 
     def __enter__(self) -> Client:

@@ -1,4 +1,4 @@
-"""What has arrived for each open request and was not read yet."""
+"""The unread answers of each open request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ssd.ipc.connection import Answer
 from ssd.ipc.public import Chunk, Description, Failed, printable
 
 MAX_UNREAD = 4096
-"""Tokens that may lie unread in one stream while others are read, as many as at the engine (code `slow_reader`)."""
+"""Most unread tokens of one stream while others are read; the engine has the same limit (code `slow_reader`)."""
 
 DESCRIPTION = -1
 """The inbox of the one answer that belongs to no request."""
@@ -26,20 +26,23 @@ class _Inbox:
 
 
 class Inboxes:
-    """Sorts answers by request. `arrived` is called with the name of an inbox that got something."""
+    """Owns the unread answers, by request. `arrived` is called with the name of an inbox that got an answer."""
 
     def __init__(self, arrived: Callable[[int], None]) -> None:
         self._arrived = arrived
         self._open: dict[int, _Inbox] = {}
 
     def open(self, name: int, limit: int | None = None) -> None:
-        """Keeps what arrives for `name`: one message, or several with at most `limit` tokens."""
+        """Keep the answers to `name` from now on: one of any size, or several with at most `limit` unread tokens.
+
+        None is no limit."""
         self._open[name] = _Inbox(limit)
 
     def put(self, answer: Answer) -> int | None:
-        """Keeps an answer, or drops it if nobody waits for it or it is empty.
-        Returns a request to cancel, if that was more than may lie unread. What came before can still be read, and
-        the failure `slow_reader` follows."""
+        """Keep an answer, or drop it if it is empty or its request is not open any more.
+
+        Returns the name of the request if it is over its limit, so that the caller cancels it. Its earlier answers can
+        still be read; the failure `slow_reader` follows them."""
         name = DESCRIPTION if isinstance(answer, Description) else answer.id
         inbox = self._open.get(name)
         if inbox is None or inbox.ended or _says_nothing(answer):
@@ -56,7 +59,7 @@ class Inboxes:
         return name if overflown else None
 
     def end(self, error: EngineDeadError) -> None:
-        """Nothing comes any more for what is open; what has arrived can still be read."""
+        """End every open request with `error`; answers that have arrived can still be read."""
         for name, inbox in self._open.items():
             if not inbox.ended:
                 inbox.ended = True
@@ -64,7 +67,7 @@ class Inboxes:
                 self._arrived(name)
 
     def take(self, name: int) -> Answer | None:
-        """Returns the next answer, or None. Raises the failure that ended the request."""
+        """Return the next answer, or None. Raises the failure that ended the request."""
         inbox = self._open[name]
         if not inbox.answers:
             return None
@@ -78,11 +81,11 @@ class Inboxes:
         return answer
 
     def close(self, name: int) -> bool:
-        """Keeps nothing more for `name`. True if its end has not arrived."""
+        """Drop the answers to `name`; return True if its end has not arrived."""
         inbox = self._open.pop(name, None)
         return inbox is not None and not inbox.ended
 
 
 def _says_nothing(answer: Answer) -> bool:
-    """True for the empty chunk with which an engine tests whether its client is still there."""
+    """Return True for an empty chunk, with which an engine tests if its client is still there."""
     return isinstance(answer, Chunk) and not answer.token_ids and not answer.text

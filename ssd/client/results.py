@@ -1,4 +1,4 @@
-"""What goes into a client and comes out of it, as plain values."""
+"""The arguments and results of a client, as plain values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Conversation: TypeAlias = Sequence[ChatTurn]
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished request.
+    """The result of one finished request.
 
-    `text` leaves out special tokens and ends before a stop string; `token_ids` has all.
+    `text` leaves out special tokens and ends before a stop string; `token_ids` has all tokens.
 
     `logprobs` has one entry for each of `token_ids`, `prompt_logprobs` one for each prompt token but the first. Both
     are None unless asked for."""
@@ -37,8 +37,9 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """What a stream yields: the output of one round, or of several that were read late.
-    The first chunk carries `prompt_logprobs`, if asked for. The last one has no tokens and carries the `completion`."""
+    """One element of a stream: the output of one round, or of several that were read late.
+
+    The first chunk has `prompt_logprobs`, if asked for. The last one has no tokens; it has the `completion`."""
 
     text: str
     token_ids: list[int]
@@ -65,12 +66,12 @@ def request(name: int, prompt: Prompt | Conversation, params: SamplingParams | N
 
 
 def is_conversation(prompt: Sequence[Any]) -> TypeGuard[Conversation]:
-    """Tell messages of a chat from token ids, and from a batch of either."""
+    """Return True for messages of a chat; False for token ids, and for a batch."""
     return bool(prompt) and isinstance(prompt[0], ChatMessage | Mapping)
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return one conversation, or several, as a batch. Raises UsageError for a message that is none."""
+    """Return one conversation, or several, as a batch. Raises UsageError for an invalid message."""
     batch: Any = [messages] if not messages or is_conversation(messages) else messages
     return [_messages(turns) for turns in batch]
 
@@ -87,7 +88,7 @@ def stream_chunk(chunk: Chunk) -> StreamChunk:
 
 
 def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Completion:
-    """Joins all answers to `request`."""
+    """Return the completion made of all answers to `request`."""
     params = request.params or SamplingParams()
     return Completion(
         text="".join(chunk.text for chunk in chunks) + done.text,

@@ -1,6 +1,6 @@
-"""The client without waiting: generators of steps, which the blocking and the asyncio client drive.
+"""The logic of a client without waiting: generators of steps, which the blocking and the asyncio client drive.
 
-A `Wait` among the steps asks the driver to wait; anything else is a result."""
+A `Wait` among the steps asks the driver to wait; any other step is a result."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _WINDOW = 1024  # requests of one batch that are open at once: more than an engi
 
 
 class Wait(NamedTuple):
-    """Asks to go on when something is in `inbox` or, where that is None, when sending may succeed.
-    It ends at `deadline` (time.monotonic) at the latest. Going on too early is harmless."""
+    """Asks the driver to wait until `inbox` has an answer or, if `inbox` is None, until sending may succeed.
+
+    It waits until `deadline` (time.monotonic) at most. Going on too early is harmless."""
 
     inbox: int | None
     deadline: float | None
@@ -39,9 +40,10 @@ _Part: TypeAlias = Generator[Wait, None, _Result]  # waits, then returns
 
 
 class Batch:
-    """The requests 0 to `size` - 1: which one to send next, and which one to follow.
-    It keeps as many open as the engine takes. If the engine refuses one because too many are open, it has taken
-    those sent before; the refused one is sent again when one of them has ended."""
+    """Decides which of the requests 0 to `size` - 1 to send next, and which to follow.
+
+    It keeps as many open as the engine takes. If the engine refuses one because too many are open, it has taken the
+    requests sent before. The refused one is sent again when one of them has ended."""
 
     def __init__(self, size: int) -> None:
         self._window = _WINDOW
@@ -50,7 +52,7 @@ class Batch:
         self._before: dict[int, int] = {}
 
     def send(self) -> int | None:
-        """Returns the next request to send now; None where an open one must end first, or all were sent."""
+        """Return the next request to send now; None where an open one must end first, or all were sent."""
         if not self._unsent or len(self._open) >= self._window:
             return None
         request = heappop(self._unsent)
@@ -59,11 +61,11 @@ class Batch:
         return request
 
     def follow(self) -> int:
-        """Returns the next request to follow to its end: the one sent first, so that refusals are known early."""
+        """Return the next request to follow to its end: the open one sent first, so that refusals are known early."""
         return self._open.popleft()
 
     def refused(self, request: int) -> bool:
-        """Sends a refused request again later. False if none of this batch is open, whose end would make room."""
+        """Queue a refused request to be sent again; return False if no request of this batch can end to make room."""
         if self._before[request] == 0:
             return False
         self._window = min(self._window, self._before[request])
@@ -72,7 +74,9 @@ class Batch:
 
 
 class ClientSteps:
-    """The state of a client and its steps. A subclass drives the steps and may override `_arrived` and `_lose`."""
+    """Owns a client's connection and inboxes, and makes its steps.
+
+    A subclass drives the steps, and may override `_arrived` and `_lose`."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
         self.address = address_of(address)
@@ -113,7 +117,7 @@ class ClientSteps:
             self._forget(request)
 
     def _completing(self, requests: Sequence[Generate], timeout: float | None) -> Steps[Completion]:
-        """Yields the completions of all requests, in order. Later ones that arrive early are kept."""
+        """Yield the completions of all requests, in order. Later ones that arrive early are kept."""
         deadline = self._deadline(timeout)
         batch = Batch(len(requests))
         completions: dict[int, Completion] = {}
@@ -150,7 +154,7 @@ class ClientSteps:
         return [results.request(next(self._names), *pair, chat) for pair in zip(batch, each, strict=True)]
 
     def _take_in(self) -> bool:
-        """Sorts in the next message. False if there is none. A lost connection ends everything open."""
+        """Put the next message into its inbox; return False if there is none. A lost connection ends all requests."""
         answer = None if self._connection.closed else self._connection.take()
         if answer is None:
             return False
@@ -161,16 +165,16 @@ class ClientSteps:
         return True
 
     def _arrived(self, inbox: int) -> None:
-        """Called when something is in `inbox`."""
+        """Do nothing; a subclass may wake the task that waits for `inbox`, which has an answer now."""
 
     def _lose(self, cause: EngineDeadError) -> None:
-        """Ends everything open. The next message opens a new connection, so that nothing of the old one lives on."""
+        """End all open requests and close the connection. The next message opens a new one."""
         self._uncancelled.clear()
         self._connection.close()
         self._inboxes.end(cause)
 
     def _leave(self) -> None:
-        """Closes the client for good."""
+        """Close the client for good."""
         if not self._closed:
             self._closed = True
             self._lose(EngineDeadError("this client is closed"))
@@ -188,7 +192,7 @@ class ClientSteps:
         self._inboxes.open(request.id, limit)
 
     def _follow(self, request: Generate, deadline: float | None) -> Steps[StreamChunk]:
-        """Yields the chunks of an open request up to its end."""
+        """Yield the chunks of an open request up to its end."""
         chunks: list[Chunk] = []
         while True:
             answer = yield from self._answer(request.id, deadline)
@@ -202,7 +206,7 @@ class ClientSteps:
                 return
 
     def _completion(self, request: Generate, deadline: float | None) -> _Part[Completion]:
-        """Returns the completion of an open request."""
+        """Return the completion of an open request."""
         completion = None
         for step in self._follow(request, deadline):
             if isinstance(step, Wait):
@@ -213,7 +217,7 @@ class ClientSteps:
         return completion
 
     def _forget(self, request: Generate) -> None:
-        """Keeps no more answers to a request. If it has not ended, the engine is told to cancel it."""
+        """Keep no more answers to a request, and cancel it at the engine if it has not ended."""
         if self._inboxes.close(request.id):
             self._cancel(request.id)
 
@@ -225,7 +229,7 @@ class ClientSteps:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _answer(self, inbox: int, deadline: float | None) -> _Part[Answer | None]:
-        """Returns the next answer for `inbox`, None at the deadline. Raises the failure that ended it."""
+        """Return the next answer in `inbox`, None at the deadline. Raises the failure that ended the request."""
         while (answer := self._inboxes.take(inbox)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -233,8 +237,9 @@ class ClientSteps:
         return answer
 
     def _sending(self, message: Message, deadline: float | None) -> _Part[bool]:
-        """Sends a message, connecting if need be. False if that was not possible before the deadline.
-        Raises EngineDeadError when no connection comes up within the client's time-out."""
+        """Send a message, connecting if need be; return False if that was not possible before the deadline.
+
+        Raises EngineDeadError if the engine refuses the connection, or none comes up within the client's time-out."""
         given_up = time.monotonic() + self._timeout
         while not self._offer(message):
             now = time.monotonic()
@@ -252,7 +257,7 @@ class ClientSteps:
         return True
 
     def _offer(self, message: Message) -> bool:
-        """Sends a message if that is possible at once."""
+        """Send a message if that is possible at once, after cancels that wait; return True if it was sent."""
         if self._closed:
             raise EngineDeadError("this client is closed")
         if self._connection.closed:

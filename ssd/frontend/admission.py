@@ -1,4 +1,4 @@
-"""Checks what a client asks: complete parameters and token ids, or a `RequestError` for the client."""
+"""Checks requests: gives complete parameters and token ids, or raises a `RequestError` for the client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ssd.ipc import sockets
 from ssd.ipc.public import Generate
 from ssd.speculation import backups as speculators
 
-# The log-probabilities of a prompt come in one message, which may hold much else. In bytes.
+# In bytes. The log-probabilities of a prompt come in one message, and may take half of it.
 _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 40, 15
 
 
 def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingParams:
-    """Fills in seed and speculation; None is the model's own sampling. Raises RequestError for what this engine cannot
-    do."""
+    """Return the parameters with seed and speculation filled in; None is the model's own sampling.
+
+    Raises RequestError for parameters that are invalid or that this engine cannot serve."""
     params = config.sampling.params() if params is None else params
     params.check()
     speculation = params.speculation or config.speculation
@@ -40,9 +41,10 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
 def text_of(
     message: Generate, config: EngineConfig, vocabulary: Vocabulary, plain_tools: bool = False
 ) -> Encode | None:
-    """Returns the text to encode, or None where the prompt is token ids.
-    Raises RequestError for an ambiguous or empty prompt, and for one that is too long for the context however it is
-    encoded."""
+    """Return the text to encode, or None where the prompt is token ids.
+
+    Raises RequestError for an ambiguous or empty prompt, and for one that is too long for the context in any
+    encoding."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(message, name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -68,14 +70,15 @@ def text_of(
 
 
 def no_chat(vocabulary: Vocabulary) -> str:
-    """Returns why this model has no chat."""
+    """Return why this model has no chat."""
     return vocabulary.no_chat or "this model has no chat template; give a raw prompt"
 
 
 def checked_ids(token_ids: list[int], count: int, message: Generate, config: EngineConfig) -> list[int]:
-    """Returns `token_ids`, the `count` ids of a prompt (none are given where they exceed the context).
-    Raises RequestError for ids outside of the vocabulary, for a prompt that does not fit the context, and for one
-    too long to get the log-probabilities that are asked for."""
+    """Return `token_ids`, the ids of a prompt, after checks. `count` is their number, also where they were left out.
+
+    Raises RequestError for an empty prompt, for ids outside of the vocabulary, for a prompt that does not fit the
+    context, and for one too long for the log-probabilities that it asks for."""
     if not count:
         raise RequestError("invalid_request", "the prompt is empty")
     if token_ids and max(token_ids) >= config.vocab_size:
@@ -100,12 +103,12 @@ def checked_ids(token_ids: list[int], count: int, message: Generate, config: Eng
 
 
 def most_scored(alternatives: int) -> int:
-    """Returns the longest prompt, in tokens, that can get log-probabilities with `alternatives` each."""
+    """Return the longest prompt, in tokens, that can get log-probabilities with `alternatives` each."""
     return _LOGPROBS_BYTES // (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
 
 
 def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
-    """Returns why this engine cannot speculate like that, or None. `drawn`: acceptance is by the ratio rule."""
+    """Return why this engine cannot use `speculation`, or None. `drawn`: acceptance is by the ratio rule."""
     if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if speculation.backup not in speculators.names():

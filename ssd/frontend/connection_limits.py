@@ -1,6 +1,7 @@
-"""Limits on clients' connections: how many there are, and how much memory ZeroMQ's take.
+"""Limits on clients' connections: their number, and the memory that libzmq takes for them.
 
-libzmq bounds neither (`ssd.ipc.peer_connections`). A peer beyond a limit loses its connection; nobody else notices."""
+libzmq bounds neither (`ssd.ipc.peer_connections`). A peer beyond a limit loses its connection; other peers keep theirs.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +22,26 @@ from ssd.system.allocator import give_back_freed
 log = logging.getLogger("ssd.frontend")
 
 UNREAD_BYTES = (sockets.PUBLIC_QUEUE + 2) * sockets.PUBLIC_BYTES
-"""What libzmq may hold of one connection: a full queue, a message just complete and one on its way."""
+"""Most bytes that libzmq may hold of one connection: a full queue, a message just complete and one on its way."""
 GROWTH_BYTES = 96 * 2**20
-"""What the process may grow by while messages are coming."""
+"""Bytes that the process may grow by while messages are coming."""
 
 _LOOK_S = 0.05
-_LOOKS = 2  # a peer is not cut before: its message may just be coming
+_LOOKS = 2  # looks before a peer is cut: its message may be about to complete
 _TRIM_S = 1.0
 _WORDS_S = 60.0
 _TRIM_BYTES = 8 * 2**20
 _NOTHING = 64 * 2**10  # bytes: messages on their way in normal operation
-_FRAME_COST = 64  # memory of the smallest frame over its bytes; growth beyond has other causes
+_FRAME_COST = 64  # memory of the smallest frame / its bytes; unread bytes cannot explain more growth than this factor
 
 _PAGE = resource.getpagesize()
 _RESERVED_DESCRIPTORS = 256  # for ZeroMQ, shared memory and files
 
 
 def http_connections(wanted: int) -> int:
-    """Returns how many of `wanted` HTTP connections may be open at once. Raises UsageError if none may.
-    The rest of the descriptors is ZeroMQ's: libzmq ends a process that has none left for its sockets."""
+    """Return how many of `wanted` HTTP connections may be open at once. Raises UsageError if none may.
+
+    The other descriptors are for ZeroMQ: libzmq ends a process that has none left for its sockets."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -51,8 +53,9 @@ def http_connections(wanted: int) -> int:
 
 
 class ConnectionGuard:
-    """Keeps what libzmq holds for all peers within limits, by closing connections.
-    `spoken_for` returns the bytes that came out of libzmq and are accounted for elsewhere."""
+    """Keeps the memory that libzmq holds for peers within limits, by closing connections.
+
+    `spoken_for` returns the bytes that came out of libzmq and are counted elsewhere (`MemoryBudget`)."""
 
     def __init__(self, spoken_for: Callable[[], int]) -> None:
         self._spoken_for = spoken_for
@@ -64,7 +67,7 @@ class ConnectionGuard:
         self._next_look = self._loop.call_later(_LOOK_S, self._look)
 
     def watch(self, router: zmq.Socket[bytes]) -> PeerConnections:
-        """Looks after the connections of `router` from now on; it must not be bound yet."""
+        """Limit the connections of `router` from now on; it must not be bound yet."""
         peers = PeerConnections(router, self._close)
         self._loop.add_reader(peers.monitor.FD, peers.hear)
         peers.hear()
@@ -85,9 +88,9 @@ class ConnectionGuard:
         self._balance(holders)
 
     def _balance(self, holders: list[tuple[int, PeerConnection]]) -> None:
-        """Cuts peers that hold too much and, while all together do, those that hold most."""
+        """Cut peers that hold too much and, if all together hold too much, those that hold most."""
         if any(connection.closing for _, connection in holders):
-            return  # what they hold is about to be freed
+            return  # their memory is about to be freed
         for unread, connection in holders:
             if unread > UNREAD_BYTES:
                 self._cut(connection, unread)
@@ -99,9 +102,10 @@ class ConnectionGuard:
             self._relieve(self._memory() - self._base - GROWTH_BYTES, holders)
 
     def _relieve(self, excess: int, holders: list[tuple[int, PeerConnection]]) -> None:
-        """Cuts peers that hold `excess` bytes, the largest first.
-        Small frames take more memory than they have bytes. So peers that hold far less than the largest wait for
-        another look, as do those that have just come."""
+        """Cut peers that hold `excess` bytes together, the largest first.
+
+        Peers that hold less than half of the largest are left for another look: small frames take more memory than
+        their bytes, so `excess` may be too large. Peers that have just connected are left too."""
         most = max(unread for unread, _ in holders)
         for unread, connection in sorted(holders, key=lambda holder: holder[0], reverse=True):
             if excess <= 0 or unread < most // 2:
@@ -123,7 +127,7 @@ class ConnectionGuard:
             self._unsaid, self._next_word = 0, now + _WORDS_S
 
     def _settle(self) -> None:
-        """No message is coming: returns freed memory to the system, and measures growth from here."""
+        """Return freed memory to the system and measure growth from here; called while no message is coming."""
         if self._memory() > self._base + _TRIM_BYTES and time.monotonic() >= self._next_trim:
             self._trim()
             self._base = self._memory()

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive: no split characters, and stop strings across token borders."""
+"""Turns token ids into text as they arrive: no split characters, and stop strings across token borders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TemplateFacts(msgspec.Struct, frozen=True):
-    """What a chat template says: whether it has a place for tools, and which parsers of answers fit it, "" for none.
-    `takes_thinking`: it knows the variable `enable_thinking`."""
+    """The facts of a chat template that answers depend on.
+
+    `takes_tools`: it has a place for tools. `tool_parser` and `reasoning_parser` are the parsers that fit it, "" for
+    none. `takes_thinking`: it uses the variable `enable_thinking`."""
 
     takes_tools: bool = False
     tool_parser: str = ""
@@ -28,9 +30,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
     """The text of every token: all that the frontend keeps of a tokenizer.
 
     It is empty for a model without a tokenizer, which serves token ids only. `pieces`: the bytes that each token adds
-    to a text. `first`: what it adds at the beginning of a text, where that differs. `silent`: special tokens, which add
-    nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1. `has_chat`:
-    the model has a usable chat template, which `template` describes; if not, `no_chat` may say why."""
+    to a text. `first`: the bytes that it adds at the beginning of a text, where they differ. `silent`: special tokens,
+    which add nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1.
+    `has_chat`: the model has a usable chat template, which `template` describes; if not, `no_chat` may say why."""
 
     pieces: dict[int, bytes] = {}
     first: dict[int, bytes] = {}
@@ -41,16 +43,17 @@ class Vocabulary(msgspec.Struct, frozen=True):
     template: TemplateFacts = TemplateFacts()
 
     def piece(self, token_id: int) -> str:
-        """Returns the text of one token; special tokens by name, bytes that are no character as \\xNN."""
+        """Return the text of one token: special tokens by name, bytes that are no character as \\xNN."""
         return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that a token stands for after others; empty for ids without a token."""
+        """Return the bytes that a token adds after other tokens; empty for ids without a token."""
         return self.pieces.get(token_id, b"")
 
     def added_bytes(self, token_id: int, shown: Set[int] = frozenset()) -> Piece:
-        """Returns what a token adds to a text as its first token and as a later one.
-        A special one adds its name if it is to be `shown`, else nothing."""
+        """Return the bytes that a token adds to a text as its first token and as a later one.
+
+        A special token adds its name if it is in `shown`, else nothing."""
         if token_id in self.silent and token_id not in shown:
             return _NOTHING
         later = self.pieces.get(token_id, b"")
@@ -58,12 +61,12 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Detokenizer:
-    """The text of one request, piece by piece. No token is looked at twice.
+    """Turns the tokens of one request into text, piece by piece. No token is decoded twice.
 
-    All pieces together are what the tokenizer decodes all ids to, cut before the first stop string; it does not matter
-    how the ids were divided over calls. Only the bytes of an incomplete character and a possible beginning of a stop
-    string are held back. A stop string takes effect once there are more than `min_tokens` tokens. A tokenizer with a
-    byte fallback may show invalid bytes as another number of U+FFFD."""
+    The joined pieces equal the tokenizer's text of all ids, cut before the first stop string, for any division of the
+    ids over calls. Only the bytes of an incomplete character and a possible beginning of a stop string are held back.
+    A stop string takes effect once there are more than `min_tokens` tokens. For a tokenizer with a byte fallback, the
+    number of U+FFFD that stand for invalid bytes may differ."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class Detokenizer:
         include_stop: bool = False,
         shown: Set[int] = frozenset(),
     ) -> None:
-        """With `include_stop` the text ends with the stop string. It has the special tokens that are to be `shown`."""
+        """With `include_stop` the text ends with the stop string. It has the special tokens in `shown`."""
         self.stopped = False
         self._include_stop, self._shown = include_stop, shown
         self._vocabulary = vocabulary
@@ -84,9 +87,10 @@ class Detokenizer:
         self._held = ""
 
     def feed(self, token_ids: Sequence[int], ended: bool = False) -> tuple[str, int]:
-        """Returns (text that is now certain, how many of `token_ids` count).
-        If a stop string completes before the last id, the count is smaller, `stopped` is true and nothing more may
-        be fed. `ended`: the last id is a stop token. If it is special, only `include_stop` shows it."""
+        """Return (text that is now certain, how many of `token_ids` count).
+
+        A stop string sets `stopped`: the ids behind it do not count, and nothing more may be fed. `ended`: the last id
+        is a stop token. If it is special, only `include_stop` shows it."""
         hides = ended and not self._include_stop
         if hides and token_ids and token_ids[-1] in self._shown:
             text, count = self.feed(token_ids[:-1])
@@ -102,7 +106,7 @@ class Detokenizer:
         return text, len(token_ids)
 
     def finish(self) -> str:
-        """Returns the text still held back, now that no token follows; empty after a stop string. May set `stopped`."""
+        """Return the text still held back, since no token follows; "" after a stop string. May set `stopped`."""
         if self.stopped:
             return ""
         text = self._screen(self._decoder.decode(b"", final=True)) + self._held
@@ -110,7 +114,7 @@ class Detokenizer:
         return text
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
-        """Returns what these tokens add to the text."""
+        """Return the bytes that these tokens add to the text."""
         added = []
         for token_id in token_ids:
             first, later = self._vocabulary.added_bytes(token_id, self._shown)
@@ -119,7 +123,7 @@ class Detokenizer:
         return b"".join(added)
 
     def _screen(self, piece: str) -> str:
-        """Returns what of the held text and `piece` can be shown: up to a complete or possible stop string."""
+        """Return the part of the held text and `piece` that can be shown: up to a complete or possible stop string."""
         if not self._stop or not piece:
             return piece
         text, held = self._held + piece, len(self._held)
@@ -134,11 +138,11 @@ class Detokenizer:
 
 
 def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """Returns the text of all ids without special tokens; bytes that are no character come out as U+FFFD."""
+    """Return the text of all ids without special tokens, with U+FFFD for bytes that are no character."""
     detokenizer = Detokenizer(vocabulary)
     return detokenizer.feed(token_ids)[0] + detokenizer.finish()
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -25,9 +25,10 @@ _SILENCE_S = 1.0
 
 @dataclass(eq=False)
 class _Client:
-    """One peer, while something of it is open or on its way.
-    `requests` are its open ones by its own ids. `news` are requests with something to deliver, refused ones
-    included. `told`: it was sent something lately. `owner` is the name of its key, where that matters."""
+    """One peer that has open requests or undelivered output.
+
+    `requests` are its open requests by the peer's own ids. `news` are requests with output to deliver, refused ones
+    included. `told`: something was sent to it lately. `owner` is the name of its key, or ""."""
 
     identity: bytes
     owner: str = ""
@@ -37,13 +38,13 @@ class _Client:
 
 
 class Gateway:
-    """Serves the peers of one ROUTER, which must not be bound yet. `guard` looks after their connections."""
+    """Serves the peers of one ROUTER, which must not be bound yet. `guard` limits the memory of their connections."""
 
     def __init__(self, manager: RequestManager, socket: zmq.Socket[bytes], epoch: int, guard: ConnectionGuard) -> None:
         self._manager, self._socket, self._epoch = manager, socket, epoch
         self._clients: dict[bytes, _Client] = {}
-        # Clients with news since the last delivery, and clients whose queue was full. The latter are tried again at
-        # their own pace, and keep nobody else waiting.
+        # Clients with news since the last delivery, and clients whose queue was full. The latter are tried again from
+        # a timer, so that no other client waits for them.
         self._fresh: dict[_Client, None] = {}
         self._stuck: dict[_Client, None] = {}
         self._slow = manager.config.server.limits.slow_reader_seconds
@@ -56,14 +57,14 @@ class Gateway:
 
     @property
     def busy(self) -> bool:
-        """True if a client has something to come or to say. Unread refusals do not count."""
+        """Return True if output is undelivered or a message is unread. Unread refusals do not count."""
         return bool(self._fresh) or any(client.requests for client in self._stuck) or self._reader.waiting
 
     def close(self) -> None:
         self._next_probe.cancel()
         self._reader.close()
 
-    # -- what clients say -------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------
 
     def _answer(self, identity: bytes, message: Generate | Cancel | Describe) -> None:
         if isinstance(message, Describe):
@@ -80,7 +81,9 @@ class Gateway:
             self._manager.abort(client.requests[message.id])
 
     def _owner(self) -> str:
-        """Returns the name of the key that the message's peer has shown, if there may be a draft with the same name."""
+        """Return the name of the key that the message's peer has shown, or "".
+
+        Only an engine with a receiver needs it: a draft on another machine may have the same key."""
         config = self._manager.config
         if config.link is None or config.server.zmq_keys is None:
             return ""
@@ -101,7 +104,7 @@ class Gateway:
         client.requests[message.id] = request
 
     def _refuse(self, client: _Client, failed: Failed) -> None:
-        """Answers a refused request. A client that floods and does not read gets only as many as its queue takes."""
+        """Answer a refused request. A client that does not read gets at most as many refusals as its queue takes."""
         if len(client.news) < len(client.requests) + sockets.HIGH_WATER_MARK:
             refused = Request(failed.id, SamplingParams(), lambda request: None)
             refused.ended = True
@@ -121,10 +124,10 @@ class Gateway:
             sampling=config.sampling,
         )
 
-    # -- what they are told -----------------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------------------------
 
     def _wake(self, request: Request, client: _Client) -> None:
-        """Delivers at the end of this turn, when the tokens of the whole step are there."""
+        """Schedule delivery for the end of this turn, when the tokens of the whole step are there."""
         client.news[request] = None
         if client not in self._stuck:
             if not self._fresh:
@@ -132,7 +135,7 @@ class Gateway:
             self._fresh[client] = None
 
     def _deliver(self) -> None:
-        """Sends what has come since the last time."""
+        """Send the output that has come since the last delivery."""
         fresh, self._fresh = self._fresh, {}
         for client in fresh:
             if not self._serve(client):
@@ -142,7 +145,7 @@ class Gateway:
         self._reader.look()
 
     def _try_again(self) -> None:
-        """Sends to clients whose queue was full, and gives up those that read too slowly."""
+        """Send to clients whose queue was full, and give up requests whose client reads too slowly."""
         for client in list(self._stuck):
             if self._serve(client):
                 del self._stuck[client]
@@ -155,7 +158,7 @@ class Gateway:
             self._loop.call_later(_AGAIN_S, self._try_again)
 
     def _serve(self, client: _Client) -> bool:
-        """Sends all there is for one client. False if it takes no more."""
+        """Send all output of one client; return False if its queue is full."""
         for request in list(client.news):
             while (message := request.output.head) is not None:
                 sent = self._send(client.identity, message)
@@ -172,7 +175,7 @@ class Gateway:
         return True
 
     def _probe(self) -> None:
-        """Sends an empty chunk to clients that were told nothing lately, to find out who has gone."""
+        """Send an empty chunk to clients that were sent nothing lately, to find out which have gone."""
         for client in list(self._clients.values()):
             if client.requests and not client.told:
                 nothing = Chunk(next(iter(client.requests)), "", [])
@@ -183,7 +186,7 @@ class Gateway:
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
     def _give_up(self, request: Request, client: _Client) -> None:
-        """Ends the request of a client that has not read for long, and then drops even the news of that."""
+        """End the request of a client that has not read for long; if it has ended already, drop its unread output."""
         if request.ended:
             self._forget(request, client)
         else:
@@ -197,7 +200,7 @@ class Gateway:
             del self._clients[client.identity]
 
     def _lost(self, client: _Client) -> None:
-        """Forgets a peer that has gone, and cancels its requests."""
+        """Forget a peer that has gone, and cancel its requests."""
         del self._clients[client.identity]
         client.news.clear()
         for request in client.requests.values():

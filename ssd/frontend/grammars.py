@@ -1,4 +1,4 @@
-"""What answers must be, compiled by a text worker before the target hears of it."""
+"""Grammars of answers: a text worker compiles each before the target gets it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from ssd.frontend.text_pool import TextPool
 
 _KEPT = 64
 _WAITING = 64
-_MADE = 4  # times what a client may write: the grammar that its tools become
+_MADE = 4  # the grammar made of a client's tools may be this many times larger than one that it writes
 
 
 class GrammarChecker:
-    """Has grammars compiled and keeps the last results, errors too. Lives in one event loop."""
+    """Has text workers compile grammars, and keeps the last results, errors too. Lives in one event loop."""
 
     def __init__(self, texts: TextPool, limits: Limits) -> None:
         self._texts, self._limits = texts, limits
         self._results: OrderedDict[Compile, asyncio.Future[Compiled | Broken]] = OrderedDict()
 
     def compile(self, asked: Structured, free: str = "") -> asyncio.Future[Compiled | Broken]:
-        """Returns a future of the grammar as the target wants it, with what is `free` before it. Others may share the
-        future: do not cancel it."""
+        """Return a future of the compiled grammar for the target, preceded by the rules `free`.
+
+        Others may share the future: do not cancel it."""
         most = self._limits.max_grammar_bytes * (_MADE if asked.kind == "compiled" else 1)
         if (size := len(asked.source.encode())) > most:
             return _settled(Broken(f"structured output: it has {size} bytes; at most {most} are read"))
@@ -40,7 +41,7 @@ class GrammarChecker:
         return result
 
     def _settled(self, job: Compile, done: asyncio.Future[Compiled | Broken]) -> None:
-        """Forgets a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
+        """Forget a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
         if done.cancelled() or (isinstance(reply := done.result(), Broken) and reply.code != "invalid_request"):
             self._results.pop(job, None)
         for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
@@ -48,7 +49,7 @@ class GrammarChecker:
 
 
 def _settled(reply: Broken) -> asyncio.Future[Compiled | Broken]:
-    """Returns a future that is done."""
+    """Return a future that is done."""
     future: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
     future.set_result(reply)
     return future

@@ -25,8 +25,9 @@ class MemoryBudget:
         self._peers: Counter[Hashable] = Counter()
 
     def take(self, peer: Hashable, size: int) -> None:
-        """Counts `size` more bytes for a peer. Raises RequestError `overloaded` beyond a limit.
-        One prompt of any size is let in where nothing else is held."""
+        """Count `size` more bytes for a peer. Raises RequestError `overloaded` beyond a limit.
+
+        A prompt of any size is let in while nothing else is held."""
         for held, limit, whose in (
             (self._peers[peer], self._each, "of this client"),
             (self.held, self._in_all, "of all clients"),
@@ -37,27 +38,28 @@ class MemoryBudget:
         self.held += size
 
     def grow(self, thing: Hashable, size: int) -> None:
-        """Counts `size` more bytes for one growing body. Raises RequestError `overloaded` beyond the limit of all.
-        A body of any size is let in where nothing else is held."""
+        """Count `size` more bytes for one growing body. Raises RequestError `overloaded` beyond the limit of all.
+
+        A body of any size is let in while nothing else is held."""
         if self.held > self._peers[thing] and self.held + size > self._in_all:
             raise RequestError("overloaded", f"what all clients have sent holds {self.held} of {self._in_all} bytes")
         self._peers[thing] += size
         self.held += size
 
     def give_back(self, peer: Hashable, size: int) -> None:
-        """Counts `size` bytes less, of those that `take` or `grow` counted."""
+        """Count `size` bytes less, of those that `take` or `grow` counted."""
         self.held -= size
         self._peers[peer] -= size
         if self._peers[peer] <= 0:
             del self._peers[peer]
 
     def give_back_with(self, holder: object, peer: Hashable, size: int) -> None:
-        """Gives the bytes back when `holder`, which keeps them, is freed."""
+        """Give the bytes back when `holder`, which keeps them, is freed."""
         weakref.finalize(holder, self.give_back, peer, size).atexit = False
 
 
 def prompt_bytes(message: Generate) -> int:
-    """Returns the memory that a message takes while it waits, in bytes: its prompt, and the ids that it allows."""
+    """Return the memory that a message takes while it waits, in bytes: its prompt, and its allowed token ids."""
     texts = [] if message.messages is None else [message.chat.template_kwargs, message.chat.tools]
     for said in message.messages or ():
         texts += [said.content, said.reasoning_content, *(call.arguments for call in said.tool_calls)]

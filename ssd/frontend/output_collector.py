@@ -1,4 +1,4 @@
-"""What a client has not taken yet of one request's output."""
+"""The output of one request that its client has not taken yet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ssd.ipc.messages import Emission
 from ssd.ipc.public import Chunk, Done, Failed, TokenLogprob
 
 Origin: TypeAlias = Literal["hit", "miss", "draft", "rejected", "plain"]
-"""Where tokens come from. The first three are accepted draft tokens: of a speculation that was ready, of one made after
-a miss, or of one that nothing was looked up for. `rejected` is the target's own token in place of a draft token that it
-rejected, `plain` its own where nothing was drafted."""
+"""The source of tokens. The first three are accepted draft tokens: of a speculation that was prepared (`hit`), of one
+made after a miss (`miss`), or of one without a look-up (`draft`). `rejected` is the target's own token in place of a
+rejected draft token. `plain` is any other token of the target: the bonus token if all draft tokens were accepted, or a
+token where nothing was drafted."""
 
 
 class Part(Chunk, frozen=True):
@@ -25,7 +26,7 @@ class Part(Chunk, frozen=True):
 
 
 def by_origin(emission: Emission) -> Iterator[tuple[Origin, list[int]]]:
-    """Yields the tokens of a step by their origin: accepted draft tokens, then the target's own."""
+    """Yield the tokens of a step by their origin: accepted draft tokens, then the target's own."""
     accepted, own = emission.token_ids[: emission.accepted], emission.token_ids[emission.accepted :]
     if accepted:
         looked_up = emission.cache not in ("", "first_round")
@@ -35,8 +36,9 @@ def by_origin(emission: Emission) -> Iterator[tuple[Origin, list[int]]]:
 
 
 class OutputCollector:
-    """Merges the chunks that wait for a client into one, followed by the end of its request.
-    Chunks of different origins stay apart. Whoever delivers takes `head`, and calls `sent` once it is on its way."""
+    """Owns the undelivered output of one request: its waiting chunks, merged into one, and its last message.
+
+    Chunks of different origins stay apart. The gateway or HTTP sends `head`, then calls `sent`."""
 
     def __init__(self, name: int) -> None:
         self.tokens = 0
@@ -48,12 +50,12 @@ class OutputCollector:
 
     @property
     def head(self) -> Chunk | Done | Failed | None:
-        """What is to be sent next, or None."""
+        """Return the next message to send, or None."""
         return self._chunks[0] if self._chunks else self._end
 
     @property
     def seconds(self) -> float:
-        """How long something has been waiting."""
+        """Return how long output has waited since the last message was sent, in seconds; 0 if none waits."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     def add(
@@ -64,7 +66,7 @@ class OutputCollector:
         prompt_logprobs: list[TokenLogprob] | None = None,
         origin: Origin | None = None,
     ) -> None:
-        """Adds tokens. They become a `Part` if their `origin` is given, which a request does always or never."""
+        """Add tokens, as a `Part` if `origin` is given. A request gives it always or never."""
         if self._chunks and origin == self._origin:
             waiting = self._chunks.pop()
             both = None if logprobs is None else [*(waiting.logprobs or ()), *logprobs]
@@ -79,18 +81,18 @@ class OutputCollector:
         self.tokens += len(token_ids)
 
     def end(self, message: Done | Failed) -> None:
-        """Sets the last message."""
+        """Set the last message."""
         self._end = message
         self._since = self._since or time.monotonic()
 
     def drop(self, message: Failed) -> None:
-        """Forgets the waiting chunks: the client learns only how the request ended."""
+        """Discard the waiting chunks and set the last message: the client learns only how the request ended."""
         self._chunks.clear()
         self.tokens, self._since = 0, None
         self.end(message)
 
     def sent(self) -> bool:
-        """Notes that the head was sent. True if that was the end."""
+        """Remove the head, which was sent; return True if it was the last message."""
         if not self._chunks:
             return True
         self.tokens -= len(self._chunks.popleft().token_ids)

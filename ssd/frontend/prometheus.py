@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names under the prefix `ssd:`, and what speculation adds."""
+"""Prometheus metrics: vLLM's names under the prefix `ssd:`, and further ones for speculation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _HISTOGRAMS = {
 
 
 class _Histogram:
-    """Counts by bucket. The library's own takes a lock for each number, which costs more than a round's tokens do."""
+    """Counts values by bucket. The library's own takes a lock for each value, which is too slow for each round."""
 
     def __init__(self, text: str, bounds: tuple[float, ...]) -> None:
         self.text, self._bounds = text, bounds
@@ -94,7 +94,7 @@ class _Histogram:
 
 @dataclass(eq=False, slots=True)
 class _Clock:
-    """When a request was admitted, and when it first and last got tokens; monotonic seconds."""
+    """Times of one request in monotonic seconds: its admission, its first tokens and its last ones."""
 
     admitted: float = field(default_factory=time.monotonic)
     first: float | None = None
@@ -102,7 +102,7 @@ class _Clock:
 
 
 class PrometheusExporter(Collector, Observer):
-    """Observes the request manager and counts. `text` is the exposition of everything so far."""
+    """Observes the request manager and counts. `text` returns the exposition of all counts so far."""
 
     kind = CONTENT_TYPE_LATEST.encode()
 
@@ -127,7 +127,7 @@ class PrometheusExporter(Collector, Observer):
         for prefix in self._prefixes:
             yield from self._families(prefix)
 
-    # -- what the request manager tells -------------------------------------------------------------------------------
+    # -- called by the request manager --------------------------------------------------------------------------------
 
     def opened(self, request: Request) -> None:
         self._clocks[request] = _Clock()
@@ -170,11 +170,11 @@ class PrometheusExporter(Collector, Observer):
         self._observe("request_decode_time_seconds", decode)
         if request.completion_tokens > 1:
             self._observe("request_time_per_output_token_seconds", decode / (request.completion_tokens - 1))
-        if request.metrics.time_to_first_token_ms:  # the target has told its figures
+        if request.metrics.time_to_first_token_ms:  # the target has reported its figures
             self._ended_at_target(request, decode)
 
     def _ended_at_target(self, request: Request, decode: float) -> None:
-        """Counts what only the target knows. It tells nothing of an aborted request without stop strings."""
+        """Count the target's own figures of a request. An aborted one without stop strings has none."""
         queue, first = request.metrics.queue_time_ms / 1e3, request.metrics.time_to_first_token_ms / 1e3
         self._observe("request_queue_time_seconds", queue)
         self._observe("request_prefill_time_seconds", first - queue)
@@ -190,7 +190,7 @@ class PrometheusExporter(Collector, Observer):
 
     def target_lost(self) -> None:
         self._counts["target_losses"] += 1
-        self._load = replace(self._load, draft_state="down")  # it ended with the target: no loss of a draft
+        self._load = replace(self._load, draft_state="down")  # the draft ended with the target: not a loss of its own
 
     def stepped(self, load: Load) -> None:
         self._counts["rejected_speculations"] = load.rejected_speculations
@@ -200,7 +200,7 @@ class PrometheusExporter(Collector, Observer):
         before, self._load = self._load, load
         self._counts["draft_losses"] += before.draft_state != "down" and load.draft_state == "down"
         self._counts["draft_openings"] += before.draft_state == "up" and load.draft_state == "open"
-        # The target's totals begin again with a new target.
+        # A new target's totals begin at zero.
         self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
         self._counts["num_preemptions"] += max(0, load.preemptions - before.preemptions)
         steps = load.draft_steps - before.draft_steps
@@ -208,7 +208,7 @@ class PrometheusExporter(Collector, Observer):
             seconds = load.draft_step_seconds - before.draft_step_seconds
             self._histograms["draft_step_seconds"].observe(seconds / steps, steps)
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- exposition --------------------------------------------------------------------------------------------------
 
     def _families(self, prefix: str) -> Iterator[Metric]:
         load = self._manager.load
@@ -232,17 +232,17 @@ class PrometheusExporter(Collector, Observer):
             yield labelled
         for name, histogram in self._histograms.items():
             yield histogram.family(f"{prefix}:{name}", self._model)
-        if prefix == "vllm":  # its older name, which dashboards still ask for
+        if prefix == "vllm":  # vLLM's older name, which dashboards still query
             older = self._histograms["inter_token_latency_seconds"]
             yield older.family("vllm:time_per_output_token_seconds", self._model)
 
     def _cache_config(self, prefix: str) -> Metric:
-        """What the KV cache is like, as the labels of a gauge that is 1."""
+        """Return the KV cache's configuration as the labels of a gauge that is always 1."""
         config = self._manager.config
         shown = {
             "model_name": self._model,
             "block_size": str(config.page_size),
-            "num_gpu_blocks": str(config.num_pages),  # vLLM's name, wherever they lie
+            "num_gpu_blocks": str(config.num_pages),  # vLLM's name, on a CPU too
             "cache_dtype": config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
             "enable_prefix_caching": "True",
         }

@@ -1,4 +1,4 @@
-"""What the frontend reports of its requests: to `ssd top` and `ssd trace`, and in its log."""
+"""Reports of the frontend about its requests: to `ssd top` and `ssd trace`, and in its log."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ LOG_PERIOD_S = 10.0
 
 class Reporting(Observer):
     """Observes the request manager while someone watches, and gives each report to `send`.
+
     Reports hold raw rounds and ends; the watcher computes the figures (`ssd.monitor.statistics`)."""
 
     def __init__(self, manager: RequestManager, send: Callable[[FrontendReport], None]) -> None:
@@ -27,7 +28,7 @@ class Reporting(Observer):
         self._clear()
 
     def watch(self, seconds: float) -> None:
-        """Reports for `seconds` from now on."""
+        """Report for `seconds` from now on."""
         if self not in self._manager.observers:
             self._manager.observers.append(self)
             self._turn()
@@ -53,7 +54,7 @@ class Reporting(Observer):
         self._ended: list[EndEvent] = []
         self._dropped = 0
 
-    # -- what the request manager tells -------------------------------------------------------------------------------
+    # -- called by the request manager --------------------------------------------------------------------------------
 
     def emitted(self, request: Request, emission: Emission) -> None:
         if len(self._rounds) == MAX_ROUNDS:
@@ -90,7 +91,7 @@ class LogLine(Observer):
         self._begin()
 
     def text(self, seconds: float) -> str:
-        """Describes what has happened in `seconds`."""
+        """Return the line about the last `seconds`."""
         load = self._manager.load
         parts = [
             f"{self._tokens / seconds:.1f} tok/s",

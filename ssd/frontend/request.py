@@ -1,4 +1,4 @@
-"""One open request, and what hears of it."""
+"""One open request, and the base class of observers of requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from ssd.ipc.public import Metrics
 
 
 class Observer:
-    """Hears what happens to requests. `emitted` comes before the request has the tokens."""
+    """Base of classes that observe requests: the request manager calls a method for each event.
+
+    `emitted` is called before the tokens are added to the request."""
 
     def opened(self, request: Request) -> None: ...
     def emitted(self, request: Request, emission: Emission) -> None: ...
@@ -27,10 +29,12 @@ class Observer:
 
 class Request:
     """One open request.
-    `output` holds what its client has not got yet. `admitted`: its prompt was taken. `begun`: the target has told
-    something about it. `losses`: targets that died while they had it. `blamed`: the parameter for which it was
-    refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news. `owner` is the name of the
-    client's key, where that matters. `trace`: the headers by which it belongs to a trace of its client's."""
+
+    `output` holds the output that its client has not got yet. `admitted`: its prompt was accepted. `begun`: the target
+    has sent an emission for it. `losses`: the number of targets that died while they had it. `blamed`: the parameter
+    for which it was refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news. `owner` is
+    the name of the client's key, or "". `trace`: headers that make it part of its client's trace. `free`: see
+    `RequestManager.open`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Every open request, from admission to its one end, for clients over ZeroMQ and HTTP alike."""
+"""The request manager: every open request from admission to its end, for ZeroMQ and HTTP clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ssd.ipc.public import Done, Failed, FinishReason, Generate, Message, Metric
 log = logging.getLogger("ssd.frontend")
 
 State = Literal["loading", "ready", "restarting", "draining"]
-_LOOKUPS = 16  # texts at a time that are not part of a request
+_LOOKUPS = 16  # concurrent look-ups of texts that belong to no request
 _AGAIN_S = 0.005
 _LOSSES = 2
 
@@ -39,8 +39,9 @@ _Made = TypeVar("_Made")
 
 
 class RequestManager:
-    """Admits requests, submits them to the target, turns tokens into text and ends each request once.
-    Lives in one event loop. `send` takes a message for the target and tells whether it is on its way."""
+    """Owns every open request: admits it, submits it to the target, turns its tokens into text and ends it once.
+
+    Lives in one event loop. `send` sends a message to the target and returns False if it could not."""
 
     def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
         self.config = config
@@ -57,14 +58,14 @@ class RequestManager:
         self._open: dict[int, Request] = {}
         self._has_target = False
         self._unsent: deque[Request] = deque()  # to be submitted again, to a new target
-        # Requests whose prompts are being encoded, cancelled ones included: they take memory too.
+        # Requests whose prompt is being encoded or grammar compiled. Cancelled ones count: they take memory too.
         self._preparing: set[Request] = set()
         self._texts = TextPool(Path(config.target))
         self._grammars = GrammarChecker(self._texts, config.server.limits)
         self._lookups = 0
 
     async def load_tokenizer(self) -> None:
-        """Loads the tokenizer, before anything else is asked. Raises UsageError where it cannot be read."""
+        """Load the tokenizer; call it before any other method. Raises UsageError where it cannot be read."""
         self.vocabulary = await self._texts.start()
         self.answer_format = AnswerFormat(self.config.server, self.vocabulary)
 
@@ -73,7 +74,7 @@ class RequestManager:
         return len(self._open) + len(self._preparing)
 
     def check(self, count: int = 1) -> None:
-        """Raises RequestError where `count` more requests cannot be taken now."""
+        """Raise RequestError if `count` more requests cannot be taken now."""
         limit = self._limits.max_open_requests
         if count > limit:
             raise RequestError("invalid_request", f"{count} requests at once; at most {limit} can be open")
@@ -96,10 +97,14 @@ class RequestManager:
         owner: str = "",
         trace: Mapping[str, str] | None = None,
     ) -> Request:
-        """Begins a request, whose text has the special tokens that are to be `shown`, in chunks `by_origin` if wanted.
-        After its prompt, what is `free` comes first, then what obeys `structured` (`ssd.grammar.source.serialized`).
-        Raises RequestError for what is known to be wrong at once.
-        An error in a text that is encoded first ends the request with `Failed`, before it is admitted."""
+        """Begin a request and return it; `wake` is called whenever it has news.
+
+        Its text has the special tokens in `shown`. With `by_origin`, a chunk's tokens are all of one origin. `free`
+        returns, for the prompt's ids, the rules of the text that may come before the structured answer
+        (`ssd.grammar.source.serialized`).
+
+        Raises RequestError for an error that is known at once. An error found later, as the prompt is encoded or the
+        grammar compiled, ends the request with `Failed` before it is admitted."""
         self.check()
         with _admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
@@ -108,7 +113,8 @@ class RequestManager:
         return request
 
     async def look_up(self, job: Encode | Decode) -> Any:
-        """Returns the `Encoded` or `Decoded` of a text that is not part of a request.
+        """Return the `Encoded` or `Decoded` of a text that belongs to no request.
+
         Raises RequestError for a text that cannot be handled, and when too many wait already."""
         if self._lookups == _LOOKUPS:
             raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
@@ -122,14 +128,14 @@ class RequestManager:
         return reply
 
     def cancel(self, request: Request) -> None:
-        """Forgets a request without a word to its client."""
+        """End a request without an answer to its client."""
         if not request.ended:
             if request.number in self._open:
                 self._abort(request.number)
             self._close(request, "abort")
 
     def abort(self, request: Request) -> None:
-        """Ends a request with what it has."""
+        """End a request with its output so far."""
         if not request.ended:
             if request.number in self._open:
                 self._abort(request.number)
@@ -140,14 +146,14 @@ class RequestManager:
             self.abort(request)
 
     def drop(self, request: Request) -> None:
-        """Ends a request whose client does not read."""
+        """End a request whose client does not read: discard its unread output and fail it with `slow_reader`."""
         self.cancel(request)
         why = "the client did not read its tokens, so the request was aborted"
         request.output.drop(Failed(request.output.name, "slow_reader", why))
         request.wake(request)
 
     def dropped_frame(self) -> None:
-        """Counts a frame on one of the frontend's sockets that was no message."""
+        """Count a frame on one of the frontend's sockets that was not a valid message."""
         self.bad_frames += 1
         for observer in self.observers:
             observer.dropped_frame()
@@ -158,7 +164,7 @@ class RequestManager:
     # -- admission --------------------------------------------------------------------------------------------------
 
     def _compile(self, request: Request, token_ids: list[int], asked: Structured) -> None:
-        """Has a text worker compile what the answer must be, then admits the request."""
+        """Have a text worker compile the grammar of the answer, then admit the request."""
         self._preparing.add(request)
         compiling = self._grammars.compile(asked, request.free(token_ids) if request.free else "")
         compiling.add_done_callback(lambda done: self._compiled(request, token_ids, done))
@@ -177,13 +183,13 @@ class RequestManager:
             self._fail(request, error.code, str(error), error.param)
 
     def _reply(self, request: Request, work: asyncio.Future[_Made]) -> _Made | None:
-        """Returns what a text worker made for a request; None for one that has ended meanwhile."""
+        """Return a text worker's reply for a request; None if the request has ended meanwhile."""
         self._preparing.discard(request)
         request.encoding = None
         return None if request.ended or work.cancelled() else work.result()
 
     def _begin(self, request: Request, message: Generate) -> None:
-        """Encodes the prompt of a request, unless it is ids, and goes on with it. Raises RequestError."""
+        """Encode the prompt of a request unless it is ids, then go on with the ids. Raises RequestError."""
         text = text_of(message, self.config, self.vocabulary, self.answer_format.plain_tools)
         if text is None:
             ids = message.token_ids or []
@@ -194,7 +200,7 @@ class RequestManager:
             self._prepare(request, message, text)
 
     def _prepare(self, request: Request, message: Generate, text: Encode) -> None:
-        """Encodes the prompt of a request, then goes on with it."""
+        """Have a text worker encode the prompt of a request, then go on with the ids."""
         worker = TextWorker.LONG if text.is_long else TextWorker.PROMPT if text.messages is None else TextWorker.CHAT
         work = request.encoding = self._texts.do(worker, text)
         self._preparing.add(request)
@@ -244,9 +250,10 @@ class RequestManager:
     # -- the target -------------------------------------------------------------------------------------------------
 
     def target_lost(self) -> None:
-        """Handles the target's death: requests that it had begun end, the others wait for the next target.
-        A request that was there when two targets died ends too, since it may be the cause. If the engine drains, all
-        end."""
+        """Fail the requests that a dead target had begun, and keep the others for the next target.
+
+        A request that two targets had when they died fails too, since it may be the cause. While the engine drains,
+        all requests fail."""
         last = self.state == "draining"
         if self.state == "ready":
             self.state = "restarting"
@@ -262,7 +269,7 @@ class RequestManager:
         self._has_target = False
 
     def target_back(self) -> None:
-        """Submits all open requests to a new target."""
+        """Submit all open requests to a new target."""
         if self.state != "draining":
             self.state = "ready"
         self._has_target = True
@@ -280,7 +287,7 @@ class RequestManager:
             self._unsent.popleft()
 
     def step(self, step: Step) -> None:
-        """Passes on what one step gave."""
+        """Pass the output of one target step on to its requests."""
         self.load = step.load
         for observer in self.observers:
             observer.stepped(step.load)
@@ -359,7 +366,7 @@ class RequestManager:
 
 @contextmanager
 def _admission() -> Iterator[None]:
-    """Turns any error of the block into a RequestError for the client."""
+    """Turn any error of the block into a RequestError for the client."""
     try:
         yield
     except RequestError:

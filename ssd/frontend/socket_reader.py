@@ -20,11 +20,12 @@ _TURN_BYTES = 4 * 2**20
 
 
 class SocketReader:
-    """Calls `handle(peer, message)` for every message, at most `turn` of them and some MiB in one go.
+    """Calls `handle(peer, message)` for every message of a socket.
 
-    `took` is called before, for whatever arrives, with peer, the connection's descriptor and bytes. Frames that are no
-    message are dropped, and `dropped` is called. An exception in `handle` costs only its message. The socket's
-    descriptor signals only changes, and sending uses a signal up: call `look` after sending."""
+    One turn of the loop handles at most `turn` messages and some MiB. Before `handle`, `took` is called for everything
+    that arrives, with the peer, the connection's descriptor and the size in bytes. Frames that are no message are
+    dropped, and `dropped` is called. An exception in `handle` loses only its message. The socket's descriptor signals
+    only changes, and sending may consume a signal: call `look` after sending."""
 
     def __init__(
         self,
@@ -46,20 +47,20 @@ class SocketReader:
 
     @property
     def waiting(self) -> bool:
-        """True if something is there that has not been handled; it will be, soon."""
+        """Return True if a message is there that has not been handled, and schedule reading it."""
         if self._socket.poll(0):
-            self.look()  # polling uses the descriptor's signal up
+            self.look()  # polling may consume the descriptor's signal
             return True
         return False
 
     def look(self) -> None:
-        """Reads what is there, soon."""
+        """Schedule a read in the next turn of the loop."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Stops reading; call it before the socket is closed."""
+        """Stop reading; call it before the socket is closed."""
         self._loop.remove_reader(self._socket.FD)
         self._handle = _ignore
 
@@ -92,4 +93,4 @@ class SocketReader:
 
 
 def _ignore(peer: bytes, message: Any) -> None:
-    """The handler of a closed reader."""
+    """Do nothing: the handler of a closed reader."""

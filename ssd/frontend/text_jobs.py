@@ -1,4 +1,4 @@
-"""What the frontend asks of its text workers. Each message is four bytes of length, then MessagePack."""
+"""Messages between the frontend and its text workers: four bytes of length, then MessagePack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def memory_bytes() -> int:
 
 
 class TextWorker(IntEnum):
-    """The kinds of work. Each worker is one process at a time, and no worker waits for another."""
+    """The text workers, by kind of work. Each is one process at a time, and no worker waits for another."""
 
     PROMPT = 0
     CHAT = 1  # runs the model's own template, which may be slow for short messages too
@@ -42,19 +42,20 @@ _LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
 class _Job(msgspec.Struct, tag=True, frozen=True):
     @property
     def size(self) -> int:
-        """Characters, or token ids."""
+        """Return the number of characters, or of token ids."""
         return 0
 
     @property
     def is_long(self) -> bool:
-        """True if the worker's process ends after this job, so that its memory goes back to the system."""
+        """Return True if the worker's process ends after this job, so that its memory goes back to the system."""
         return self.size > LONG_TEXT
 
 
 class Encode(_Job, tag=True, frozen=True):
     """Encodes a text, or a conversation by the chat template.
-    Only the last `keep` ids count, if it is given. Of more than `most` ids only the count is returned.
-    With `plain_tools` the template gets tools as text."""
+
+    With `keep`, only the last `keep` ids are kept. If more than `most` are left, only their count is returned. With
+    `plain_tools` the template gets tools as text."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -82,12 +83,13 @@ class Decode(_Job, tag=True, frozen=True):
 
 
 class Check(_Job, tag=True, frozen=True):
-    """Compiles the chat template, and looks at what it says about answers."""
+    """Compiles the chat template and returns its `TemplateFacts`."""
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles a grammar as the target will, in at most `seconds` of CPU time. `free` is the grammar of what may come
-    before it."""
+    """Compiles a grammar as the target will, in at most `seconds` of CPU time.
+
+    `free` is the rules of the text that may come before it."""
 
     asked: Structured
     free: str
@@ -99,12 +101,12 @@ class Compile(_Job, tag=True, frozen=True):
 
     @property
     def is_long(self) -> bool:
-        """False: the next process would have to load the tokenizer for grammars again."""
+        """Return False: the next process would have to load the tokenizer for grammars again."""
         return False
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
-    """`ids`: 32-bit little-endian integers, or a JSON array where `as_json` was set."""
+    """The reply to `Encode`. `ids`: 32-bit integers in native order, or a JSON array where `as_json` was set."""
 
     count: int
     ids: bytes
@@ -119,7 +121,7 @@ class Checked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Compiled(msgspec.Struct, tag=True, frozen=True):
-    """`grammar` is of the kind `compiled`."""
+    """The reply to `Compile`: `grammar` is of the kind `compiled`."""
 
     grammar: Structured
 
@@ -149,7 +151,7 @@ Job: TypeAlias = Encode | Decode | Check | Compile
 
 
 def cpu_seconds(job: Job) -> int:
-    """Returns the CPU time that a job may take: several times what honest tokenizers need."""
+    """Return the CPU time that a job may take, in seconds: several times what ordinary tokenizers need."""
     if isinstance(job, Compile):
         return job.seconds
     return _LEAST_CPU_S + job.size // _CHARACTERS_A_SECOND
@@ -167,7 +169,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def read_frame(file: BinaryIO, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """Returns the next message of a blocking file; None at its end."""
+    """Return the next message of a blocking file; None at its end."""
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

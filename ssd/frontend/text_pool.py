@@ -22,16 +22,17 @@ from ssd.system import interpreter
 log = logging.getLogger("ssd.frontend")
 
 _TRIES = 2
-_PATIENCE_S = 60.0  # beyond a job's CPU time: for a process that is stopped or starved
+_PATIENCE_S = 60.0  # wall time beyond a job's CPU time, for a process that is stopped or starved
 _LAST_WORDS_S = 1.0
-_FIRST_DELAY_S, _MOST_LOSSES = 0.1, 5  # of what is lost as it starts; as in `ssd.launch.restarts`
+_FIRST_DELAY_S, _MOST_LOSSES = 0.1, 5  # for a process lost as it starts; as in `ssd.launch.restarts`
 _KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to blame
 
 
 class TextPool:
-    """Encodes, renders and decodes texts in processes of their own. Lives in one event loop.
-    A job waits only for the jobs of its own worker. If the process dies, the job is tried once more in a new one. A
-    job that takes too much CPU time is not tried again."""
+    """Owns the text server and the queues of its workers, in whose processes texts are handled.
+
+    Lives in one event loop. A job waits only for the jobs of its own worker. If the process dies, the job is tried
+    once more in a new one. A job that takes too much CPU time is not tried again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,11 +44,10 @@ class TextPool:
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> Vocabulary:
-        """Loads the tokenizer and returns its vocabulary.
+        """Load the tokenizer and return its vocabulary.
 
-        Raises UsageError where the tokenizer cannot be loaded.
-
-        A chat template that cannot be used costs the vocabulary only its chat."""
+        With an unusable chat template the vocabulary has no chat. Raises UsageError where the tokenizer cannot be
+        loaded."""
         if not (self._directory / "tokenizer.json").is_file():
             return Vocabulary()
         vocabulary = await self._start_server()
@@ -63,7 +63,7 @@ class TextPool:
         return vocabulary
 
     async def _check_chat(self) -> Checked | Broken:
-        """Return the facts of the chat template, by new processes where a signal ends them; Broken after too many."""
+        """Return the facts of the chat template, or Broken; try again, some times, while its process is lost."""
         losses = 0
         while True:
             checked: Checked | Broken = await self.do(TextWorker.CHAT, Check())
@@ -76,7 +76,7 @@ class TextPool:
                 return Broken(str(error))
 
     def do(self, worker: TextWorker, job: Job) -> asyncio.Future[Any]:
-        """Returns a future of the job's reply, or of a `Broken`. A future cancelled before its turn costs nothing."""
+        """Return a future of the job's reply, or of a `Broken`. Cancelling it before its turn removes the job."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._tasks:
             self._workers[worker].add(future, job)
@@ -94,7 +94,7 @@ class TextPool:
     # -- the server -------------------------------------------------------------------------------------------------
 
     async def _start_server(self) -> Vocabulary:
-        """Starts the server, again if a signal ends it. Raises UsageError for a tokenizer that cannot be loaded."""
+        """Start the server, again if a signal ends it. Raises UsageError for a tokenizer that cannot be loaded."""
         losses = 0
         while True:
             news, code = await self._start_server_once()
@@ -108,7 +108,7 @@ class TextPool:
             await _back_off("text server", _named(code), losses)
 
     async def _start_server_once(self) -> tuple[Any, int]:
-        """Starts a server. Returns what it says, and its exit code if it says nothing and ends."""
+        """Start a server; return its first message, and its exit code if it ended without a message."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
@@ -130,7 +130,7 @@ class TextPool:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
     ) -> None:
-        """Hears which processes ended, until the server itself ends."""
+        """Pass on the exit codes of worker processes until the server itself ends."""
         while isinstance(news := await _read(reader, text_jobs.NEWS), WorkerEnded):
             self._workers[TextWorker(news.worker)].ended(news.code)
         writer.close()
@@ -145,7 +145,7 @@ class TextPool:
             self._server.wait()
 
     async def _new_process(self, worker: TextWorker) -> _Connection:
-        """Starts a process for a worker, with a new server if the old one is lost. Raises UsageError, OSError."""
+        """Start a process for a worker, with a new server if the old one is lost. Raises UsageError, OSError."""
         async with self._starting:
             if self._control is None:
                 log.warning("the text server was lost; starting another one")
@@ -165,7 +165,7 @@ class TextPool:
             await self._serve_one(worker, queue)
 
     async def _serve_one(self, worker: TextWorker, queue: _Queue) -> None:
-        """Does one job. It is a function so that text and reply are freed before the next wait."""
+        """Do one job. A function of its own frees text and reply before the next wait."""
         future, job = queue.take()
         if future.done():
             return
@@ -209,7 +209,7 @@ class _Connection:
         self._reader, self._writer = reader, writer
 
     async def ask(self, job: msgspec.Struct) -> Any | None:
-        """Returns the reply to a job; None if the process has gone."""
+        """Return the reply to a job; None if the process has gone."""
         self._writer.write(frame(job))
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
@@ -230,19 +230,19 @@ class _Queue:
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
     def add(self, future: asyncio.Future[Any], job: Job) -> None:
-        """Queues a job. A cancelled future removes it."""
+        """Queue a job. Cancelling its future removes it."""
         self._jobs[future] = job
         self._more.set()
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
 
     async def wait(self) -> None:
-        """Waits until there is a job."""
+        """Wait until there is a job."""
         while not self._jobs:
             self._more.clear()
             await self._more.wait()
 
     def take(self) -> tuple[asyncio.Future[Any], Job]:
-        """Takes the shortest and the oldest job in turn: long jobs delay no short one, and none starves."""
+        """Take the shortest and the oldest job in turn: long jobs delay no short one, and none starves."""
         self._oldest = not self._oldest
         if self._oldest:
             future = next(iter(self._jobs))
@@ -251,15 +251,15 @@ class _Queue:
         return future, self._jobs.pop(future)
 
     def connect(self, connection: _Connection) -> None:
-        """Uses a new process from now on."""
+        """Use a new process from now on."""
         self.connection, self._end = connection, asyncio.Queue()
 
     def ended(self, code: int) -> None:
-        """Notes the exit code of the process."""
+        """Note the exit code of the process."""
         self._end.put_nowait(code)
 
     async def death(self) -> int | None:
-        """Waits briefly for the exit code of the process; None if it stays unknown."""
+        """Wait up to `_LAST_WORDS_S` for the exit code of the process and return it; None if it stays unknown."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 return await self._end.get()
@@ -272,7 +272,7 @@ class _Queue:
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """Returns the next message; None at the end of the connection."""
+    """Return the next message; None at the end of the connection, and for a malformed or too long message."""
     try:
         (length,) = text_jobs.LENGTH.unpack(await reader.readexactly(text_jobs.LENGTH.size))
         if length > text_jobs.MAX_FRAME:
@@ -283,7 +283,7 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[A
 
 
 async def _back_off(who: str, how: str, losses: int) -> None:
-    """Waits before what was lost as it started is started again. Raises SsdError after too many losses in a row."""
+    """Wait before restarting a process lost as it started. Raises SsdError after too many losses in a row."""
     if losses > _MOST_LOSSES:
         raise SsdError(f"the {who} was lost {losses} times in a row as it started: {how}")
     delay = _FIRST_DELAY_S * 2.0 ** (losses - 1)
@@ -292,5 +292,5 @@ async def _back_off(who: str, how: str, losses: int) -> None:
 
 
 def _named(code: int) -> str:
-    """Describes an exit code of `subprocess`."""
+    """Describe an exit code of `subprocess`."""
     return f"it ends with status {code}" if code >= 0 else f"it ends with {signal.Signals(-code).name}"

@@ -1,9 +1,9 @@
 """`python -m ssd.frontend.text_server FD DIRECTORY`: runs tokenizer and chat template within limits.
 
 Both are the model's own code: they may take any time and memory, or abort their process. The server loads them once and
-sends the vocabulary to the frontend. For each byte it then reads, the number of a text worker that comes with a socket,
-it forks a process. A fork shares the loaded tokenizer and takes milliseconds. The kernel kills a process that breaks a
-limit, and the next job gets another fork."""
+sends the vocabulary to the frontend. Then it reads bytes, each the number of a text worker together with a socket, and
+forks a process for each. A fork shares the loaded tokenizer and takes milliseconds. The kernel kills a process that
+breaks a limit, and the next job gets another fork."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _serve(control: socket.socket, directory: Path) -> None:
-    """Loads the tokenizer, says so, and forks workers."""
+    """Load the tokenizer, send its vocabulary or the error to the frontend, and fork workers."""
     try:
         tokenizer = Tokenizer(directory)
         welcome = text_jobs.Welcome(tokenizer.vocabulary())
@@ -86,7 +86,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Forks workers until the frontend has gone, then kills all of them."""
+        """Fork workers until the frontend has gone, then kill all of them."""
         try:
             while True:
                 ready, _, _ = select.select([self._control.fileno(), self._woken], [], [])
@@ -129,7 +129,7 @@ class _Server:
 
 
 def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection: socket.socket) -> None:
-    """Does one job after another. The process ends after a long text, which frees the memory that the text took."""
+    """Do one job after another; return after a long text, since the end of the process frees the text's memory."""
     _die_with_parent()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic writes there; its message is in the reply
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -170,14 +170,14 @@ def _compiler(directory: Path) -> GrammarCompiler:
 
 
 def _compiled(compiler: GrammarCompiler, job: Compile) -> Compiled:
-    """Returns a grammar that was compiled. Raises RequestError for one that cannot be."""
+    """Compile a grammar and return its text. Raises RequestError for one that cannot be compiled."""
     text = serialized(job.asked, job.free)
     compiler.compile(text)
     return Compiled(Structured("compiled", text))
 
 
 def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
-    """Returns the framed reply to a job."""
+    """Return the framed reply to a job."""
     if isinstance(job, Check):
         return frame(Checked(tokenizer.check_chat()))
     if isinstance(job, Decode):
@@ -194,7 +194,7 @@ def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
 
 
 def _confine() -> None:
-    """Forbids core dumps and new privileges, and ends this process with its parent."""
+    """Forbid core dumps and new privileges, and have this process end with its parent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _die_with_parent()
@@ -205,7 +205,7 @@ def _die_with_parent() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Limits this process to `more` bytes beyond its present address space."""
+    """Limit this process to `more` bytes beyond its present address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + more
@@ -213,7 +213,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_cpu(seconds: int | None) -> None:
-    """Limits CPU time to at least `seconds` from now, in whole seconds; None removes the limit."""
+    """Limit CPU time to `seconds` from now, rounded up to the next whole second; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds is None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))

@@ -36,8 +36,8 @@ _CHAT, _TOOL_USE = "default", "tool_use"  # names of templates, as in transforme
 class Tokenizer:
     """The tokenizer and chat template of the checkpoint in `directory`.
 
-    It runs the model's own regular expressions and template, which may take any time and memory; the caller must bound
-    them, as `ssd.frontend.text_server` does. Without a tokenizer.json the model serves prompts of token ids, and its
+    It runs the model's own regular expressions and template, which may take any time and memory. The caller must bound
+    both, as `ssd.frontend.text_server` does. Without a tokenizer.json the model serves prompts of token ids, and its
     text is empty. Raises UsageError, naming the file, for a tokenizer that cannot be read."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class Tokenizer:
 
     @property
     def has_chat(self) -> bool:
-        """True if there is a chat template, valid or not."""
+        """Return True if there is a chat template, valid or not."""
         if self._tokenizer is None:
             return False
         return bool(self._no_chat) or self._has_template(_CHAT)
@@ -70,13 +70,13 @@ class Tokenizer:
         return name in self._template_texts or self._template_files[name].is_file()
 
     def _template_text(self, tools: bool) -> str:
-        """Returns the chat template for conversations with or without tools: some models have two."""
+        """Return the chat template for conversations with or without tools: some models have two."""
         name = _TOOL_USE if tools and self._has_template(_TOOL_USE) else _CHAT
         file = self._template_files[name]
         return read_bounded(file).decode() if file.is_file() else self._template_texts[name]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of a raw prompt, with or without the special tokens of the model's post-processor."""
+        """Return the ids of a raw prompt, with or without the special tokens of the model's post-processor."""
         if self._tokenizer is None:
             raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
         # Twice as fast as `encode` for long texts: it keeps no offsets.
@@ -86,13 +86,13 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
     ) -> list[int]:
-        """Returns the ids of a conversation in the model's chat format."""
+        """Return the ids of a conversation in the model's chat format."""
         return self.encode(self.render_chat(messages, options, plain_tools), add_special_tokens=False)
 
     def render_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
     ) -> str:
-        """Returns the text of such a conversation, special tokens included.
+        """Return the text of a conversation in the model's chat format, special tokens included.
 
         With `plain_tools` the template gets tools, calls and results as text of messages.
 
@@ -110,7 +110,7 @@ class Tokenizer:
                 "a prompt cannot both continue the final message and begin another: set add_generation_prompt to false"
             )
             raise RequestError("invalid_request", cause)
-        # What a template writes after the last message is left out. A mark in that message shows where.
+        # Cut the text that the template writes after the last message: a mark in that message shows where it ends.
         mark, final = secrets.token_hex(8), messages[-1]
         marked = [*messages[:-1], replace(final, content=final.content + mark)]
         text, found, _ = self._render(marked, options).rpartition(mark)
@@ -138,21 +138,21 @@ class Tokenizer:
                 length += len(part)
                 if length > most:
                     raise TemplateError(f"it makes more than {most} characters of them")
-        except Exception as error:  # a template is the model's own code: whatever it does fails this request only
+        except Exception as error:  # a template is the model's own code: any error fails this request only
             cause = str(error) or type(error).__name__
             raise RequestError("invalid_request", f"the chat template refuses these messages: {cause[:256]}") from None
         return "".join(parts)
 
     @cached_property
     def _has_system(self) -> bool:
-        """True if the chat template shows a system message; some refuse one or leave it out."""
+        """Return True if the chat template shows a system message; some refuse one or leave it out."""
         mark = secrets.token_hex(8)
         with suppress(RequestError):
             return mark in self._render([ChatMessage("system", mark), ChatMessage("user", "?")], _ANSWER)
         return False
 
     def _without_special(self, text: str) -> str:
-        """Returns JSON in which an escape takes the place of the first character of each special token."""
+        """Return JSON text with the first character of each special token escaped, so that none is spelled in it."""
         assert self._tokenizer is not None
         for token in self._tokenizer.get_added_tokens_decoder().values():
             if token.special and token.content in text:
@@ -160,7 +160,7 @@ class Tokenizer:
         return text
 
     def check_chat(self) -> TemplateFacts:
-        """Returns what the chat template says of answers. Raises RequestError where there is none that can be read."""
+        """Return the facts of the chat template. Raises RequestError where there is no readable one."""
         self._chat_template(False)
         text = self._template_text(tools=True)
         variables = meta.find_undeclared_variables(_environment().parse(text))
@@ -172,7 +172,7 @@ class Tokenizer:
         )
 
     def _chat_template(self, tools: bool) -> Template:
-        """Returns the compiled chat template. Raises RequestError where there is none that can be read."""
+        """Return the compiled chat template. Raises RequestError where there is no readable one."""
         if tools in self._templates:
             return self._templates[tools]
         if not self.has_chat:
@@ -189,13 +189,13 @@ class Tokenizer:
         return self._templates[tools]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids` without special tokens; incomplete characters come out as U+FFFD."""
+        """Return the text of `token_ids` without special tokens, with U+FFFD for incomplete characters."""
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def vocabulary(self) -> Vocabulary:
-        """Returns the bytes of every token."""
+        """Return the vocabulary: the bytes of every token, and which tokens are special."""
         if self._tokenizer is None:
             return Vocabulary()
         written = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
@@ -211,7 +211,7 @@ class Tokenizer:
             elif byte is not None:
                 pieces[token_id] = bytes.fromhex(byte[1])
             else:
-                # Some decoders strip a space from the first token, or put one between two.
+                # Some decoders strip a space from the first token, or put one between two tokens.
                 once = self._tokenizer.decode([token_id], skip_special_tokens=False)
                 twice = self._tokenizer.decode([token_id, token_id], skip_special_tokens=False)
                 pieces[token_id] = twice.removeprefix(once).encode()
@@ -231,13 +231,13 @@ class Tokenizer:
         )
 
     def _decodes(self, written: str, text: str) -> bool:
-        """True if the decoder turns the token `written` into `text`."""
+        """Return True if the decoder turns the token `written` into `text`."""
         decoder = None if self._tokenizer is None else self._tokenizer.decoder
         return decoder is not None and decoder.decode([written]) == text
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """Returns a message as chat templates expect it: arguments of calls are no text, but what that text says."""
+    """Return a message as chat templates expect it, with the arguments of its calls decoded from JSON."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -249,7 +249,7 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
 
 
 def _arguments(call: CalledTool) -> Any:
-    """Returns the arguments of a call; as text where they are no JSON."""
+    """Return the arguments of a call, decoded from JSON; the text itself if it is not JSON."""
     try:
         return json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -257,7 +257,7 @@ def _arguments(call: CalledTool) -> Any:
 
 
 def _variables(options: ChatOptions) -> dict[str, Any]:
-    """Returns what a client gives the template. Raises RequestError for no JSON object, and for taken names."""
+    """Return a client's template variables. Raises RequestError unless they are a JSON object without taken names."""
     given = _json(options.template_kwargs, dict, "chat_template_kwargs: expected a JSON object")
     if taken := sorted(_TAKEN & given.keys()):
         raise RequestError("invalid_request", f"chat_template_kwargs: {taken[0]} is not for clients to set there")
@@ -265,7 +265,7 @@ def _variables(options: ChatOptions) -> dict[str, Any]:
 
 
 def _json(text: str, kind: type, cause: str) -> Any:
-    """Returns what JSON says. Raises RequestError for another kind of value."""
+    """Return the value of a JSON text. Raises RequestError, with `cause`, unless it is of type `kind`."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -301,13 +301,13 @@ def _load_config(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """Returns the text of a special token, written as a string or as an object with `content`."""
+    """Return the text of a special token, written as a string or as an object with `content`; None for neither."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _templates_of(config: dict[str, Any]) -> dict[str, str]:
-    """Returns `chat_template` by name: one template is the default, a list may have more."""
+    """Return the templates in `chat_template` by name: a text is the default one, a list may have more."""
     given = config.get("chat_template")
     named = given if isinstance(given, list) else [{"name": _CHAT, "template": given}]
     entries = [(entry.get("name"), entry.get("template")) for entry in named if isinstance(entry, dict)]
@@ -316,7 +316,7 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Returns the settings, filters and functions that transformers gives chat templates."""
+    """Return an environment with the settings, filters and functions that transformers gives chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -327,7 +327,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`: marks answers for training. Here the text in it is as any other."""
+    """`{% generation %}` ... `{% endgeneration %}` marks answers for training. Here its text is rendered as usual."""
 
     tags = {"generation"}  # noqa: RUF012  # as in the base class
 

@@ -23,9 +23,9 @@ _TIMES = ("verify_ms", "draft_wait_ms", "draft_step_ms", "round_overhead_ms")
 
 
 class Tracing(Observer):
-    """Makes the spans of a request when it ends, and sends them to a collector from a thread of the library's.
+    """Makes the spans of a request when it ends; a thread of the library sends them to a collector.
 
-    What the collector does not take in time is dropped, with a warning of the library."""
+    Spans that the collector does not take in time are dropped, with a warning of the library."""
 
     def __init__(self, manager: RequestManager, endpoint: str) -> None:
         about = {"service.name": "ssd", "service.version": __version__}
@@ -67,11 +67,11 @@ class Tracing(Observer):
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left, for at most some seconds. Blocks."""
+        """Send the spans that are left, for at most some seconds. Blocks."""
         self._provider.shutdown()
 
     def _phases(self, request: Request, start: int, end: int) -> list[tuple[str, int, int]]:
-        """The phases that the target has told of; nothing of a request that it had not ended."""
+        """Return (name, begin, end) in ns of the phases that the target reported; [] for a request it did not end."""
         if not request.metrics.time_to_first_token_ms:
             return []
         taken = min(end, start + round(request.metrics.queue_time_ms * 1e6))

@@ -1,4 +1,4 @@
-"""Compiles grammars beside a loop that must not wait."""
+"""Compiles grammars in a thread, for a loop that must not wait."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEPT = 32  # compiled grammars
 
 
 class BackgroundCompiler:
-    """Compiles in one thread, which begins with the first grammar, and keeps the last results for others.
+    """Compiles grammars in one thread, which the first grammar starts, and keeps the last results.
 
-    `compiler` makes the compiler, in that thread."""
+    `compiler` makes the compiler, on first use."""
 
     def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
         self._thread: ThreadPoolExecutor | None = None
@@ -28,8 +28,8 @@ class BackgroundCompiler:
         self._results: OrderedDict[Structured, Future[Grammar]] = OrderedDict()
 
     def prepare(self) -> None:
-        """Load the tokenizer here and now: once it is asked for, that would stop every thread for a while."""
-        with suppress(SsdError):  # whoever asks for a grammar hears it
+        """Load the tokenizer in the calling thread: loading it later would stop every thread for a while."""
+        with suppress(SsdError):  # a grammar's compilation raises it again
             self._made().load()
 
     def compile(self, asked: Structured) -> Future[Grammar]:
@@ -45,7 +45,7 @@ class BackgroundCompiler:
 
 
 def begun(compiled: Future[Grammar]) -> GrammarState:
-    """Return the state of an answer in a grammar whose future is done. Raises RequestError whatever went wrong."""
+    """Return the state of a new answer in a grammar whose future is done. Raises RequestError for any failure."""
     try:
         return compiled.result().begin()
     except RequestError:

@@ -1,4 +1,4 @@
-"""JSON Schemas with closed objects: one that says nothing of other keys has none, so that an answer ends."""
+"""Closes the objects of JSON Schemas: without a word about other keys they get none, so that an answer ends."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ class _Open(Exception):
 
 
 def closed(schema: _Schema, coerces_one_of: bool = False) -> _Schema:
-    """Return a schema in which an object with `properties` that says nothing of other keys has no others.
+    """Return a schema whose objects allow no keys beside their `properties`, unless they mention other keys.
 
-    Whatever obeys the result obeys `schema`, which is returned as it is if closing one object could change what
-    another one means: with an `allOf` of several, with anything beside `allOf`, `$ref` or alternatives but a type, with
-    `not` or `if`, with a `oneOf` whose objects no required text tells apart, and if it is malformed. With
-    `coerces_one_of` a `oneOf` is an `anyOf`."""
+    Every value that obeys the result obeys `schema`. A malformed schema is returned unchanged, as is one in which
+    closing an object could change the meaning of another part:
+
+    - an `allOf` of several parts;
+    - a constraint other than `type` beside `allOf`, `anyOf`, `oneOf` or `$ref`;
+    - `not`, `if`, or a `$id` inside the schema;
+    - a `oneOf` whose objects are not told apart by the text of a required property. With `coerces_one_of` a `oneOf` is
+      treated as an `anyOf`."""
     try:
         return _Closing(schema, coerces_one_of).close(schema)
     except (_Open, RecursionError, TypeError, AttributeError, LookupError, ValueError):
-        return schema  # `llguidance` says what is wrong
+        return schema  # `llguidance` reports the error, if there is one
 
 
 class _Closing:
@@ -42,7 +46,7 @@ class _Closing:
         self._root, self._coerces_one_of = root, coerces_one_of
 
     def close(self, schema: Any) -> Any:
-        """Return a closed copy of a schema. Its references stay right: what they name stays at its place."""
+        """Return a closed copy of a schema. Its references stay valid, since no part moves."""
         if not isinstance(schema, dict):
             return schema
         self._check(schema)
@@ -61,7 +65,7 @@ class _Closing:
         return made
 
     def _check(self, schema: _Schema) -> None:
-        """Raise _Open for a schema whose parts are about the same value, or which turns the meaning of a part round."""
+        """Raise _Open for a schema with several constraints on one value, or one that negates a part (see `closed`)."""
         said = {key for key in schema.keys() - _NOTES if not key.startswith("x-")}
         for key in said & {"allOf", "anyOf", "oneOf", "$ref"}:
             if said - {key, "type"} or (key == "allOf" and len(schema[key]) > 1):
@@ -80,7 +84,7 @@ class _Closing:
             raise _Open
 
     def _target(self, schema: Any) -> Any:
-        """Return what a schema that is a JSON pointer refers to, or the schema. Raises _Open for other references."""
+        """Return the schema that a `$ref` points to, or `schema` itself. Raises _Open for a `$ref` to elsewhere."""
         if "$ref" not in schema:
             return schema
         begin, *names = schema["$ref"].split("/")
@@ -94,7 +98,7 @@ class _Closing:
 
 
 def _required_texts(schema: _Schema) -> dict[str, set[str]]:
-    """Return the texts that required properties are limited to."""
+    """Return the texts that required properties are limited to, by property; others are left out."""
     found = {}
     for name in schema.get("properties", {}).keys() & set(schema.get("required", ())):
         sub = schema["properties"][name]
@@ -105,7 +109,7 @@ def _required_texts(schema: _Schema) -> dict[str, set[str]]:
 
 
 def _is_scalar(schema: _Schema) -> bool:
-    """Return True if no object and no list obeys a schema, by its type or its values."""
+    """Return True if the type or the values of a schema allow no object and no list."""
     types = schema.get("type", ["object"])
     values = schema.get("enum", [schema["const"]] if "const" in schema else [[]])
     return not {"object", "array"}.intersection([types] if isinstance(types, str) else types) or not any(

@@ -1,4 +1,4 @@
-"""The error for what cannot be a grammar."""
+"""The error for text that is not a valid grammar."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _MAX_TOKENIZER = 512 << 20  # bytes
-# Bounds of a grammar: lexer states take 1 to 2 kB each; a mask takes at most some 6 ms by the other two.
+# Bounds of a grammar: lexer states take 1 to 2 kB each. The other two bound the time of a mask to some 6 ms.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
-_SPECIAL = "\ue000"  # of Unicode's private use: before the names of special tokens
+_SPECIAL = "\ue000"  # a private-use character: prefix of the names of special tokens
 
 
 class GrammarCompiler:
     """Compiles grammars for the tokenizer of the checkpoint in `directory`.
 
-    `ends` are the end-of-sequence ids, which a grammar allows where an answer may end. Masks have `vocab_size` places;
+    `ends` are the end-of-sequence ids, which a grammar allows where an answer may end. Masks have `vocab_size` entries;
     ids beyond the tokenizer's are never allowed. The tokenizer is loaded on first use. Not thread-safe."""
 
     def __init__(self, directory: Path, vocab_size: int, ends: Collection[int]) -> None:
@@ -56,10 +56,10 @@ class GrammarCompiler:
         return self._tokenizer
 
     def compile(self, source: str) -> Grammar:
-        """Compile what `serialized` returned, and compute the first masks.
+        """Compile a grammar that `serialized` returned, and compute its first masks.
 
-        Raises RequestError for no valid grammar, and for one that is too complex there, as an object of many hundred
-        optional keys is after its brace."""
+        Raises RequestError for an invalid grammar, and for one whose first masks are too complex, for example an object
+        with many hundred optional keys."""
         tokenizer = self.load()
         from llguidance import LLMatcher
 
@@ -85,8 +85,10 @@ def _tokenizer(text: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
 
 
 def _without_special(text: str) -> str:
-    """Return a tokenizer.json whose special tokens have other names: text that is spelled like one is then no such
-    token. Where a grammar forces text, `llguidance` would take the token for it, which may end the answer."""
+    """Return a tokenizer.json with special tokens renamed, so that no text is spelled like one.
+
+    Where a grammar forces a text that is spelled like a special token, `llguidance` would choose that token, which may
+    end the answer."""
     tokenizer = json.loads(text)
     special = {token["content"]: token for token in tokenizer.get("added_tokens") or () if token["special"]}
     vocabulary = tokenizer["model"].get("vocab")
@@ -103,7 +105,7 @@ def _without_special(text: str) -> str:
 
 
 class Grammar:
-    """A compiled grammar, from which any number of answers may begin."""
+    """A compiled grammar. Any number of answers may begin from it."""
 
     def __init__(self, root: LLMatcher, words: int, vocab_size: int, ends: frozenset[int]) -> None:
         if root.is_error():
@@ -111,14 +113,14 @@ class Grammar:
         self.root, self.words, self.vocab_size, self.ends = root, words, vocab_size, ends
 
     def begin(self) -> GrammarState:
-        """Return the state of an answer without a token yet."""
+        """Return the state of an answer that has no token yet."""
         return GrammarState(self)
 
 
 class GrammarState:
-    """The state of one answer: it has read `length` tokens of the answer, all of them committed.
+    """The state of one answer in its grammar, after `length` tokens of the answer, all of them committed.
 
-    What a grammar allows is a function of these tokens alone, whatever was asked in between."""
+    The tokens that a grammar allows depend on these tokens alone, not on earlier calls."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -128,20 +130,20 @@ class GrammarState:
         self.length = 0
 
     def masks(self, output: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.bool_]:
-        """Return which tokens are possible after `output` and after each of the `draft` tokens that come then.
+        """Return which tokens the grammar allows after `output`, and after each of the `draft` tokens that follow it.
 
-        Row i, of `vocab_size` places, is about the token after i draft tokens. There are no rows behind a draft token
-        that is not possible or ends the answer. Asking again for the same costs nothing. Where the grammar becomes too
-        complex nothing is possible; if that is so after `output`, RequestError is raised."""
+        Shape [rows, vocab_size]: row i is for the token after i draft tokens. The rows end at the first draft token
+        that is not allowed or ends the answer. Asking again for the same arguments costs nothing. Where the grammar
+        becomes too complex, nothing is allowed; if that is directly after `output`, RequestError is raised."""
         if self._told != (len(output), draft):
             self._advance(output)
             self._masks, self._told = self._along(draft), (len(output), draft)
         return self._masks
 
     def bits(self, output: Sequence[int], draft: Sequence[int]) -> NDArray[np.int32] | None:
-        """Return `masks` after all of the draft tokens alone, packed; None where they are not possible.
+        """Return the mask after all draft tokens, packed; None if one of them is not allowed or ends the answer.
 
-        Raises RequestError where the output itself is not."""
+        None too if the grammar becomes too complex there. Raises RequestError if `output` itself is not allowed."""
         self._told = -1, ()
         self._advance(output)
         tokens = list(draft)
@@ -153,10 +155,10 @@ class GrammarState:
         return None if ahead.is_error() else bits
 
     def forced(self, output: Sequence[int]) -> list[int]:
-        """Return the tokens that come next where nothing else can, as far as that goes; [] where there is a choice."""
+        """Return the next tokens that the grammar forces; [] where it leaves a choice, and where it fails."""
         try:
             self._advance(output)
-        except RequestError:  # who asks for masks hears it
+        except RequestError:  # `masks` raises it again
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
         if self._matcher.is_error():
@@ -165,7 +167,7 @@ class GrammarState:
         return tokens
 
     def unpacked(self, bits: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return rows of packed masks [n, ...] as [n, V]."""
+        """Return packed masks [n, words], int32, as booleans [n, vocab_size]."""
         count = self._grammar.vocab_size
         return np.unpackbits(bits.view(np.uint8), axis=-1, count=count, bitorder="little").view(np.bool_)
 
@@ -179,8 +181,8 @@ class GrammarState:
         rows = [self._bits(self._matcher)]
         if self._matcher.is_error():
             raise refused(self._matcher.get_error())
-        # A copy takes some 6 us. llguidance 1.9.1 has a `rollback`, but later masks are wrong where one was computed
-        # behind it.
+        # A copy takes some 6 us. llguidance 1.9.1 has a `rollback`, but after it masks are wrong if one was computed
+        # beyond the position that it returns to.
         ahead = self._matcher.deep_copy()
         for index, token in enumerate(draft):
             possible = 0 <= token < self._grammar.vocab_size and rows[index][token >> 5] >> (token & 31) & 1
@@ -191,7 +193,7 @@ class GrammarState:
         return self.unpacked(np.stack(rows))
 
     def _bits(self, matcher: LLMatcher) -> NDArray[np.int32]:
-        """The next mask, packed; nothing is possible where the matcher has failed."""
+        """Return the next mask, packed; all zeros if the matcher has failed."""
         bits = np.zeros(-(-self._grammar.words // 32), dtype=np.int32)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
@@ -200,6 +202,6 @@ class GrammarState:
         return bits
 
     def _rebuild(self, output: Sequence[int]) -> None:
-        """Begin again after a failure, which a matcher does not recover from."""
+        """Replace the matcher after a failure, from which it does not recover, by a new one that has read `output`."""
         self._matcher = self._grammar.root.deep_copy()
         self._matcher.consume_tokens(list(output))

@@ -1,4 +1,4 @@
-"""What a client asks for, as the one text that `llguidance` compiles."""
+"""Turns a client's request for structured output into the one text that `llguidance` compiles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
 
 def serialized(asked: Structured, free: str = "") -> str:
-    """Return the grammar of `asked` as text for `llguidance`. It is not checked: `GrammarCompiler.compile` does that.
+    """Return the grammar of `asked` as text for `llguidance`; `GrammarCompiler.compile` checks it.
 
-    `free` are Lark's rules of what comes before, among them one that is named free. Takes time and memory that grow
-    with the source. Raises RequestError for one that is too long or malformed."""
+    `free` is Lark rules for the text before the answer, among them one named `free`; "" for none. Time and memory grow
+    with the source. Raises RequestError for a source that is too long or malformed."""
     if asked.kind == "compiled":
         return _after(free, asked.source)
     if len(asked.source) > MAX_GRAMMAR:
@@ -55,7 +55,7 @@ def _converted(kind: GrammarKind, source: str) -> str:
 
 
 def _after(free: str, grammar: str) -> str:
-    """Return the text of a grammar that begins with what is `free`."""
+    """Return the text of a grammar in which `grammar` follows the rules `free`."""
     if not free:
         return grammar
     lark = not grammar.lstrip().startswith("{")
@@ -65,7 +65,7 @@ def _after(free: str, grammar: str) -> str:
 
 
 def _object(source: str) -> dict[str, Any]:
-    """Return a JSON Schema as an object; it may be `true`, too. Raises RequestError for anything else."""
+    """Return a JSON Schema as an object, an empty one for `true`. Raises RequestError for anything else."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:

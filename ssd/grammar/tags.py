@@ -1,4 +1,4 @@
-"""Structural tags: free text, in which marks begin what must obey a schema."""
+"""Structural tags: free text in which each mark begins a part that must obey a schema."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ssd.grammar.closing import closed
 from ssd.grammar.errors import refused
 
 WHITESPACE = r"[ \n\r\t]{1,40}"
-"""Blanks between the parts of JSON: without a limit a weak model writes nothing else."""
+"""White space between the parts of JSON, limited because a weak model would write nothing else."""
 _Mark = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
-    """What obeys `schema` between `begin` and `end`."""
+    """A part of the text between `begin` and `end` that must obey `schema`."""
 
     begin: _Mark
     end: Annotated[str, Meta(max_length=256)]
@@ -26,7 +26,7 @@ class _Structure(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Tags(msgspec.Struct, forbid_unknown_fields=True):
-    """Each trigger in the text begins one of the structures."""
+    """A client's structural tags: each trigger in the text begins one of the structures."""
 
     structures: Annotated[list[_Structure], Meta(min_length=1, max_length=256)]
     triggers: Annotated[list[_Mark], Meta(min_length=1, max_length=256)]
@@ -76,5 +76,5 @@ def _text(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as Lark writes it: as JSON, in which DEL may not stand as it is."""
+    """Return a text as a literal of Lark: JSON, with DEL escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

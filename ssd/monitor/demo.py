@@ -1,4 +1,4 @@
-"""A scripted engine for `ssd top --demo`: plausible figures of a pair on two devices, at random."""
+"""A simulated engine for `ssd top --demo`: random but plausible figures of a pair on two devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Demo:
         self._first = True
 
     def receive(self, timeout: float) -> Snapshot | None:
-        """Returns the next snapshot, or None after `timeout` seconds."""
+        """Return the next snapshot, or None after `timeout` seconds."""
         wait = self._next - time.monotonic()
         time.sleep(max(0.0, min(timeout, wait)))
         if wait > timeout:
@@ -79,10 +79,10 @@ class Demo:
     def _note(self, role: str, at: int, code: int, detail: int = 0) -> None:
         self._records[role].append((next(self._numbers[role]), at, code, detail))
 
-    # -- what happens in a round ------------------------------------------------------------------------------------
+    # -- one simulated round ----------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Simulates one verification of every row, and the draft's tree meanwhile."""
+        """Simulate one verification of every row, and the draft's tree meanwhile."""
         draw, begin = self._random, self._time
         prefill = 0 if draw.random() > 0.03 else 60 * _MS
         missed = sum(draw.random() < 0.17 for _ in self._begun)
@@ -144,5 +144,5 @@ class Demo:
 
 
 def _until(happened: deque[_Event], now: int) -> list[_Event]:
-    """Takes the events that have happened by `now`."""
+    """Remove and return the events that have happened by `now`."""
     return [happened.popleft() for _ in range(sum(event.at <= now for event in happened))]

@@ -1,4 +1,4 @@
-"""What a watcher remembers of an engine: traces, rounds and ends of the last minutes. Pure; times are monotonic ns."""
+"""A watcher's memory of an engine: traces, rounds and ends of the last minutes. Pure; times are monotonic ns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDS, _ENDED = 1 << 17, 1 << 14
 
 
 class TraceHistory:
-    """The records of one trace ring, each once even if it is told again; about the `most` newest."""
+    """Owns about the `most` newest records of one trace ring. A record that arrives again is kept once."""
 
     def __init__(self, most: int) -> None:
         self._most, self._count = most, 0
@@ -35,7 +35,7 @@ class TraceHistory:
             self._count -= len(self._chunks.popleft())
 
     def since(self, begin: int, until: int) -> tuple[list[Span], list[Moment]]:
-        """Returns states and moments from `begin` to `until`. The state at `begin` is cut there."""
+        """Return states and moments from `begin` to `until`. The state at `begin` is cut there."""
         wanted: deque[Records] = deque([_NONE])
         for chunk in reversed(self._chunks):
             wanted.appendleft(chunk)
@@ -50,16 +50,14 @@ class TraceHistory:
 
 
 def _states_before(records: Records, moment: int) -> npt.NDArray[np.intp]:
-    """Returns where states are entered until `moment`; the last one is the state at that moment."""
+    """Return the indices of the records that enter a state until `moment`; the last one is the state at `moment`."""
     return np.flatnonzero((records[:, 1] <= moment) & (records[:, 2] < Mark.HIT))
 
 
 class History:
-    """Everything that the snapshots of one engine have told, with up to `records` a trace.
+    """Owns everything that is known from the snapshots of one engine, with about `records` records of each trace.
 
-    Another engine clears it.
-
-    `began` is the time since when the frontend has reported."""
+    A snapshot of another engine clears it. `began` is the time since which the frontend has reported."""
 
     def __init__(self, records: int = RECORDS) -> None:
         self._most = records
@@ -75,7 +73,7 @@ class History:
 
     @property
     def now(self) -> int:
-        """The time of the last snapshot."""
+        """Return the time of the last snapshot; 0 before the first one."""
         return self.last.at if self.last is not None else 0
 
     def add(self, snapshot: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""What an engine publishes to its watchers, ten times a second."""
+"""Messages that an engine publishes to its watchers, ten times a second."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ ProcessState = Literal["starting", "up", "down", "parked"]
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process of the engine. "down" is one that has ended, whether or not it is replaced.
-    "parked" is a draft that has ended for want of use.
-    `beat_age` is the seconds since its loop last showed a heartbeat."""
+    """One process of the engine.
+
+    "down": it has ended, and may be replaced or not. "parked": a draft that has ended because it was not used.
+    `beat_age` is the seconds since its last heartbeat."""
 
     role: Name
     pid: Count
@@ -37,8 +38,9 @@ class TraceNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Snapshot(InternalMessage, frozen=True):
     """The state of an engine at `at` (CLOCK_MONOTONIC in ns, like all times).
+
     `engine` differs for every start of an engine. With `whole`, `traces` has every record that is still known, not
-    only those since the last snapshot."""
+    only the records since the last snapshot."""
 
     engine: Name
     at: Count

@@ -20,7 +20,7 @@ from ssd.ipc.trace_ring import TRACED, State, TraceReader, TraceRing
 from ssd.monitor.messages import Process, ProcessState, Snapshot, TraceNews
 
 PERIOD_S = 0.1
-# The frontend is told repeatedly that someone watches, so a lost message or a new frontend does not matter.
+# The frontend is told repeatedly that someone watches: a message may be lost, and a new frontend does not know it.
 _TELL_S, _WATCH_S = 1.0, 3.0
 # Snapshots that wait for one watcher, and reports that wait for a snapshot; more are dropped.
 _SNAPSHOTS, _REPORTS = 50, 16
@@ -28,7 +28,7 @@ _MOST_AGE_S = 86400.0
 
 
 class Running(Protocol):
-    """A child as the supervisor knows it."""
+    """The supervisor's record of a running child."""
 
     role: str
     pid: int
@@ -36,7 +36,7 @@ class Running(Protocol):
 
 
 class Publisher:
-    """Publishes snapshots. Belongs to the supervisor's thread. `socket` is readable when a watcher comes or goes."""
+    """Publishes snapshots; the supervisor's thread calls it. `socket` is readable when a watcher comes or goes."""
 
     def __init__(
         self, context: zmq.Context[Any], directory: Path, config: EngineConfig, trace_fd: int, heartbeats: Heartbeats
@@ -54,16 +54,16 @@ class Publisher:
         self.socket = sockets.publisher(context, f"ipc://{directory}/{sockets.TELEMETRY}", _SNAPSHOTS)
 
     def let_go(self) -> None:
-        """Releases the memory of the processes; called at the end."""
+        """Release the memory shared with the processes; called at the end."""
         self._traces.clear()
         self._heartbeats = Heartbeats(-1)
 
     def delay(self, now: float) -> float:
-        """Returns the seconds from `now` (time.monotonic) until the next snapshot is due."""
+        """Return the seconds from `now` (time.monotonic) until the next snapshot is due."""
         return max(0.0, self._due - now) if self.watched else _MOST_AGE_S
 
     def ended(self, role: str, parked: bool = False) -> None:
-        """Marks a child as down, or as idle if it is `parked`, in its trace: nobody else writes there any more."""
+        """Mark an ended child, which writes its trace no more, as down there, or as idle if it is `parked`."""
         self._ends[role] = "parked" if parked else "down"
         if self._config.telemetry and role in TRACED:
             TraceRing(self._trace_fd, role).enter(State.IDLE if parked else State.DOWN)
@@ -73,7 +73,7 @@ class Publisher:
             self._reports.append(report)
 
     def turn(self, children: Iterable[Running], now: float) -> Watch | None:
-        """Publishes if that is due. Returns what the frontend must be told, if anything."""
+        """Publish a snapshot if one is due; return the message that the frontend must get, or None."""
         self._hear()
         if not self.watched or now < self._due:
             return None
@@ -98,7 +98,9 @@ class Publisher:
         return Watch(_WATCH_S)
 
     def _hear(self) -> None:
-        """Gives a new watcher everything that is still known. Others recognise by its number what they have already."""
+        """Have the next snapshot hold all known records if a watcher came; stop publishing if the last one left.
+
+        Other watchers skip records that they have already, by their numbers."""
         while (subscription := sockets.subscription(self.socket)) is not None:
             self.watched = subscription
             if subscription:
@@ -131,7 +133,7 @@ class Publisher:
 
 
 def _rss_bytes(pid: int) -> int:
-    """Returns the resident memory of a process, shared pages included; 0 for one that is gone."""
+    """Return the resident memory of a process in bytes, shared pages included; 0 for one that is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:

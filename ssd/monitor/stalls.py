@@ -11,8 +11,10 @@ _WAIT, _OTHER, _PREFILL, _SPARE, _LATE, _MISSED = 0.02, 0.05, 0.2, 0.3, 0.05, 0.
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """The last `seconds` of the traces: `shares` by role and state.
-    `round_seconds` is the median from one verification to the next, `longest_wait` the longest wait for the draft."""
+    """Figures of the last `seconds` of the traces.
+
+    `shares` are the shares of time, by role and state. `round_seconds` is the median time from one verification to the
+    next, `longest_wait` the target's longest wait for the draft in seconds."""
 
     seconds: float
     shares: dict[str, dict[str, float]]
@@ -30,13 +32,14 @@ _REASONS = {
 
 
 def reason(verdict: str) -> str:
-    """Returns the reason of a miss for people."""
+    """Return the reason of a miss in words."""
     return _REASONS.get(verdict, verdict)
 
 
 def causes(pipeline: Pipeline, misses: Mapping[str, int], rounds: int, states: Mapping[str, str]) -> list[str]:
-    """Returns what holds the engine up, the worst first.
-    `misses` counts by reason over `rounds`; `states` are those of the processes."""
+    """Return sentences that say what holds the engine up: absent processes, then target, cache and draft.
+
+    `misses` counts by reason over `rounds`; `states` are the states of the processes by role."""
     return [*_absent(states), *_of_target(pipeline, misses), *_of_cache(misses, rounds), *_of_draft(pipeline)]
 
 

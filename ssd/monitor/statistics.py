@@ -27,7 +27,7 @@ _SHOWN_REQUESTS = 20
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """In seconds."""
+    """Percentiles of `count` values, in seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -36,7 +36,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """`state` is STARTING, UP, STALE (no heartbeat), DOWN or PARKED."""
+    """Figures of one process. `state` is STARTING, UP, STALE (no heartbeat), DOWN or PARKED."""
 
     role: str
     pid: int
@@ -46,8 +46,10 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True):
-    """`per_position[i]`: the share of rounds that accepted more than i draft tokens.
-    Only rounds that verified more than i count there. `misses` counts by reason, first rounds included."""
+    """Figures of speculation.
+
+    `per_position[i]`: of the rounds that verified more than i draft tokens, the share that accepted more than i.
+    `misses` counts by reason, first rounds included."""
 
     rounds: int
     acceptance_length: float
@@ -99,14 +101,14 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures(history: History, window: float) -> Figures:
-    """Returns the figures of a history that has at least one snapshot."""
+    """Return the figures of a history that has at least one snapshot, over the last `window` seconds."""
     last = history.last
     assert last is not None, "it has begun"
     known = min(window, max(1.0, (last.at - history.began) / 1e9))
     begin = last.at - int(window * 1e9)
     rounds = [round for round in history.rounds if round.at >= begin]
     ended = [end for end in history.ended if end.at >= begin]
-    finished = [end.metrics for end in ended if end.metrics.time_to_first_token_ms > 0]  # the target told their end
+    finished = [end.metrics for end in ended if end.metrics.time_to_first_token_ms > 0]  # the target reported these
     pipeline = state_shares(history)
     speculating = speculation_figures(rounds)
     processes = [_process(process) for process in last.processes]
@@ -137,7 +139,7 @@ def figures(history: History, window: float) -> Figures:
 
 
 def percentiles(values: Iterable[tuple[float, int]]) -> Percentiles:
-    """Returns the percentiles of (value, how often it counts) pairs, by nearest rank."""
+    """Return the percentiles of (value, how often it counts) pairs, by nearest rank."""
     ordered = sorted(values)
     below = list(accumulate(times for _, times in ordered))
     if not below:
@@ -147,7 +149,7 @@ def percentiles(values: Iterable[tuple[float, int]]) -> Percentiles:
 
 
 def gaps(rounds: Sequence[RoundEvent]) -> list[tuple[float, int]]:
-    """Returns (seconds per token, tokens) of every round but a request's first known one."""
+    """Return (seconds per token, tokens) of every round except each request's first known one."""
     before: dict[int, int] = {}
     found = []
     for round in rounds:
@@ -179,7 +181,7 @@ def speculation_figures(rounds: Iterable[RoundEvent]) -> SpeculationFigures:
 
 
 def per_second(history: History) -> list[float]:
-    """Returns the tokens of each of the last seconds, the oldest first."""
+    """Return the tokens of each of the last `SPARKS` seconds, the oldest first."""
     found = [0.0] * SPARKS
     for round in reversed(history.rounds):
         age = int((history.now - round.at) // 1e9)
@@ -190,7 +192,7 @@ def per_second(history: History) -> list[float]:
 
 
 def state_shares(history: History) -> Pipeline:
-    """Returns each process's shares of time by state over the last seconds."""
+    """Return each process's shares of time by state over the last `_SHARES_S` seconds."""
     begin = history.now - int(_SHARES_S * 1e9)
     traces: dict[str, list[Span]] = {role: history.traces[role].since(begin, history.now)[0] for role in TRACED}
     verified = [span.begin for span in traces["target"] if span.state is State.VERIFY]
@@ -209,7 +211,7 @@ def _shares(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def state_name(span: Span) -> str:
-    """Returns a name such as `verify` or `depth 3`."""
+    """Return the name of a state, such as `verify` or `depth 3`."""
     name = span.state.name.lower()
     return f"{name} {span.detail}" if span.state is State.DEPTH else name
 
@@ -221,7 +223,7 @@ def _process(process: Process) -> ProcessFigures:
 
 
 def _speed(history: History) -> float:
-    """Returns tokens per second now. The last rounds may not have been reported yet."""
+    """Return tokens per second over the last `_SPEED_S` seconds. The newest rounds may not have been reported yet."""
     begin = max(history.began, history.now - int(_SPEED_S * 1e9))
     return sum(round.tokens for round in history.rounds if round.at > begin) / max(1e-3, (history.now - begin) / 1e9)
 

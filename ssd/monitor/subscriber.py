@@ -1,4 +1,4 @@
-"""A watcher's end: finds an engine, receives its snapshots, notices when it goes and comes back."""
+"""The watcher's side of monitoring: finds an engine, receives its snapshots, notices a loss."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def only_engine(address: str | None) -> str:
 
 
 class Subscriber:
-    """Receives the snapshots of one engine; for one thread. `here` is false while none is heard. Close it.
-    The engine is the one at `address`, or the only one there is. Without an `address` it follows the next engine
-    after a loss."""
+    """Receives the snapshots of one engine; for one thread, which must close it.
+
+    `here` is False while none arrive. The engine is the one at `address`, or the only running one. Without an
+    `address`, it connects to another engine after a loss."""
 
     def __init__(self, address: str | None) -> None:
         self._wanted = address
@@ -54,7 +55,7 @@ class Subscriber:
         self._socket = sockets.subscriber(self._context, f"{IPC}{directory}/{sockets.TELEMETRY}")
 
     def receive(self, timeout: float) -> Snapshot | None:
-        """Returns the next snapshot, or None after `timeout` seconds."""
+        """Return the next snapshot, or None after `timeout` seconds or an invalid frame."""
         if self._socket.poll(max(0, int(1000 * timeout))):
             try:
                 received = sockets.receive(self._socket, SNAPSHOTS)
@@ -70,7 +71,7 @@ class Subscriber:
         return None
 
     def _lost(self) -> None:
-        """Looks for another engine, unless one address was asked for."""
+        """Mark the engine as gone, and connect to another running one unless an address was given."""
         self.here = False
         if self._wanted is None and len(found := running_engines()) == 1 and found[0].address != self.address:
             self._socket.close()

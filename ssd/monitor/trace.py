@@ -1,4 +1,4 @@
-"""Writes traces for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since its begin. Pure."""
+"""Makes traces for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since the trace begins. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Traces = Mapping[str, tuple[list[Span], list[Moment]]]
 
 
 def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[str, Any]) -> Event:
-    """Returns the document. `traces` are by role, `ended` are the known requests, `about` is stored with it."""
+    """Return the trace as a document for JSON.
+
+    `traces` are by role, `ended` are the known requests; `about` is stored with them. `begin` is the time 0, in ns."""
     events = [*_names()]
     for role, (states, moments) in traces.items():
         process = 1 + _ROLES.index(role)
@@ -39,12 +41,12 @@ def _names() -> Iterator[Event]:
 
 
 def words(name: str) -> str:
-    """Returns a state's or mark's name for people."""
+    """Return the name of a state or mark in words."""
     return name.lower().replace("_", " ")
 
 
 def title(span: Span) -> str:
-    """Returns a state's name, with the depth of the draft's tree."""
+    """Return the name of a state in words; for DEPTH, with the depth of the draft's tree."""
     return f"depth {span.detail}" if span.state is State.DEPTH else words(span.state.name)
 
 
@@ -69,7 +71,8 @@ def _instant(process: int, moment: Moment, begin: int) -> Event:
 
 
 def _flows(traces: Traces, begin: int) -> Iterator[Event]:
-    """Yields each round as arrows: verification -> look-up of each outcome -> where the draft promotes it.
+    """Yield each round as arrows: verification -> look-up of each outcome -> the draft's promotion of it.
+
     An arrow begins and ends in the slice around its time."""
     states, moments = traces.get("target", ([], []))
     verified = [span for span in states if span.state in (State.VERIFY, State.PREFILL)]
@@ -95,7 +98,7 @@ def _flows(traces: Traces, begin: int) -> Iterator[Event]:
 
 
 def _request(end: EndEvent, begin: int) -> Iterator[Event]:
-    """Yields a request from its arrival at the target to its end."""
+    """Yield the begin of a request, its arrival at the target, and its end."""
     metrics = end.metrics
     lasted = int(1e6 * (metrics.time_to_first_token_ms + metrics.generation_time_ms))
     about = {"prompt": end.prompt_tokens, "completion": end.completion_tokens, "reason": end.reason}

@@ -1,7 +1,7 @@
-"""What a model's answer says: thoughts, text, calls of tools.
+"""Parsers of a model's answer: thoughts, text, calls of tools.
 
 `source.py` reads text that comes in pieces. `tools.py` and `pythonic.py` have the formats of calls, `reasoning.py` has
-those of thoughts. `answer.py` chooses among them and puts them together.
+the formats of thoughts. `answer.py` chooses among them and combines them.
 
 **A format of your own** is a subclass of `ToolParser` (or `ReasoningParser`) and an entry point in the group
 `ssd.tool_parsers` (`ssd.reasoning_parsers`). `--tool-call-parser NAME` then chooses it, or its `fits` does."""

@@ -1,4 +1,4 @@
-"""The parsers of a served model, and what they find in one answer."""
+"""Chooses the parsers of a served model, and parses its answers with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROMPT_END = 16  # tokens of a prompt that may hold the opening mark of thought
 
 
 class Answer(NamedTuple):
-    """What an answer says, or what some text has added to it: thoughts, then content and calls in their order."""
+    """A parsed answer, or a part of one: thoughts, then content and calls in their order."""
 
     reasoning: str = ""
     pieces: Sequence[Piece] = ()
@@ -35,15 +35,15 @@ class Answer(NamedTuple):
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """Returns the answer that is made of parts."""
+    """Return the answer that is made of parts."""
     return Answer("".join(part.reasoning for part in parts), [piece for part in parts for piece in part.pieces])
 
 
 class AnswerFormat:
-    """How a model says calls and thoughts: by the server's options, or as its chat template fits.
+    """Owns the choice of a model's parsers of calls and thoughts: by the server's options, or by its chat template.
 
-    A model whose template has no place for tools, or whose format of calls is not known, has `plain_tools`: it is told
-    of tools in plain text, and calls as `Llama3Json` does."""
+    A model without a parser of calls, or whose template has no place for tools, has `plain_tools`: its prompt describes
+    the tools in plain text, and `Llama3Json` reads its calls."""
 
     def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -61,7 +61,7 @@ class AnswerFormat:
         self.ids: Callable[[str], Sequence[int]] = cache(self._ids)
 
     def special(self, tools: type[ToolParser] | None) -> frozenset[int]:
-        """Returns the special tokens that the parsers of an answer read. Its text must have them."""
+        """Return the special tokens that the parsers of an answer read. Its text must have them."""
         read = set() if self.reasoning is None else {self.reasoning.opening, self.reasoning.closing}
         if tools is not None:
             read |= tools.special
@@ -76,13 +76,14 @@ class AnswerFormat:
         prompt: Sequence[int],
         most_calls: int | None = None,
     ) -> AnswerParser:
-        """Returns the parser of the answer to a prompt that `offered` tools with these names, whose calls `tools`
-        reads. It tells at most `most_calls` calls, if that is given."""
+        """Return the parser of the answer to `prompt`.
+
+        `tools` reads calls of the tools named in `offered`. At most `most_calls` calls are reported, if it is given."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
         return AnswerParser(reasoning, None if tools is None else tools(offered), most_calls)
 
     def thoughts(self, prompt: Sequence[int]) -> str:
-        """Returns the rules, in a grammar, of the thoughts that come before what a grammar enforces; "" for none."""
+        """Return grammar rules of the thoughts before a structured answer; "" for a model without thoughts."""
         if self.reasoning is None:
             return ""
         rules, mark = Rules((), self.ids, False), self.reasoning.closing
@@ -92,19 +93,19 @@ class AnswerFormat:
         return rules.grammar(rest, "free")
 
     def _ids(self, marker: str) -> list[int]:
-        """Returns the tokens that are written like a marker."""
+        """Return the tokens that are written like a marker."""
         written = marker.encode()
         return [token for token, piece in self._vocabulary.pieces.items() if piece == written]
 
     def _opened(self, prompt: Sequence[int]) -> bool:
-        """Tells whether a prompt ends with the opening mark of thoughts."""
+        """Return True if a prompt ends with the opening mark of thoughts."""
         assert self.reasoning is not None
         end = b"".join(map(self._vocabulary.piece_bytes, prompt[-_PROMPT_END:]))
         return end.rstrip().endswith(self.reasoning.opening.encode())
 
 
 class AnswerParser:
-    """Thoughts, content and calls of one answer, whose text comes in pieces of any size."""
+    """Parses one answer, whose text comes in pieces of any size, into thoughts, content and calls."""
 
     def __init__(
         self, reasoning: ReasoningParser | None, tools: ToolParser | None, most_calls: int | None = None
@@ -112,11 +113,11 @@ class AnswerParser:
         self._reasoning, self._tools, self._calls_left = reasoning, tools, most_calls
 
     def feed(self, text: str) -> Answer:
-        """Returns what this text adds, as far as it is certain."""
+        """Return the part of the answer that is certain after this text and was not returned before."""
         return self._answer(Split("", text) if self._reasoning is None else self._reasoning.feed(text))
 
     def finish(self, text: str) -> Answer:
-        """Returns what the last text adds."""
+        """Return the rest of the answer, now that `text` is its last text."""
         parts = [self.feed(text)]
         if self._reasoning is not None:
             parts.append(self._answer(self._reasoning.finish()))
@@ -130,7 +131,7 @@ class AnswerParser:
         return self._limited(split.reasoning, self._tools.feed(split.rest))
 
     def _limited(self, reasoning: str, pieces: Sequence[Piece]) -> Answer:
-        """Leaves out calls beyond the limit."""
+        """Return a part of the answer without calls beyond the limit."""
         kept = []
         for piece in pieces:
             if isinstance(piece, ToolCall) and self._calls_left is not None:
@@ -142,7 +143,7 @@ class AnswerParser:
 
 
 def _chosen(asked: str, fitting: str) -> str | None:
-    """Returns the name of a parser, or None."""
+    """Return the name of the parser to use, or None for none."""
     name = fitting if asked == parsers.AUTO else asked
     return None if name in ("", parsers.NONE) else name
 

@@ -1,4 +1,4 @@
-"""Tools in a conversation whose chat template knows none: as text, which asks for the calls that `Llama3Json` reads."""
+"""Puts tools into a conversation as plain text, for chat templates without tools. `Llama3Json` reads the calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def in_plain_text(
 ) -> list[ChatMessage]:
     """Return the conversation with its tools, calls and results as text of messages.
 
-    `tools` are those of OpenAI's interface. `as_text` rewrites JSON so that no special token is spelled in it. The
-    tools are in the system message, or in the first one of the user where the template has no system message."""
+    `tools` are in the format of OpenAI's API. `as_text` rewrites JSON so that no special token is spelled in it. The
+    tools are in the system message, or in the user's first message if the template has no system message."""
     told: list[ChatMessage] = []
     for before, said in zip([None, *messages], messages, strict=False):
         if said.role == "tool":
@@ -35,7 +35,7 @@ def in_plain_text(
             calls = "; ".join(as_text(_call(call)) for call in said.tool_calls)
             plain = replace(said, content="\n".join(filter(None, [said.content, calls])), tool_calls=[])
         if before and "tool" in (before.role, said.role) and plain.role == told[-1].role:
-            # Many templates want roles to take turns.
+            # Many templates require that roles alternate.
             told[-1] = replace(told[-1], content=f"{told[-1].content}\n\n{plain.content}")
         else:
             told.append(plain)
@@ -43,7 +43,7 @@ def in_plain_text(
 
 
 def _call(call: CalledTool) -> str:
-    """Return a call as the model wrote it, so that the prompt begins as the one before."""
+    """Return a call as the model wrote it, so that the prompt begins like the previous one (prefix cache)."""
     return f"{call_prefix(call.name, 'parameters')}{call.arguments or '{}'}}}"
 
 
@@ -52,13 +52,13 @@ def _offer(tools: Sequence[Any]) -> str:
 
 
 def _function(tool: Any) -> Any:
-    """Return what a model is told of a tool; one in another form as it is."""
+    """Return the part of a tool's description that goes into the prompt; a tool in another format unchanged."""
     function = tool.get("function") if isinstance(tool, dict) else None
     return {key: function[key] for key in _KEPT if key in function} if isinstance(function, dict) else tool
 
 
 def _with_first(messages: Sequence[ChatMessage], text: str, role: str) -> list[ChatMessage]:
-    """Return the messages with a text before what the first one of a role says."""
+    """Return the messages with `text` before the content of the first message of a role, or as a new first message."""
     found = next((index for index, said in enumerate(messages) if said.role == role), None)
     if found is None:
         return [ChatMessage(role, text), *messages]  # type: ignore[arg-type]

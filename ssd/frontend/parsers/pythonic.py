@@ -1,4 +1,4 @@
-"""Calls of tools as a list of Python calls, with values that Python's literals have."""
+"""Calls of tools as a list of Python calls, whose arguments are Python literals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _OPENING = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool
 
 class Pythonic(ToolParser):
     """`[f(a="b", c=1), g()]` as the whole answer (Llama 3.2 and 4), or between marks (Llama 4, LFM2).
-    Without marks only calls of tools of the request are calls. Values become JSON."""
+
+    Without marks, only calls of the request's tools are calls. Values become JSON."""
 
     special = frozenset({*_OPENING, *_OPENING.values()})
 
@@ -51,7 +52,9 @@ class Pythonic(ToolParser):
 
     @classmethod
     def _calls(cls, rules: Rules) -> str:
-        """The list without marks. Its beginning is one text, which tells it from plain text that begins like it."""
+        """Return the expression of a list of calls without marks.
+
+        `[name(` is one text in it, so that `llguidance` can tell it from plain text that begins alike."""
         arguments = [(each, rules.any_of([f'{rules.keywords(each)} ")"'])) for each in rules.functions]
         first, others = (
             rules.any_of([f"{rules.name(each, before, '(')} {given}" for each, given in arguments])
@@ -101,7 +104,7 @@ class Pythonic(ToolParser):
         return json.dumps(name), (yield from self._value(depth))
 
     def _value(self, depth: int) -> Reading[str]:
-        """Reads a literal and returns it as JSON."""
+        """Read a literal and return it as JSON."""
         char = yield from self._text.peek()
         if char in ("[", "("):
             closing = "]" if char == "[" else ")"
@@ -148,5 +151,5 @@ class Pythonic(ToolParser):
 
 
 def _object(members: list[Any]) -> str:
-    """Returns a JSON object of (key, value) pairs that are JSON."""
+    """Return the JSON object of (key, value) pairs, each of them JSON text."""
     return f"{{{', '.join(f'{key}: {value}' for key, value in members)}}}"

@@ -8,7 +8,7 @@ from ssd.frontend.parsers.source import SPACE, Machine, Reading
 
 
 class Split(NamedTuple):
-    """What some text has added to the thoughts and to the answer after them."""
+    """New text of the thoughts, and of the answer after them."""
 
     reasoning: str
     rest: str
@@ -16,7 +16,8 @@ class Split(NamedTuple):
 
 class ReasoningParser(Machine):
     """Divides an answer that begins with thoughts between two marks. White space around the thoughts is left out.
-    A subclass says what the marks are. The prompt may end with the opening one."""
+
+    A subclass sets the marks. The prompt may end with the opening mark."""
 
     opening: ClassVar[str]
     closing: ClassVar[str]
@@ -31,16 +32,16 @@ class ReasoningParser(Machine):
 
     @classmethod
     def fits(cls, template: str) -> bool:
-        """Tells whether a chat template with this text is of a model that thinks between these marks."""
+        """Return True if a chat template with this text belongs to a model that thinks between these marks."""
         return cls.closing in template
 
     def feed(self, text: str) -> Split:
-        """Returns what is certain now that this text has come too."""
+        """Return the text that is certain after this piece and was not returned before."""
         self._advance(text, ended=False)
         return self._new()
 
     def finish(self) -> Split:
-        """Returns what was still held back, now that no text follows."""
+        """Return the text still held back, since no text follows."""
         self._advance("", ended=True)
         return self._new()
 
@@ -61,7 +62,7 @@ class ReasoningParser(Machine):
         yield from text.until((), self._answer)
 
     def _think(self, text: str) -> None:
-        """Passes thoughts on. White space waits for what follows it."""
+        """Pass thoughts on; hold white space back until more thoughts follow."""
         text = self._held + text
         certain = text.rstrip(SPACE)
         self._held = text[len(certain) :]

@@ -1,4 +1,4 @@
-"""Grammars of answers in the formats of the tool parsers, in Lark's notation as `llguidance` reads it."""
+"""Makes grammars of answers in the formats of the tool parsers, in Lark's notation as `llguidance` reads it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _ANYTHING = "(?s:.*)"
 
 
 class Unfit(ValueError):
-    """A tool that a format cannot call, or not by grammar. The text says which and why."""
+    """Raised for a tool that a format cannot call, or not by grammar. The text says which and why."""
 
 
 class Function(NamedTuple):
-    """A tool that an answer may call. `parameters` is a JSON schema; one that names none, and None, is for no
-    arguments. A `strict` one is obeyed or refused; of others the keywords that `llguidance` does not know are left
-    out."""
+    """A tool that an answer may call.
+
+    `parameters` is a JSON schema; None, or a schema that names no parameters, means no arguments. A `strict` schema is
+    obeyed or refused. For others, keywords that `llguidance` does not know are ignored."""
 
     name: str
     parameters: Mapping[str, Any] | None
@@ -34,10 +35,10 @@ class Function(NamedTuple):
 
 
 class Rules:
-    """The rules of one grammar: each method that returns an expression adds what the expression needs.
+    """Owns the rules of one grammar: a method that returns an expression adds the rules that the expression needs.
 
-    `ids` returns the tokens that are written like a marker: they may be special, and no text then matches them.
-    An answer makes `several` calls, or one."""
+    `ids` returns the tokens that are written like a marker. They may be special; then no text matches them. An answer
+    may make `several` calls, or one."""
 
     def __init__(self, functions: Sequence[Function], ids: Callable[[str], Sequence[int]], several: bool) -> None:
         self.functions = functions
@@ -45,45 +46,47 @@ class Rules:
         self._lines: list[str] = []
 
     def grammar(self, expression: str, name: str = "start") -> str:
-        """Returns all rules, that of this expression under a name."""
+        """Return all rules as text, with `expression` as the rule `name`."""
         return "\n".join([f"{name}: {expression}", *self._lines])
 
     def knows(self, marker: str) -> bool:
-        """Tells whether the vocabulary has a token for a marker."""
+        """Return True if the vocabulary has a token for a marker."""
         return bool(self._ids(marker))
 
     def text(self, text: str) -> str:
-        """Returns the expression of exactly this text."""
+        """Return the expression of exactly this text."""
         return quoted(text)
 
     def marker(self, marker: str) -> str:
-        """Returns the expression of a marker, as a token of its own or letter by letter."""
+        """Return the expression of a marker, as a token of its own or letter by letter."""
         return f"({' | '.join([self.text(marker), *self._tokens(marker)])})"
 
     def repeated(self, item: str, between: str) -> str:
-        """Returns the expression of as many items as there may be calls, at least one."""
+        """Return the expression of one or more items with `between` among them; of one if only one call is allowed."""
         return f"{item} {self.at_will(f'{between} {item}')}"
 
     def at_will(self, more: str) -> str:
-        """Returns the expression of any number of further calls; of none where there may be one only."""
+        """Return the expression of any number of further calls; "" if only one call is allowed."""
         return f"({more})*" if self._several else ""
 
     def any_of(self, items: Sequence[str]) -> str:
-        """Returns the name of a rule for one of these expressions."""
+        """Add a rule for any one of these expressions and return its name."""
         return self._rule(" | ".join(items))
 
     def calls_in_text(self, opening: str, call: str, plain: str) -> str:
-        """Returns the expression of `plain` text with calls anywhere in it, each after the mark `opening`."""
+        """Return the expression of `plain` text with calls anywhere in it, each after the mark `opening`."""
         return f"({self.up_to(opening, plain)} {call}){'*' if self._several else '?'} {plain}"
 
     def up_to(self, marker: str, plain: str) -> str:
-        """Returns the expression of `plain` text and the first marker after it."""
+        """Return the expression of `plain` text and the first marker after it."""
         lazy = self._name()
         self._lines.append(f"{lazy}[lazy]: {plain} {self.text(marker)}")
         return self.any_of([lazy, *(f"{plain} {token}" for token in self._tokens(marker))])
 
     def plain(self, markers: Sequence[str], beginning: str = "") -> str:
-        """Returns the expression of any text without these markers that does not begin as a regular expression says."""
+        """Return the expression of any text that has none of these markers and does not begin with `beginning`.
+
+        `beginning` is a regular expression; "" allows any beginning."""
         barred = [f"{_ANYTHING}({'|'.join(map(_escaped, markers))}){_ANYTHING}"]
         barred += [f"{beginning}{_ANYTHING}"] if beginning else []
         name = self._name().upper()
@@ -93,7 +96,7 @@ class Rules:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def json_calls(self, key: str) -> str:
-        """Returns the expression of an object with the name of a tool and, under `key`, its arguments."""
+        """Return the expression of an object with the name of a tool and, under `key`, its arguments."""
         return self.any_of(
             [
                 f"{self.text(call_prefix(function.name, key))} {self.arguments(function)} {self.text('}')}"
@@ -102,20 +105,20 @@ class Rules:
         )
 
     def name(self, function: Function, before: str = "", after: str = "") -> str:
-        """Returns the expression of a tool's name, not quoted, between these texts. Raises Unfit."""
+        """Return the expression of a tool's name, not quoted, between two texts. Raises Unfit."""
         if not _PLAIN_NAME.fullmatch(function.name):
             raise _unfit(function, "its name has characters that this model's format of calls has no place for")
         return self.text(before + function.name + after)
 
     def arguments(self, function: Function) -> str:
-        """Returns the expression of a tool's arguments as an object. Raises Unfit."""
+        """Return the expression of a tool's arguments as an object. Raises Unfit."""
         schema = _schema(function)
         if not schema.keys() - _NO_ARGUMENTS:
             return self.text("{}")
         return self._json({**schema, "type": "object"}, function)
 
     def keywords(self, function: Function) -> str:
-        """Returns the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
+        """Return the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
         schema = {key: _decoded(value) for key, value in _schema(function).items()}
         if unknown := sorted(schema.keys() - _NOTES):
             raise _unfit(function, f"{unknown[0]} beside properties has no form in this model's format of calls")
@@ -125,7 +128,7 @@ class Rules:
         if missing := [name for name in required if name not in properties]:
             raise _unfit(function, f"the required {missing[0]!r} is not among properties")
         shared = {key: schema[key] for key in _SUBSCHEMAS & schema.keys()}
-        rest, first = '""', '""'  # what may follow an argument, and begin the list, from here on
+        rest, first = '""', '""'  # expressions of the arguments from here on: after another one, and as the first ones
         for name, sub in reversed(properties.items()):
             if not name.isidentifier():
                 raise _unfit(function, f"{name!r} is no name that this model's format of calls has for an argument")
@@ -160,12 +163,12 @@ class Rules:
 
 
 def call_prefix(name: str, key: str) -> str:
-    """Returns what stands before the arguments in an object that is a call."""
+    """Return the text before the arguments in an object that is a call."""
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """Returns the schema of a tool's arguments. Raises Unfit for one of anything but objects."""
+    """Return the schema of a tool's arguments. Raises Unfit if it does not allow an object."""
     schema = dict(function.parameters or {})
     type = _decoded(schema.get("type", "object"))
     if type != "object" and (not isinstance(type, list) or "object" not in type):
@@ -182,5 +185,5 @@ def _unfit(function: Function, cause: str) -> Unfit:
 
 
 def _escaped(text: str) -> str:
-    """Returns a regular expression of exactly this text, to stand between slashes."""
+    """Return a regular expression of exactly this text, for use between slashes."""
     return re.escape(text).replace("/", r"\/")

@@ -1,8 +1,8 @@
 """Text that comes in pieces, for parsers that read it as if all of it were there.
 
-A parser is a generator: what reads a `Source` yields where it needs more text than has come, and goes on when there is
-more. No decision depends on where the pieces end. Every character is looked at once, but for a few at the end of a
-piece that may begin a marker."""
+A parser is a generator: a method that reads a `Source` yields where it needs more text, and continues when text is
+added. No decision depends on where the pieces end. Every character is read once, except a few at the end of a piece
+that may begin a marker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 _Value = TypeVar("_Value")
 Reading: TypeAlias = Generator[None, None, _Value]
-"""What reads a source, and returns a value once enough text has come."""
+"""A generator that reads a source and returns a value once enough text has come."""
 
 MAX_DEPTH = 64
-"""Lists and objects in each other. What is deeper is malformed."""
+"""Limit of nested lists and objects; deeper text is malformed."""
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]*")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
@@ -25,12 +25,13 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 class Malformed(Exception):
-    """The text is not what it began as."""
+    """Raised where text does not continue in the format that it began with."""
 
 
 class Source:
-    """Text that has come so far, and how far it was read.
-    A span begins at a mark. Only what was read since then is kept."""
+    """Owns the text that has come so far, and the position up to which it was read.
+
+    A span begins at a mark. Of the text already read, only the span is kept."""
 
     def __init__(self) -> None:
         self._read: list[str] = []  # since the mark, up to the buffer
@@ -38,17 +39,17 @@ class Source:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """Appends a piece."""
+        """Append a piece."""
         self._read.append(self._buffer[self._marked : self._at])
         self._buffer, self._at, self._marked = self._buffer[self._at :] + text, 0, 0
 
     def mark(self) -> None:
-        """Begins a span here."""
+        """Begin a span here."""
         self._read.clear()
         self._marked = self._at
 
     def span(self) -> str:
-        """Returns what was read since the mark."""
+        """Return the text read since the mark."""
         self._read.append(self._buffer[self._marked : self._at])
         self._marked = self._at
         self._read = ["".join(self._read)]
@@ -57,13 +58,13 @@ class Source:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def peek(self) -> Reading[str]:
-        """Returns the next character without reading it; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self._at == len(self._buffer) and not self.ended:
             yield
         return self._buffer[self._at : self._at + 1]
 
     def accept(self, literal: str) -> Reading[bool]:
-        """Reads exactly this text if it comes next."""
+        """Read exactly this text if it comes next; return True if it did."""
         while True:
             there = self._buffer[self._at : self._at + len(literal)]
             if there == literal:
@@ -74,12 +75,12 @@ class Source:
             yield
 
     def expect(self, literal: str) -> Reading[None]:
-        """Reads exactly this text. Raises Malformed where another comes."""
+        """Read exactly this text. Raises Malformed where other text comes."""
         if not (yield from self.accept(literal)):
             raise Malformed
 
     def take(self, characters: re.Pattern[str]) -> Reading[str]:
-        """Reads as far as a pattern of single characters, as `[a-z]*`, matches, and returns that."""
+        """Read as far as a pattern of single characters, such as `[a-z]*`, matches, and return the match."""
         taken = []
         while True:
             found = characters.match(self._buffer, self._at)
@@ -94,8 +95,9 @@ class Source:
         yield from self.take(_SPACE)
 
     def until(self, markers: tuple[str, ...], passed: Callable[[str], None]) -> Reading[str]:
-        """Reads up to and including the first marker, at which a new span begins, and returns it; "" at the end.
-        `passed` gets the text before it as soon as it is certain."""
+        """Read up to and including the first marker and return it; "" at the end. A new span begins at the marker.
+
+        `passed` gets the text before the marker as soon as it is certain."""
         any_marker = re.compile("|".join(map(re.escape, markers)))
         while True:
             found = any_marker.search(self._buffer, self._at) if markers else None
@@ -113,7 +115,7 @@ class Source:
             yield
 
     def json_object(self) -> Reading[str]:
-        """Reads a JSON object and returns its text. Raises Malformed at the first character that is wrong."""
+        """Read a JSON object and return its text. Raises Malformed at the first wrong character."""
         if (yield from self.peek()) != "{":
             raise Malformed
         before = len(self.span())
@@ -136,7 +138,7 @@ class Source:
     def items(
         self, closing: str, item: Callable[[int], Reading[Any]], depth: int, trailing_comma: bool = False
     ) -> Reading[list[Any]]:
-        """Reads an opening bracket, items with commas between them, and the closing bracket."""
+        """Read an opening bracket, items with commas between them, and the closing bracket; return the items."""
         if depth == MAX_DEPTH:
             raise Malformed
         self._at += 1
@@ -172,7 +174,7 @@ class Source:
                 raise Malformed
 
     def character(self) -> Reading[str]:
-        """Reads one character. Raises Malformed at the end."""
+        """Read one character. Raises Malformed at the end."""
         char = yield from self.peek()
         if not char:
             raise Malformed
@@ -180,7 +182,7 @@ class Source:
         return char
 
     def digits(self, count: int) -> Reading[int]:
-        """Reads this number of hexadecimal digits, and returns their value."""
+        """Read `count` hexadecimal digits and return their value."""
         text = ""
         while len(text) < count:
             text += yield from self.character()
@@ -190,7 +192,7 @@ class Source:
 
 
 class Machine(ABC):
-    """A parser of one answer. `_parse` is its generator."""
+    """Base of the parsers of one answer. A subclass writes `_parse`, the generator that reads the text."""
 
     def __init__(self) -> None:
         self._text = Source()
@@ -199,10 +201,10 @@ class Machine(ABC):
 
     @abstractmethod
     def _parse(self) -> Reading[None]:
-        """Reads `self._text` to its end."""
+        """Read `self._text` to its end."""
 
     def _advance(self, text: str, ended: bool) -> None:
-        """Goes on with more text."""
+        """Continue the generator with more text."""
         self._text.add(text)
         self._text.ended = ended
         if not self._finished:
@@ -210,7 +212,7 @@ class Machine(ABC):
 
 
 def _overlap(text: str, markers: tuple[str, ...]) -> int:
-    """Returns the length of the longest end of `text` that begins a marker."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of a marker."""
     longest = max(map(len, markers), default=1) - 1
     ends = (text[-length:] for length in range(min(len(text), longest), 0, -1))
     return next((len(end) for end in ends if any(marker.startswith(end) for marker in markers)), 0)

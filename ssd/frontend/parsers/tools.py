@@ -1,7 +1,7 @@
-"""Calls of tools in a model's answer: what all formats have in common, and those made of JSON.
+"""Calls of tools in a model's answer: the base class of all formats, and the formats made of JSON.
 
-Each format is written down where its model is published: Hermes' and Qwen's in their model cards, Llama's in Meta's
-"prompt formats", Mistral's in its tokenizers' documentation."""
+Sources of the formats: the model cards of Hermes and Qwen, Meta's "prompt formats" for Llama, and the documentation of
+Mistral's tokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OBJECT_BEGINS = r'\s*\{\s*"name"'
 
 
 class ToolCall(NamedTuple):
-    """`arguments` is the text of a JSON object, as the model wrote it."""
+    """One call of a tool. `arguments` is the text of a JSON object, as the model wrote it."""
 
     name: str
     arguments: str
@@ -35,14 +35,14 @@ Piece: TypeAlias = str | ToolCall
 class ToolParser(Machine):
     """Finds the calls in one answer, whose text comes in pieces of any size.
 
-    A call is told once it is complete and well-formed. Everything else is content: malformed and unfinished calls too,
-    with their markers. Only white space around calls, and markers of calls that were told, are left out.
+    A call is reported once it is complete and well-formed. Everything else is content, malformed and unfinished calls
+    with their markers too. Only white space around calls, and the markers of reported calls, are left out.
 
     A subclass writes `parse`. It reads `self._text` with the methods of `Source`, passes text on with `_content` and
-    calls with `_call`. Where a call turns out to be none, `_give_back` makes what was read since its marker content."""
+    calls with `_call`. For a malformed call, `_give_back` makes the text read since its marker content."""
 
     special: ClassVar[frozenset[str]] = frozenset()
-    """Special tokens of the format. Only these appear in the text that is parsed."""
+    """Special tokens of the format. The parsed text must have them."""
 
     def __init__(self, names: Collection[str]) -> None:
         """`names`: the tools that the request offers."""
@@ -55,31 +55,33 @@ class ToolParser(Machine):
     @classmethod
     @abstractmethod
     def fits(cls, template: str) -> bool:
-        """Tells whether a chat template with this text is of a model that calls tools in this format."""
+        """Return True if a chat template with this text belongs to a model that calls tools in this format."""
 
     @classmethod
     def forced(cls, rules: Rules) -> str:
-        """Returns the expression, in a grammar, of an answer that is calls and nothing else; "" if there is none.
+        """Return the grammar expression of an answer that consists of calls only; "" if the format has none.
+
         Raises Unfit for tools that cannot be called."""
         return ""
 
     @classmethod
     def allowed(cls, rules: Rules) -> str:
-        """Returns the expression of an answer whose calls, if it makes some, are well-formed; "" if there is none.
+        """Return the grammar expression of an answer whose calls, if any, are well-formed; "" if the format has none.
+
         Raises Unfit for tools that cannot be called."""
         return ""
 
     @abstractmethod
     def parse(self) -> Reading[None]:
-        """Reads the answer, as a generator. What it leaves is content."""
+        """Read the answer, as a generator. Text that it does not read is content."""
 
     def feed(self, text: str) -> list[Piece]:
-        """Returns what is certain now that this text has come too."""
+        """Return the content and calls that are certain after this piece and were not returned before."""
         self._advance(text, ended=False)
         return self._new()
 
     def finish(self) -> list[Piece]:
-        """Returns what was still held back, now that no text follows."""
+        """Return the content and calls still held back, since no text follows."""
         self._advance("", ended=True)
         if self._held and not self._has_called:
             self._pieces.append(self._held)
@@ -96,11 +98,11 @@ class ToolParser(Machine):
     # -- for subclasses ---------------------------------------------------------------------------------------------
 
     def _content(self, *markers: str) -> Reading[str]:
-        """Passes text on up to the first marker, at which a span begins, and returns it; "" at the end."""
+        """Pass text on up to the first marker, begin a span there, and return the marker; "" at the end."""
         return (yield from self._text.until(markers, self._say))
 
     def _say(self, text: str) -> None:
-        """Passes text on. White space waits for what follows it."""
+        """Pass text on as content; hold white space back until more content follows."""
         text = self._held + text
         certain = text.rstrip(SPACE)
         self._held = text[len(certain) :]
@@ -111,19 +113,20 @@ class ToolParser(Machine):
             self._has_said = True
 
     def _give_back(self) -> None:
-        """Makes the span content."""
+        """Make the span content."""
         self._say(self._text.span())
         self._text.mark()
 
     def _call(self, name: str, arguments: str) -> None:
-        """Tells a call. The span becomes no content."""
+        """Report a call; drop the span."""
         self._pieces.append(ToolCall(name, arguments))
         self._has_called, self._held = True, ""
         self._text.mark()
 
     def _json_call(self, known: bool = False) -> Reading[None]:
-        """Reads an object with `name` and `arguments`, or `parameters`, and tells the call.
-        With `known` it must name a tool of the request. Raises Malformed."""
+        """Read an object with `name` and `arguments` or `parameters`, and report the call.
+
+        With `known`, it must have arguments and name a tool of the request. Raises Malformed."""
         text = yield from self._text.json_object()
         try:
             call = _OBJECT.decode(text)
@@ -138,7 +141,7 @@ class ToolParser(Machine):
         self._call(call.name, arguments)
 
     def _drop(self, marker: str) -> Reading[None]:
-        """Leaves out the marker that may come after a call."""
+        """Leave out the marker after a call; if other text comes, make the white space before it content."""
         yield from self._text.skip_space()
         if (yield from self._text.accept(marker)):
             self._text.mark()
@@ -175,7 +178,7 @@ class Hermes(ToolParser):
 
     @classmethod
     def _marked(cls, rules: Rules) -> str:
-        """What comes after the mark of a call."""
+        """Return the expression of the text after the mark of a call."""
         return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
 
     def parse(self) -> Reading[None]:
@@ -191,7 +194,8 @@ class Hermes(ToolParser):
 
 class Llama3Json(ToolParser):
     """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.1 to 3.3.
-    Several calls have `;` between them. Without the tag an object is a call only if it names a tool of the request."""
+
+    Several calls have `;` between them. Without the tag, an object is a call only if it names a tool of the request."""
 
     special = frozenset({"<|python_tag|>"})
 
@@ -229,8 +233,9 @@ class Llama3Json(ToolParser):
 
 
 class Mistral(ToolParser):
-    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`; in newer models `[TOOL_CALLS]name[ARGS]{...}`,
-    each call by itself."""
+    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`: Mistral.
+
+    Newer models write `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
     special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
 
@@ -249,7 +254,7 @@ class Mistral(ToolParser):
 
     @classmethod
     def _marked(cls, rules: Rules) -> str:
-        """What comes after the mark: a list, or one call where the tokenizer is a newer one."""
+        """Return the expression of the text after the mark: a list, or one call for a newer tokenizer."""
         if not rules.knows("[ARGS]"):
             return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
         args = rules.marker("[ARGS]")

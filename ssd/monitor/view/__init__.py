@@ -1,1 +1,1 @@
-"""The screen of `ssd top`: pure functions from figures to what rich draws."""
+"""The screen of `ssd top`: pure functions that turn figures into objects that rich draws."""

@@ -1,4 +1,4 @@
-"""Colours of states, and numbers as people read them. Each state has a letter too, for screens without colours."""
+"""Formats states and numbers for the screen. A state has a colour, and a letter for screens without colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ssd.ipc.trace_ring import State
 
 
 class StateStyle(NamedTuple):
-    """`letter` drawn in `style`."""
+    """The look of a state: `letter` drawn in `style`."""
 
     letter: str
     style: str
@@ -44,13 +44,13 @@ def state_style(state: State, detail: int = 0) -> StateStyle:
 
 
 def named_style(name: str) -> StateStyle:
-    """Returns the style of a name such as `verify` or `depth 3`."""
+    """Return the style of a state by its name, such as `verify` or `depth 3`."""
     word, _, detail = name.partition(" ")
     return state_style(State[word.upper()], int(detail or 0))
 
 
 def seconds(value: float) -> str:
-    """Formats as 0.25 ms, 12.3 ms, 123 ms or 1.20 s; 0 is a dash."""
+    """Format a time as 0.25 ms, 12.3 ms, 123 ms or 1.20 s; 0 is a dash."""
     number, unit = (1e3 * value, "ms") if value < 1 else (value, "s")
     digits = 2 if number < 10 else 1 if number < 100 else 0
     return f"{number:.{digits}f} {unit}" if value else "-"
@@ -65,7 +65,7 @@ def share(value: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draws the newest `width` values, scaled to the largest of them."""
+    """Draw the newest `width` values, scaled to the largest of them."""
     shown = values[-width:] if width > 0 else []
     most = max(shown, default=0.0)
     return "".join(_TICKS[round((len(_TICKS) - 1) * value / most)] if most else _TICKS[0] for value in shown)

@@ -104,7 +104,7 @@ def stalls(figures: Figures) -> Panel:
 
 
 def _grid(columns: int, padding: int = 2) -> Table:
-    """Returns a table whose first column is words and whose others are numbers."""
+    """Return a table with a first column of words and other columns of numbers."""
     table = Table.grid(padding=(0, padding))
     table.add_column(no_wrap=True)
     for _ in range(columns - 1):

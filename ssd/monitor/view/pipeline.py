@@ -20,7 +20,7 @@ _LABEL = 8
 
 
 class Strip(NamedTuple):
-    """Both traces from `begin` to `until` (ns)."""
+    """A part of the traces, from `begin` to `until` (ns)."""
 
     begin: int
     until: int
@@ -28,7 +28,7 @@ class Strip(NamedTuple):
 
 
 def strips(history: History) -> list[Strip]:
-    """Returns up to three strips of the last rounds without a pause between them, the oldest first."""
+    """Return up to three strips of the last rounds without a pause between them, the oldest first."""
     for seconds in _LOOK_BACK_S:
         begin = history.now - int(seconds * 1e9)
         traces = {role: trace.since(begin, history.now) for role, trace in history.traces.items()}
@@ -44,7 +44,7 @@ def strips(history: History) -> list[Strip]:
 
 
 def _busy(spans: Sequence[Span]) -> Sequence[Span]:
-    """Returns the last states that hold a verification and no pause."""
+    """Return the last stretch of states that has a verification and no pause."""
     end, verified = len(spans), False
     for index in reversed(range(len(spans))):
         span = spans[index]
@@ -62,7 +62,7 @@ def _within(trace: tuple[list[Span], list[Moment]], begin: int, until: int) -> t
 
 
 def drawn(strip: Strip, width: int) -> list[Text]:
-    """Draws a strip in lines of `width`: look-ups, target, draft and a time axis."""
+    """Draw a strip in lines of `width`: look-ups, the processes and a time axis."""
     columns = max(1, width - _LABEL)
     step = (strip.until - strip.begin) / columns
     lines = [_look_ups(strip, columns, step)]
@@ -79,7 +79,7 @@ def drawn(strip: Strip, width: int) -> list[Text]:
 
 
 def _look_ups(strip: Strip, columns: int, step: float) -> Text:
-    """Draws a sign for every outcome above the target: + a hit, - a miss. In one column a miss hides hits."""
+    """Draw a sign for each look-up, above the target: + for a hit, - for a miss. In one column a miss hides hits."""
     signs = [" "] * columns
     for moment in strip.traces["target"][1]:
         column = min(columns - 1, int((moment.at - strip.begin) / step))
@@ -94,7 +94,7 @@ def _look_ups(strip: Strip, columns: int, step: float) -> Text:
 
 
 def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> list[tuple[State, int]]:
-    """Returns the state that filled most of each column."""
+    """Return, for each column, the (state, detail) that filled most of it; LOST where no state is known."""
     found, index = list[tuple[State, int]](), 0
     for column in range(columns):
         left, right = begin + column * step, begin + (column + 1) * step
@@ -112,7 +112,7 @@ def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> lis
 
 
 def legend(pipeline: Pipeline) -> list[Text]:
-    """Lists each process's states with colour and share."""
+    """Return a line for each process: its states with colour and share."""
     lines = []
     for role, shares in pipeline.shares.items():
         line = Text(f"{role:<{_LABEL}}", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""The whole screen, as much of it as fits."""
+"""The whole screen: the panels of a page, as far as they fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ row are depths of its tree, + is one beyond 9."""
 
 
 class Look(NamedTuple):
-    """What the user has chosen to see. `note` is shown beside the title."""
+    """The user's choice of a page. `note` is shown beside the title."""
 
     page: str = "1"
     help: bool = False
@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Panels beside each other. Without a height the row takes what is left, if that is at least `least`."""
+    """Panels beside each other. Without a `height` the row takes the lines that are left, if at least `least` are."""
 
     parts: tuple[RenderableType, ...]
     height: int | None
@@ -48,7 +48,9 @@ class _Row(NamedTuple):
 
 
 def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, height: int) -> RenderableType:
-    """Draws what fits into `width` x `height`. `pipeline` are the last rounds, the oldest first."""
+    """Draw the page that `look` names, as far as it fits into `width` x `height`.
+
+    `pipeline` are the strips of the last rounds, the oldest first."""
     if height < 6:
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
     help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
@@ -73,7 +75,7 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
 
 
 def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) -> list[_Row]:
-    """Returns the rows of a page, the most important first."""
+    """Return the rows of a page, the most important first."""
     strip_lines = max(1, len(figures.pipeline.shares))
     pipeline_height = 4 + 2 * strip_lines + min(2, len(figures.stalls))
     overview = _pipeline(figures, pipeline[-1:], width, figures.stalls[:2])
@@ -127,7 +129,7 @@ def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Seq
 
 
 def link(found: LinkLoad) -> str:
-    """Returns the link to a draft on another machine in words."""
+    """Return a line that describes the link to a draft on another machine."""
     late = f"{share(found.late / found.entries)} of speculations late" if found.entries else "no speculations yet"
     each = f"{found.bytes / found.tokens:.0f} bytes a token" if found.tokens else "no tokens yet"
     trip = f"round trip {1e3 * found.rtt:.1f} ms, give or take {1e3 * found.jitter:.1f}"
@@ -135,7 +137,7 @@ def link(found: LinkLoad) -> str:
 
 
 def line(figures: Figures) -> str:
-    """Returns everything in one line."""
+    """Return the main figures in one line."""
     found = figures.speculating
     parts = [f"{figures.tokens_per_second:.1f} tok/s", f"{figures.running} running", f"{figures.waiting} waiting"]
     if found.rounds:
