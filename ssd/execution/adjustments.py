@@ -1,4 +1,4 @@
-"""What the requests of a batch ask of their logits, on a device, where a graph adjusts them."""
+"""Keeps the requested adjustments of logits on the device, where a graph applies them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from ssd.execution.tables import Upload, uploaded
 from ssd.speculation.adjustment import ENDS, IN_PROMPT, NUMBERS, ONCE, RECENT, AdjustedRows, Text
 
-# New tokens of a slot that are sent at a time; a text with more is sent as a whole.
+# Most new tokens of a slot that are sent alone; a text with more is sent as a whole.
 _MOST_NEW = 2 * RECENT
 
 
 class AdjustmentTable:
-    """The texts and adjustments of all slots, as `AdjustedRows` has them; the last slot's, for padding, is neutral.
+    """Owns the texts and adjustments of all slots, as in `AdjustedRows`; the last slot, for padding, is neutral.
 
-    The host tells what is committed before each launch; a verification that is launched behind another one gets the
-    outcome of that from the device."""
+    The host sends committed tokens before each launch. A verification that is launched behind another one gets its
+    outcome from the device."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._text = torch.zeros(slots + 1, vocab_size, dtype=torch.int32, device=device)
@@ -30,18 +30,18 @@ class AdjustmentTable:
 
     @property
     def words(self) -> Tensor:
-        """See `AdjustedRows`."""
+        """Return the `words` of `AdjustedRows`."""
         return self._words.device
 
     def of(self, fields: Mapping[str, Tensor]) -> AdjustedRows:
-        """Those of a batch (`ssd.execution.tables.BatchTensors.fields`)."""
+        """Return the adjustments of a batch from its `ssd.execution.tables.BatchTensors.fields`."""
         starts, sequences, ids = (fields[name] for name in ("starts", "sequences", "ids"))
         return AdjustedRows(starts, sequences, ids, self.words, self._text, self._bias)
 
     def tell(self, texts: Iterable[tuple[int, Text | None]]) -> None:
-        """Send what is new of the committed texts of (slot, text); None: nothing is asked of the logits of this slot.
+        """Send the new tokens of the committed texts of (slot, text); None: this slot's logits are not adjusted.
 
-        A text begins with the same tokens as long as `tokens` is the same list."""
+        A slot's text is extended as long as its `tokens` is the same list; else it is sent anew."""
         self._words.wait()
         new, size = list[int](), self._text.shape[1]
         for slot, text in texts:
@@ -66,14 +66,14 @@ class AdjustmentTable:
     def _add(self, places: Sequence[int]) -> None:
         """Count the tokens at these places of the flat table once more."""
         self._new.wait()
-        self._new.host[0], self._new.host[1] = self._text.numel() - 1, 0  # of the neutral slot: nothing is added
+        self._new.host[0], self._new.host[1] = self._text.numel() - 1, 0  # in the neutral slot, where nothing is added
         self._new.host[0, : len(places)], self._new.host[1, : len(places)] = places, ONCE
         self._new.send()
         where, count = self._new.device
         self._text.view(-1).index_add_(0, where, count.int())
 
     def _begin(self, slot: int, text: Text) -> None:
-        """Send a text and a bias as they are."""
+        """Send a whole text and its bias."""
         size, wish = self._text.shape[1], text.adjustment
         table = np.bincount(text.tokens[text.prompt :], minlength=size).astype(np.int32) * ONCE
         table[list(text.tokens[: text.prompt])] |= IN_PROMPT

@@ -32,12 +32,12 @@ class Row:
 
     @property
     def predicted(self) -> range:
-        """Positions of the tokens that the outputs predict: the logits at p predict the token at p + 1."""
+        """Return the positions of the tokens that the outputs predict: the logits at p predict the token at p + 1."""
         return range(self.stop - self.outputs + 1, self.stop + 1)
 
 
 def output_indices(rows: Sequence[Row]) -> list[int]:
-    """Indices of the wanted outputs among the concatenated tokens of the rows."""
+    """Return the indices of the wanted outputs among the concatenated tokens of the rows."""
     indices: list[int] = []
     stop = 0
     for row in rows:
@@ -47,13 +47,13 @@ def output_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def tokens_of(rows: Sequence[Row]) -> list[range]:
-    """The index range of each row among the concatenated tokens."""
+    """Return the index range of each row among the concatenated tokens."""
     starts = accumulate((len(row.token_ids) for row in rows), initial=0)
     return [range(start, start + len(row.token_ids)) for start, row in zip(starts, rows, strict=False)]
 
 
 class BaseContext:
-    """What all forward contexts share: the hidden states [tokens, width] after some `layers`, kept in `hidden`."""
+    """The base of all forward contexts: keeps the hidden states [tokens, width] after some `layers` in `hidden`."""
 
     def __init__(self, layers: Collection[int] = ()) -> None:
         self._layers, self.hidden = layers, dict[int, Tensor]()

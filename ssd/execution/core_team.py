@@ -1,4 +1,4 @@
-"""The cores that this process computes on: its own, or also those of the other model while that rests."""
+"""Switches the cores that this process computes on: its own, or also the other model's while that rests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class CoreTeam:
-    """Switches the compute threads of this process between `own` and `all`, numbers of cores, in microseconds.
+    """Switches the compute threads of this process between `own` and `all` cores; a switch takes microseconds.
 
     OpenMP has bound thread i to core i of `EngineConfig.cpus_of`, whose own cores come first (`ssd.launch.children`).
     Kernels give the same bits with any number of threads."""
@@ -16,7 +16,7 @@ class CoreTeam:
         self.all = self._now = all
 
     def use(self, all_cores: bool) -> None:
-        """Compute on all cores from the next kernel on, or on this process's own."""
+        """Compute on all cores, or only on this process's own, from the next kernel on."""
         wanted = self.all if all_cores else self.own
         if wanted != self._now:
             torch.set_num_threads(wanted)

@@ -1,13 +1,13 @@
 """Padded shapes for CUDA graphs: verifications and draft steps run in one of a few (rows, tokens).
 
-Numbers alone: `ssd.launch.memory` counts with them in a process without torch."""
+It must not import torch: `ssd.launch.memory` uses it in a process without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# A batch beyond these runs unpadded: a longer row is a prompt, and with more tokens launches are not what takes time.
+# A larger batch runs unpadded: a longer row is a prompt, and with more tokens launches take a small part of the time.
 LONGEST_ROW = 16
 MOST_TOKENS = 256
 
@@ -21,17 +21,17 @@ class GraphShape(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The arguments of its `BatchTensors`: tokens, rows with those of the padding, longest row."""
+        """Return the arguments of its `BatchTensors`: tokens, rows with the padding's, longest row."""
         return self.tokens, self.rows + -(-self.tokens // self.longest), self.longest
 
 
 def graph_shapes(most_rows: int, longest: int) -> list[GraphShape]:
-    """Shapes for up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
+    """Return shapes for up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
     found, rows = [], 1
     while True:
         tokens = rows
         while tokens <= max(rows, MOST_TOKENS):
-            # More than half of the rows are there, or the batch would take a smaller shape.
+            # More than half of the rows are used, or the batch would take a smaller shape.
             found.append(GraphShape(rows, tokens, min(LONGEST_ROW, tokens - rows // 2)))
             if tokens >= rows * min(longest, LONGEST_ROW):
                 break
@@ -42,14 +42,14 @@ def graph_shapes(most_rows: int, longest: int) -> list[GraphShape]:
 
 
 def smallest_fitting(counts: Sequence[int], shapes: Iterable[GraphShape]) -> GraphShape | None:
-    """The first of `shapes`, which are in order of size, that holds rows of so many tokens; None if none does."""
+    """Return the first of `shapes`, smallest first, that holds rows of these lengths; None if none does."""
     tokens, longest = sum(counts), max(counts)
     fits = (s for s in shapes if len(counts) <= s.rows and tokens <= s.tokens and longest <= s.longest)
     return next(fits, None)
 
 
 def target_shapes(sequences: int, longest: int, deterministic: bool) -> list[GraphShape]:
-    """Shapes of the target's verifications of up to `longest` tokens a sequence; a deterministic engine has one."""
+    """Return the shapes of verifications of up to `longest` tokens a sequence; one if deterministic."""
     if not deterministic:
         return graph_shapes(sequences, longest)
     tokens = max(LONGEST_ROW, graph_shapes(sequences, 1)[-1].tokens)
@@ -57,5 +57,5 @@ def target_shapes(sequences: int, longest: int, deterministic: bool) -> list[Gra
 
 
 def draft_shapes(sequences: int, chains: int) -> list[GraphShape]:
-    """Shapes of a draft's steps: a row for the path of each sequence, and some for the chains of all of them."""
+    """Return the shapes of a draft's steps: rows for the path of each sequence, and for all chains together."""
     return graph_shapes(min(2 * sequences + chains // LONGEST_ROW, MOST_TOKENS), LONGEST_ROW)

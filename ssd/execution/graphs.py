@@ -8,7 +8,7 @@ import torch
 
 from ssd.errors import UsageError
 
-# Runs before the capture: kernels are compiled, workspaces made, algorithms chosen.
+# Runs before the capture, which compile kernels, make workspaces and choose algorithms.
 _WARM_UPS = 2
 
 
@@ -22,7 +22,7 @@ class GraphPool:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Return what replays `function`, which leaves its results in tensors, in one launch.
+        """Return a function that replays `function`, which leaves its results in tensors, in one launch.
 
         `function` must not wait for the device, nor copy from the host. Raises UsageError if it does."""
         with torch.cuda.device(self._device):
@@ -46,7 +46,7 @@ class GraphPool:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """The first line of what broke a capture. torch then raises an error for the broken capture, which hides it."""
+    """Return the first line of the error that broke a capture; torch's later error would hide it."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     return next(iter(str(first).splitlines()), type(first).__name__)
 

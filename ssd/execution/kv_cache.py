@@ -14,11 +14,11 @@ from ssd.layers.paged import to_fp8
 from ssd.models.interface import Shape
 
 Span = slice | Tensor
-"""Where consecutive tokens lie in the cache: a slice, or slot numbers int64 [n]."""
+"""The places of consecutive tokens in the cache: a slice, or slot numbers int64 [n]."""
 
 
 def last(span: Span, count: int) -> Span:
-    """The last `count` tokens of a span."""
+    """Return the last `count` tokens of a span."""
     return slice(span.stop - count, span.stop) if isinstance(span, slice) else span[len(span) - count :]
 
 
@@ -36,12 +36,12 @@ class KVCache:
         self.pages, self.page_size = num_pages, page_size
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
-        """Slot numbers of the positions from `start` to `stop` - 1."""
+        """Return the slot numbers of the positions from `start` to `stop` - 1."""
         size = self.page_size
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
     def span(self, pages: Sequence[int], length: int) -> Span:
-        """The first `length` tokens: a slice if the pages are neighbours, which needs no copy, else slot numbers."""
+        """Return the first `length` tokens: a slice if the pages are neighbours (no copy), else slot numbers."""
         used = -(-length // self.page_size)
         first = pages[0]
         if all(pages[index] == first + index for index in range(1, used)):
@@ -49,10 +49,10 @@ class KVCache:
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
 
     def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[array[int], list[int]]:
-        """Slot numbers of all pages that the first `lengths` tokens of n sequences reach, to the pages' ends, sequence
-        after sequence; and the index where each sequence begins. For our kernels, which check nothing.
+        """Return the slot numbers of n sequences, one after the other, and the index where each begins.
 
-        Raises IndexError for a page that the cache has not."""
+        These are all slots of the pages that the first `lengths` tokens reach. Raises IndexError for a page that is not
+        in the cache, as our kernels check nothing."""
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
         every = [page for own in used for page in own]
@@ -61,7 +61,7 @@ class KVCache:
         return slots_of(every, self.page_size), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Slot numbers [n, longest] of the first `lengths` tokens of n sequences.
+        """Return slot numbers [n, longest] of the first `lengths` tokens of n sequences.
 
         Rows are padded with the slot of their last token, which has been written."""
         used = -(-max(lengths) // self.page_size)

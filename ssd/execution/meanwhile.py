@@ -12,7 +12,7 @@ def nothing() -> None:
 
 
 class Once:
-    """Runs its task on the first call only: several places may call it, and none can be sure to be reached."""
+    """Runs its task on the first call only: several places call it, and each of them may be skipped."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

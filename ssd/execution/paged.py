@@ -1,6 +1,6 @@
-"""Attention of an unpadded batch over pages: on a CPU, and wherever there is no attention backend.
+"""Attention of an unpadded batch over pages, on a CPU and wherever there is no attention backend.
 
-A batch attends by one or two attention paths, each for some of its rows. Our kernel takes a token at a time. Torch
+A batch attends by one or two attention paths, each for some of its rows. Our kernel computes one token at a time. Torch
 multiplies matrices: for one row at a time, or for many rows of one token together."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ssd.kernels.attention import KVSpans, View
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
 
-# From so many rows of one token on, gathering their keys costs less than a loop over them (docs/performance.md).
+# Rows of one token from which on gathering their keys costs less than a loop over them (docs/performance.md).
 _BATCHED_ROWS = 16
-# The longest row whose tokens attend one by one in our kernel, any verification among them. Longer ones, of prompts,
-# gain more from products of matrices than they lose by calls.
+# Longest row whose tokens attend one by one in our kernel; any verification is shorter. Longer rows, of prompts, gain
+# more from products of matrices than they lose by calls.
 _KERNEL_TOKENS = 32
 
 
@@ -31,7 +31,7 @@ class PagedContext(BaseContext):
     """The forward context (`ssd.models.interface.ForwardContext`) of rows over a paged cache.
 
     `deterministic`: every token attends by itself, so that no result depends on the length of its row. `places` are the
-    tokens' positions; `view` is what they see, if one call of our kernel attends with all of them."""
+    tokens' positions; `view` has the keys they see, if one call of our kernel attends with all of them."""
 
     view: View | None = None
 
@@ -58,7 +58,7 @@ class PagedContext(BaseContext):
 
     @cached_property
     def positions(self) -> Tensor:
-        """The positions as int64 [n]; the kernels of a whole decoder read `places`."""
+        """Return the positions as int64 [n]; the kernels of a whole decoder read `places`."""
         return torch.tensor(self.places, dtype=torch.long, device=self._device)
 
     def views(self) -> Views | None:
@@ -74,7 +74,7 @@ class PagedContext(BaseContext):
 
 
 def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVSpans:
-    """The keys and values that each token of the batch sees, its own last."""
+    """Return the keys and values that each token of the batch sees, its own last."""
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
     count = [position + 1 for position in positions]
@@ -89,14 +89,14 @@ def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tenso
 
 
 class AttentionPath(Protocol):
-    """How some tokens of a batch attend, whose keys and values are in the cache."""
+    """Computes the attention of some tokens of a batch, whose keys and values are in the cache."""
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        """Attend with q [n, heads, dim]; write only the own tokens' rows of out [n, heads * dim]."""
+        """Attend with q [n, heads, dim]; write only this path's rows of out [n, heads * dim]."""
 
 
 def _kernel_paths(rows: Sequence[Row], cache: KVCache, spans: KVSpans, deterministic: bool) -> list[AttentionPath]:
-    """The paths of all rows on a CPU with our kernel; `spans` are what their tokens see."""
+    """Return the paths of all rows on a CPU with our kernel; `spans` are the keys that their tokens see."""
     parts = list(zip(tokens_of(rows), rows, strict=True))
     long = [(tokens, row) for tokens, row in parts if len(tokens) > _KERNEL_TOKENS and not deterministic]
     if not long:
@@ -106,11 +106,11 @@ def _kernel_paths(rows: Sequence[Row], cache: KVCache, spans: KVSpans, determini
 
 
 def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[AttentionPath]:
-    """The paths of all rows without our kernel."""
+    """Return the paths of all rows without our kernel."""
     parts = list(zip(tokens_of(rows), rows, strict=True))
     singles = [(tokens, row) for tokens, row in parts if len(tokens) == 1]
     lengths = [row.stop for _, row in singles]
-    # Padding must not double what is read.
+    # Padding must not double the number of keys read.
     batched = len(singles) >= _BATCHED_ROWS and len(singles) * max(lengths) <= 2 * sum(lengths)
     if deterministic or not batched:
         return [RowPath(parts, cache, token_by_token=deterministic)]
@@ -119,7 +119,7 @@ def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> li
 
 
 class KernelPath:
-    """Our kernel, for these ranges of `tokens` in the batch."""
+    """Attends by our kernel, for these ranges of `tokens` in the batch."""
 
     def __init__(self, spans: KVSpans, tokens: Sequence[range]) -> None:
         self._spans, self._tokens = spans, tokens
@@ -130,7 +130,7 @@ class KernelPath:
 
 
 class RowPath:
-    """One row at a time, given as (its tokens' indices in the batch, row).
+    """Attends one row at a time; `rows` are (its tokens' indices in the batch, row).
 
     `token_by_token`: every token attends by itself, so that no result depends on the length of its row."""
 
@@ -146,12 +146,12 @@ class RowPath:
 
 
 def _taken(kind: Tensor, span: Span) -> Tensor:
-    """The keys or values in a span. `index_select` copies in half the time of indexing."""
+    """Return the keys or values in a span. `index_select` takes half the time of indexing."""
     return kind[span] if isinstance(span, slice) else kind.index_select(0, span)
 
 
 def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
-    """`attend`, a query at a time."""
+    """Attend a query at a time."""
     before = keys.shape[0] - q.shape[0]
     parts = [
         attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])
@@ -160,7 +160,7 @@ def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Sco
 
 
 class BatchedPath:
-    """Rows of one token together, over keys gathered into one padded tensor."""
+    """Attends with rows of one token together, over keys gathered into one padded tensor."""
 
     def __init__(self, singles: Sequence[tuple[range, Row]], cache: KVCache) -> None:
         device, rows = cache.keys.device, [row for _, row in singles]
@@ -183,7 +183,7 @@ class BatchedPath:
             out[self._where] = attend_each(q[self._where], keys, values, scale, mask)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, 1, longest]: hides the padding behind a row, and what lies before its window."""
+        """Return a mask [n, 1, 1, longest] that hides the padding behind a row, and keys before its window."""
         if window not in self._masks:
             positions = torch.arange(self._table.shape[1], device=self._lengths.device)
             hidden = positions >= self._lengths

@@ -16,7 +16,7 @@ class OutOfPages(SsdError):
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full page: of its tokens and, through `parent`, of all tokens before them."""
+    """Hash a full page: its tokens and, through `parent`, all tokens before them."""
     text = ",".join(map(str, token_ids)).encode()
     return hashlib.blake2b(parent + text, digest_size=16).digest()
 
@@ -37,15 +37,15 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
 
     def root(self, salt: str) -> bytes:
-        """The first hash of all texts with this salt: they share pages with each other and with nobody else."""
+        """Return the first hash of all texts with this salt: they share pages with each other alone."""
         if not salt:
             return self._root
-        # Clients choose salts: the hash of one must never be that of a page with the same text.
+        # Clients choose salts: the hash of a salt must never equal the hash of a page with the same text.
         return hashlib.blake2b(salt.encode(), key=self._root, person=b"salt", digest_size=16).digest()
 
     @property
     def available(self) -> int:
-        """Pages that can be allocated now, free or cached."""
+        """Return how many pages can be allocated now, free or cached."""
         return self._free_count + len(self._cached)
 
     @property
@@ -55,7 +55,7 @@ class PagePool:
     def allocate(self, after: int | None = None) -> int:
         """Allocate a private page, if possible the one following `after`: neighbours are read without gathering.
 
-        Evicts the oldest cached page if none is free. Raises `OutOfPages`."""
+        Evict the oldest cached page if none is free. Raises `OutOfPages`."""
         page = None if after is None else after + 1
         if page is None or page >= self.count or not self._free[page]:
             page = self._start_of_run() if self._free_count else self._evict()
@@ -66,7 +66,9 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Where a new sequence may grow longest: the longest free run, or its middle if a live page grows into it."""
+        """Return the start of the longest free run, or its middle if a live page lies before it.
+
+        A new sequence may grow longest there."""
         best_start, best_length, start = 0, 0, None
         for page in range(self.count + 1):
             if page < self.count and self._free[page]:
@@ -90,7 +92,7 @@ class PagePool:
         del self._by_hash[digest]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop one reference to each page. A sequence's last pages will be evicted before its first."""
+        """Drop one reference to each page. A sequence's last pages are evicted before its first."""
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page] == 0:
@@ -120,7 +122,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int], token_ids: Sequence[int], computed: int, shared: int, parent: bytes) -> bytes:
-        """Make the pages findable that lie wholly below `computed` accepted tokens; return the last one's hash.
+        """Make full pages of the first `computed` tokens, all accepted, findable; return the last one's hash.
 
         The first `shared` pages are findable already, the last with the hash `parent` (b"" if there are none). A page
         whose content is findable elsewhere stays private."""
@@ -147,7 +149,7 @@ class PagePool:
 class PageTable:
     """The pages of one sequence, in order. Full pages are shared with sequences of the same `salt`.
 
-    Nothing happens here when draft tokens are rejected: the sequence's computed length goes back, its pages stay."""
+    Rejected draft tokens change nothing here: the sequence's computed length goes back, its pages stay."""
 
     def __init__(self, pool: PagePool, salt: str = "") -> None:
         self._pool, self.salt = pool, salt
@@ -158,7 +160,7 @@ class PageTable:
     def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
         """Take cached pages that continue the `computed` tokens; return how many tokens are computed now.
 
-        At most `most`, by default all but the last token: its logits are needed, so it is always computed."""
+        At most `most` tokens are taken, by default all but the last: that is computed for its logits."""
         first = computed // self._pool.size
         assert self._shared == first
         most = len(token_ids) - 1 if most is None else most
@@ -172,7 +174,7 @@ class PageTable:
         return computed
 
     def missing(self, length: int) -> int:
-        """How many pages must be allocated before `length` tokens fit."""
+        """Return how many pages must be allocated before `length` tokens fit."""
         return max(0, -(-length // self._pool.size) - len(self.pages))
 
     def grow(self, length: int) -> None:
@@ -181,7 +183,7 @@ class PageTable:
             self.pages.append(self._pool.allocate(self.pages[-1] if self.pages else None))
 
     def share_computed(self, token_ids: Sequence[int], computed: int) -> None:
-        """Make the pages findable that lie wholly below `computed` tokens, all of them accepted."""
+        """Make full pages of the first `computed` tokens, all accepted, findable."""
         full = computed // self._pool.size
         if full > self._shared:
             self._parent = self._pool.share(self.pages, token_ids, computed, self._shared, self._parent)

@@ -24,7 +24,9 @@ Result = TypeVar("Result")
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of a configured name; a GPU always has its number. Raises `UsageError` if it is not there."""
+    """Return the torch device of a configured name; a GPU always has its number.
+
+    Raises `UsageError` if there is none."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -37,7 +39,7 @@ def device_of(name: str) -> torch.device:
 def attention_backend(name: str, device: torch.device, page_size: int, deterministic: bool = False) -> PagedAttention:
     """Make the backend of a name (`--attention`). `deterministic`: no result depends on the shape of the batch.
 
-    Raises `UsageError` if it is not installed or cannot do what is asked."""
+    Raises `UsageError` if it is not installed, or cannot serve this page size or mode."""
     if name == "auto":
         name = "triton" if device.type == "cuda" and find_spec("triton") is not None else "torch"
     if name == "torch":
@@ -55,8 +57,9 @@ def attention_backend(name: str, device: torch.device, page_size: int, determini
 
 
 class Runner:
-    """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend. With `fp8_cache` keys
-    and values are stored in 8 bits, and read by page tables alone.
+    """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend.
+
+    `fp8_cache`: keys and values are stored in 8 bits, and only attention over page tables reads them.
 
     `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
@@ -71,7 +74,7 @@ class Runner:
         fp8_cache: bool = False,
     ) -> None:
         if model.device.type == "cuda":
-            torch.cuda.set_device(model.device)  # where kernels are launched that are not torch's
+            torch.cuda.set_device(model.device)  # kernels that are not torch's are launched there
         self.model, self.overlaps = model, model.device.type == "cuda"
         self._deterministic = deterministic
         self.attention = attention_backend(attention, model.device, page_size, deterministic)
@@ -83,13 +86,13 @@ class Runner:
 
     @property
     def paged(self) -> PagedAttention | None:
-        """The backend that reads page tables; None if the attention paths of `ssd.execution.paged` serve."""
+        """Return the backend that reads page tables; None if `ssd.execution.paged` computes attention."""
         wide = self.cache.keys.dtype != torch.uint8
         return None if wide and isinstance(self.attention, TorchAttention) else self.attention
 
     @property
     def table_pages(self) -> int:
-        """Upper bound on a sequence's pages."""
+        """Return an upper bound on a sequence's pages."""
         return -(-self.model.shape.max_position // self.cache.page_size)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
@@ -110,10 +113,10 @@ class Runner:
         meanwhile: Task = nothing,
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """Run the rows and sample all outputs by the law of each row; -1 for NaN logits. `texts`: the text of each row
-        whose logits are adjusted, None for others; empty if there are none.
+        """Run the rows and sample all outputs by the law of each row; -1 for NaN logits.
 
-        Returns None, having run nothing, if this runner only gives logits for such laws and texts."""
+        `texts`: the text of each row whose logits are adjusted, None for others; empty if there are none. Return None,
+        with nothing run, if this runner cannot sample by such laws and texts."""
         return None
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
@@ -139,7 +142,7 @@ class Runner:
         return self.compute(len(token_ids), logits, meanwhile)
 
     def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
-        """Run `forward`, which computes so many `tokens`, and then `meanwhile`. Every forward passes through here."""
+        """Run `forward` over `tokens` tokens, then `meanwhile`. Every forward passes through here."""
         result = forward()
         meanwhile()
         return result

@@ -23,22 +23,23 @@ Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
 
 class Vocabulary:
-    """One rank's part of `outputs` ids, and what the ranks find out together."""
+    """One rank's part of `outputs` ids, and operations over the parts of all ranks."""
 
     def __init__(self, outputs: int, ranks: Ranks) -> None:
         self.own = ranks.part(outputs)
         self._outputs, self._ranks = outputs, ranks
 
     def logits(self, own: Tensor) -> Tensor:
-        """Send all ranks' parts of the logits to rank 0: [n, outputs] there, of no use at the others."""
+        """Send all ranks' parts of the logits to rank 0: [n, outputs] there, undefined at the others."""
         outputs, size = self._outputs, self._ranks.size
         parts = self._ranks.gather(F.pad(own, (0, -(-outputs // size) - own.shape[1])))
         widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [own], dim=1)
 
     def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """As `ssd.speculation.sampling.best` of all ranks' scores [n, part] side by side. Ranks send only a token and
-        its score a row."""
+        """Return `ssd.speculation.sampling.best` of all ranks' scores [n, part] side by side.
+
+        Ranks send only one token and its score for each row."""
         ids, values = best(scores)
         parts = self._ranks.all(torch.stack((ids.double() + self.own.start, values.double()), dim=-1))
         ids, values = parts.transpose(0, 1).unbind(-1)
@@ -47,16 +48,17 @@ class Vocabulary:
 
 
 class _Shard(Runner):
-    """What the runners of a rank have in common: forwards of which the other ranks are told, and whose logits rank 0
-    gets. It comes before the runner that computes them."""
+    """Base of a rank's runners: tells the other ranks of each forward, and gathers its logits at rank 0.
+
+    In a class's bases it comes before the runner that computes the forward."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """`sizes` and `fields` are those of the runner behind."""
+        """Pass `sizes` and `fields` to the next base class."""
         super().__init__(model, *sizes, **fields)
         self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
-        """As `Runner.forward` at rank 0; of no use at the others. All logits are sent to rank 0."""
+        """Return at rank 0 the result of `Runner.forward`; undefined at the others. All logits go to rank 0."""
         if self._tell is not None:
             self._tell(rows, None)
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
@@ -68,7 +70,7 @@ class ShardRunner(_Shard):
     Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """`sizes` and `fields` are those of `Runner`."""
+        """Pass `sizes` and `fields` to `Runner`."""
         super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
         ids = self._vocabulary.own
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
@@ -81,7 +83,9 @@ class ShardRunner(_Shard):
         meanwhile: Task = nothing,
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """As `Runner.sample`. What a filter leaves depends on the logits of all ranks; no rank adjusts its part."""
+        """Sample as `Runner.sample` does, but return None for filters and adjusted rows.
+
+        A filter depends on the logits of all ranks; no rank adjusts its part."""
         if any(law.filters for law in laws) or any(texts):
             return None
         if self._tell is not None:
@@ -99,7 +103,7 @@ class StaticShardRunner(_Shard, StaticRunner):
     All ranks must warm up, each by itself: they capture the same graphs in the same order."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """`sizes` and `fields` are those of `StaticRunner`."""
+        """Pass `sizes` and `fields` to `StaticRunner`."""
         super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
         self._ids = torch.tensor(self._vocabulary.own, device=model.device)
 
@@ -118,7 +122,7 @@ class StaticShardRunner(_Shard, StaticRunner):
         meanwhile: Task = nothing,
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """As `ShardRunner.sample`."""
+        """Sample as `ShardRunner.sample` does; return None also for rows in no graph shape."""
         context = context or self.prepare(rows)
         if any(law.filters for law in laws) or any(texts) or not isinstance(context, StaticContext):
             return None

@@ -1,8 +1,8 @@
 """The target's verifications in padded graph shapes: on a GPU a whole forward is one launch (a captured CUDA graph).
 
-A batch takes the smallest shape that holds it (`ssd.execution.graph_shapes`), and a dummy sequence pads the rest. What
-fits no shape, prompts above all, runs unpadded. A deterministic engine has one shape, and cuts everything into chunks
-of it. All of this but the capture runs on a CPU too."""
+A batch takes the smallest shape that holds it (`ssd.execution.graph_shapes`), and a dummy sequence pads the rest. A
+batch that fits no shape, such as a prompt, runs unpadded. A deterministic engine has one shape, and cuts every batch
+into chunks of it. All of this except the capture runs on a CPU too."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tupl
 
 
 class StaticContext(BaseContext):
-    """The rows of a forward as (step, chunks) in order; the hidden states of all of them are collected.
+    """Owns the rows of a forward as (step, chunks) in order, and collects the hidden states of all.
 
-    Those of a single step are its own tensors, which the next forward overwrites."""
+    The states of a single step are its own tensors, which the next forward overwrites."""
 
     def __init__(self, layers: Collection[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
@@ -57,7 +57,7 @@ class StaticContext(BaseContext):
         """Append the hidden states of the next step; rows behind the first `tokens` are padding."""
         for layer, states in hidden.items():
             own = states[:tokens]
-            if len(self.parts) > 1:  # the next of them overwrites it
+            if len(self.parts) > 1:  # the next step overwrites it
                 own = torch.cat([*([self.hidden[layer]] if layer in self.hidden else []), own])
             self.keep_hidden(layer, own)
 
@@ -90,8 +90,9 @@ class Step:
         self.hidden = context.hidden
 
     def tokens(self, drawing: Drawing, adjusted: bool = False) -> Tensor:
-        """The token after each token of the last run, int64 [tokens]; `adjusted`: from logits as requests adjust
-        them."""
+        """Return the token after each token of the last run, int64 [tokens].
+
+        `adjusted`: from logits as requests adjust them."""
         if adjusted:
             self.adjusted_draw()
         elif drawing is Drawing.GREEDY:
@@ -116,7 +117,7 @@ class StaticRunner(Runner):
     """A runner whose verifications of up to `most_rows` rows of up to `longest` tokens have graph shapes.
 
     They are captured if `capture` and on a GPU. Only hidden states after `layers` can be asked for. Rows have slots
-    below `most_rows`, one for each sequence. The next forward overwrites the logits of the last.
+    below `most_rows`, one for each sequence. The next forward overwrites the logits of the last one.
 
     `adjustments` is None where logits are not adjusted on the device."""
 
@@ -147,7 +148,7 @@ class StaticRunner(Runner):
         return AdjustmentTable(sequences, self.model.shape.vocab_size, device) if served else None
 
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
-        """The likeliest tokens, or those that are drawn, int64 [n], without waiting for the device."""
+        """Return the likeliest tokens, or drawn ones with `draws`, int64 [n], without waiting for the device."""
         return likeliest(logits) if draws is None else drawn(logits, draws)
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
@@ -203,8 +204,10 @@ class StaticRunner(Runner):
         return step.tokens(drawing, any(texts))
 
     def _adjusts(self, rows: Sequence[Row], texts: Sequence[Text | None], context: StaticContext) -> bool:
-        """Tell the device what is asked of the logits; False where it cannot adjust them: those of a prompt, whose row
-        is no committed token with drafts behind it, or of rows in several parts."""
+        """Tell the device the adjustments of the logits; return False if it cannot make them.
+
+        It cannot for a row of a prompt, which is more than one committed token and drafts, nor for rows in several
+        parts."""
         if not any(texts):
             return True
         whole = all(text is None or row.outputs == len(row.token_ids) for row, text in zip(rows, texts, strict=True))
@@ -249,5 +252,5 @@ class StaticRunner(Runner):
 
 
 def draws_of(row: Row, law: Law) -> list[Draw]:
-    """What decides the token after each token of a row."""
+    """Return the draw of the token after each token of a row."""
     return [Draw.of(law, position) for position in range(row.start + 1, row.stop + 1)]

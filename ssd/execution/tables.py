@@ -1,7 +1,7 @@
 """A batch as tensors of fixed shapes, for attention backends that read page tables (`ssd.layers.paged`).
 
-The numbers of a batch are one array, which goes to the device in one copy. Page tables stay on the device; only what
-changed is sent."""
+The numbers of a batch are one array, which goes to the device in one copy. Page tables stay on the device; only changed
+ones are sent."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ssd.speculation.sampling import Drawing, Draws, Filters, Law
 
 
 class Draw(NamedTuple):
-    """How one token is sampled: the two halves of its noise key (`ssd.speculation.noise.halves`), 1 / temperature, and
-    the law's filters.
+    """Parameters of one token's draw: noise key, inverse temperature and the law's filters.
 
-    An inverse temperature of 0 is greedy."""
+    `low` and `high` are the halves of the key (`ssd.speculation.noise.halves`). `inverse` is 1 / temperature, 0 for
+    greedy."""
 
     low: int = 0
     high: int = 0
@@ -37,7 +37,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, law: Law, position: int) -> Draw:
-        """The draw at `position`."""
+        """Return the draw of `law` at `position`."""
         # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
         inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
         return cls(*halves((law.seed, position)), inverse, law.top_k, law.top_p, law.min_p)
@@ -69,12 +69,12 @@ class Upload:
 
 
 def uploaded(numbers: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device in stream order. From memory that is not page-locked the host would wait for what runs there."""
+    """Copy to a device in stream order. Page-locked memory keeps the host from waiting for running work."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
 
 
 class Tables:
-    """Page tables on the device, int32 [sequences + 1, pages]: one a slot, and the last for the dummy sequence.
+    """Owns page tables on the device, int32 [sequences + 1, pages]: one a slot, the last for the dummy sequence.
 
     The dummy sequence pads batches. It has one page of its own, so that padding never writes into a request's pages."""
 
@@ -90,7 +90,7 @@ class Tables:
         return self._upload.device
 
     def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Send the pages of (slot, pages) that changed. Entries behind a slot's pages are undefined."""
+        """Send the page tables of (slot, pages) that changed. Entries behind a slot's pages are undefined."""
         longest: dict[int, list[int]] = {}
         for slot, pages in found:
             longest[slot] = max(longest.get(slot, []), list(pages), key=len)
@@ -104,9 +104,9 @@ class Tables:
 
 
 class BatchTensors:
-    """The inputs of a forward of up to `tokens` tokens in up to `rows` rows, none longer than `longest`.
+    """Owns the inputs of a forward of up to `tokens` tokens in up to `rows` rows, none longer than `longest`.
 
-    Shapes never change: rows of the dummy sequence take the tokens that are left over, and rows left over are empty."""
+    Shapes never change: rows of the dummy sequence take the unused tokens, and unused rows are empty."""
 
     columns: tuple[str, ...] = ("ids", "positions", "slots", *Draw._fields)  # each has a number per token
 
@@ -174,18 +174,18 @@ class BatchTensors:
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
-        """The device's int64 tensors by name: the columns [tokens], `starts` [rows + 1], `sequences` [rows].
+        """Return the device's int64 tensors by name: the columns [tokens], `starts` [rows + 1], `sequences` [rows].
 
         `inverse`, `top_p` and `min_p` hold the bits of float64; `sequences` are indices of the rows' page tables."""
         return self._device
 
     @property
     def ids(self) -> Tensor:
-        """int64 [tokens]."""
+        """Return the token ids, int64 [tokens]."""
         return self._device["ids"]
 
     def draws(self, drawing: Drawing) -> Draws | None:
-        """How the token after each token is drawn, as far as `drawing` asks; None if all are greedy."""
+        """Return the draws of the token after each token, as far as `drawing` needs; None if all are greedy."""
         if drawing is Drawing.GREEDY:
             return None
         keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
@@ -200,14 +200,14 @@ class BatchTensors:
     def context(
         self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()
     ) -> TableContext:
-        """Make a context that reads these tensors; what it derives from them, it derives within its own forward."""
+        """Make a context that reads these tensors, and derives others from them within its own forward."""
         positions = self._device["positions"]
         return TableContext(
             positions, self._device["slots"], self._rows(table, cache, positions + 1), cache, attention, layers
         )
 
     def _rows(self, table: Tensor, cache: KVCache, seen: Tensor, causal: bool = True) -> PagedRows:
-        """The rows over pages, whose tokens see `seen` keys each."""
+        """Return the rows over pages, whose tokens see `seen` keys each."""
         sequences, starts = self._device["sequences"].int(), self._device["starts"].int()
         return PagedRows(
             table, sequences, starts, seen, self._device["positions"], cache.page_size, self.longest, causal

@@ -1,1 +1,1 @@
-"""Kernels of our own, for what a library would do in many small steps."""
+"""Kernels of our own, for work that a library would do in many small steps."""

@@ -18,17 +18,17 @@ _QUERIES = 4  # as in attention.c
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
-    """The slot numbers of whole pages, page after page."""
+    """Return the slot numbers of whole pages, page after page."""
     numbers, slots = array("q", pages), array("q", bytes(8 * page_size * len(pages)))
     call().expand(address(numbers), len(numbers), page_size, address(slots))
     return slots
 
 
 class KVSpans:
-    """Which keys and values each of n tokens sees: token i those in slots[begin[i]] to slots[begin[i] + count[i] - 1].
+    """The keys and values of n tokens: token i sees slots[begin[i]] to slots[begin[i] + count[i] - 1].
 
-    Its own are in the last of these. keys and values are [layers, ..., kv_heads, dim]. Slots must exist: nothing checks
-    them."""
+    A token's own are in the last of its slots. `keys` and `values` are [layers, ..., kv_heads, dim]. Slots must exist:
+    nothing checks them."""
 
     def __init__(
         self, keys: Tensor, values: Tensor, slots: array[int], begin: Sequence[int], count: Sequence[int]
@@ -71,7 +71,7 @@ class KVSpans:
 
 
 class View:
-    """What a run of tokens sees: their spans in `shared`, and behind those their spans in `own`."""
+    """The keys that a run of tokens sees: their spans in `shared`, and behind those their spans in `own`."""
 
     def __init__(self, shared: KVSpans, own: KVSpans | None = None) -> None:
         self.shared, self.own = shared, own
@@ -82,5 +82,5 @@ class View:
 
 
 def scores_bytes(views: Sequence[View]) -> int:
-    """Bytes of scratch that attention needs: the scores of some queries of a token in each thread."""
+    """Return the bytes of scratch that attention needs: the scores of some queries of a token in each thread."""
     return 4 * _QUERIES * torch.get_num_threads() * max(view.longest for view in views)

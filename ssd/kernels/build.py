@@ -1,5 +1,4 @@
-"""Finds the kernels for this processor: those of the wheel, else the C files here, compiled once into the cache
-folder."""
+"""Finds the kernels for this processor: the wheel's, else the C files here, compiled once into the cache folder."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 
 
 def expected() -> bool:
-    """Whether there will be kernels with products, as far as can be told without a compilation."""
+    """Return True if there will be kernels with products, as far as known without a compilation."""
     flags = _processor().split()
     vectors = {"avx2", "fma", "f16c"} <= {*flags} or platform.machine() == "aarch64"
     return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or prebuilt.find(flags))
@@ -41,9 +40,10 @@ def expected() -> bool:
 
 @cache
 def library() -> Path | None:
-    """The path of the compiled kernels; None with `SSD_KERNELS=0`, or, after a warning, if they cannot be compiled.
+    """Return the path of the compiled kernels; None with `SSD_KERNELS=0`, or if they cannot be compiled.
 
-    Kernels that the wheel brings for this processor come before a compilation, unless `CC` names a compiler."""
+    The latter logs a warning. Kernels that the wheel brings for this processor come before a compilation, unless `CC`
+    names a compiler."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
     if not os.environ.get("CC") and (packaged := prebuilt.find(_processor().split())):
@@ -64,12 +64,12 @@ def library() -> Path | None:
 
 
 def compiler() -> str:
-    """The command of a C compiler; empty if there is none."""
+    """Return the command of a C compiler; empty if there is none."""
     return (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
 
 
 def _compiled(compiler: list[str]) -> Path:
-    """Compile, unless it was done before. Raises what writing a file and running a compiler raise."""
+    """Compile, unless it was done before. Raises the errors of writing a file and running a compiler."""
     command = [*compiler, _NATIVE]
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
     parts += [" ".join((*command, *_FLAGS)).encode(), _processor().encode()]
@@ -82,7 +82,7 @@ def _compiled(compiler: list[str]) -> Path:
 def compile_into(final: Path, command: list[str], load: bool = True) -> None:
     """Compile with the compiler and options of `command`. The file appears when it is whole.
 
-    With `load`, one that does not load here is not kept. Raises what writing a file and running a compiler raise."""
+    With `load`, a file that does not load here is not kept. Raises what writing files and running a compiler raise."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
         made, objects = Path(scratch) / final.name, [str(Path(scratch) / f"{file.stem}.o") for file in _SOURCES]
@@ -100,7 +100,7 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
 
 
 def _processor() -> str:
-    """The instructions of this processor: machines may share a cache folder."""
+    """Return the instruction flags of this processor: machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

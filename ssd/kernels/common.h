@@ -1,4 +1,4 @@
-/* What all kernels use. Each computes rows of float32 and adds up a row in an order that depends only on its length, so
+/* Used by all kernels. Each computes rows of float32 and adds up a row in an order that depends only on its length, so
    a row has the same bits in any batch. Vectors are those of GCC and clang, which compile them for any processor. */
 
 #pragma once

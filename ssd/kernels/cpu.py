@@ -22,17 +22,17 @@ _DOTS = 16
 
 
 def present(device: torch.device) -> bool:
-    """True if there are kernels for the device. The first call compiles them."""
+    """Return True if there are kernels for the device. The first call compiles them."""
     return device.type == "cpu" and library.functions() is not None
 
 
 def serve(tensor: Tensor) -> bool:
-    """True if these kernels take tensors of this dtype and device."""
+    """Return True if these kernels take tensors of this dtype and device."""
     return tensor.dtype == torch.float32 and present(tensor.device)
 
 
 def multiply_floats(weight: Tensor) -> bool:
-    """True if `float_product` takes this weight on this processor: one with AVX2, or an ARM of 64 bits."""
+    """Return True if `float_product` takes this weight on this processor: one with AVX2, or an ARM of 64 bits."""
     return serve(weight) and bool(call().has_products())
 
 
@@ -43,7 +43,7 @@ def check(x: Tensor) -> None:
 
 
 def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
-    """x [..., size] as rows at a constant stride, and that stride. Raises `ValueError` for another size."""
+    """Return x [..., size] as rows at a constant stride, and the stride. Raises `ValueError` for another size."""
     check(x)
     if x.shape[-1] != size:
         raise ValueError(f"rows have {x.shape[-1]} numbers, not {size}")
@@ -53,13 +53,13 @@ def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
 
 
 def by_heads(x: Tensor) -> Tensor:
-    """x [n, heads, dim] with the heads of a token contiguous."""
+    """Return x [n, heads, dim] with the heads of a token contiguous."""
     check(x)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size] -> x / sqrt(mean(x^2) + eps) * weight."""
+    """Map x [..., size] -> x / sqrt(mean(x^2) + eps) * weight."""
     size = weight.shape[0]
     x, stride = _rows(x, size)
     y = torch.empty(x.shape)
@@ -68,13 +68,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def check_places(places: Sequence[int], rows: int) -> None:
-    """Raise `IndexError` unless all places are those of a table's `rows`."""
+    """Raise `IndexError` unless all places are among a table's `rows`."""
     if places and not 0 <= min(places) <= max(places) < rows:
         raise IndexError(f"places from {min(places)} to {max(places)} in a table of {rows} rows")
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size]."""
+    """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size]."""
     check(gate_up)
     gate_up = gate_up.contiguous()
     y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -83,7 +83,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [n, heads, dim], cos and sin [n, 1, dim] -> x * cos + (x with its halves swapped) * sin, contiguous."""
+    """Rotate x [n, heads, dim] by cos and sin [n, 1, dim]; return a contiguous tensor.
+
+    That is x * cos + (x with its halves swapped) * sin."""
     x = by_heads(x)
     y, (n, heads, dim) = torch.empty(x.shape), x.shape
     call().rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), n, heads, dim)
@@ -91,7 +93,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
-    """Gumbel noise float32 [n, size] of the token ids from `first` on, for keys int32 [n, 2]."""
+    """Return Gumbel noise float32 [n, size] of the token ids from `first` on, for keys int32 [n, 2]."""
     keys = keys.contiguous()
     y = torch.empty(keys.shape[0], size)
     call().gumbel(keys.data_ptr(), first, None, y.data_ptr(), *y.shape)
@@ -99,7 +101,7 @@ def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
 
 
 def gumbel_of(keys: Tensor, ids: Tensor) -> Tensor:
-    """`gumbel` of these token ids, int64 [size]: float32 [n, size]."""
+    """Return Gumbel noise float32 [n, size] of the token `ids` int64 [size]; see `gumbel`."""
     keys, ids = keys.contiguous(), ids.contiguous()
     y = torch.empty(keys.shape[0], ids.shape[0])
     call().gumbel(keys.data_ptr(), 0, ids.data_ptr(), y.data_ptr(), *y.shape)
@@ -111,8 +113,9 @@ Warmth = Sequence[tuple[float, Tensor] | None]
 
 
 def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
-    """The id of the largest logit of each row of [n, V], the lowest id on a tie; -1 for a row with a NaN or without a
-    finite maximum."""
+    """Return the id of the largest logit of each row of [n, V], the lowest id on a tie.
+
+    It is -1 for a row with a NaN or without a finite maximum."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * len(logits))()
     call().draw(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, *logits.shape)
@@ -127,7 +130,9 @@ class Ranked(NamedTuple):
 
 
 def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
-    """The `count` largest logits of each row of [n, V], lower ids first on a tie, NaNs last and as -inf; count <= V."""
+    """Return the `count` largest logits of each row of [n, V]; count <= V.
+
+    Lower ids come first on a tie, NaNs last and as -inf."""
     logits, stride = _rows(logits, logits.shape[1])
     size = len(logits) * count
     ids, best = (c_int64 * size)(), (c_float * size)()
@@ -136,13 +141,13 @@ def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
 
 
 def ranked_lists(ids: ctypes.Array[c_int64], scores: ctypes.Array[c_float], count: int) -> Ranked:
-    """Lists of `count` ids and scores for each row."""
+    """Cut ids and scores into lists of `count` for each row."""
     places = [slice(start, start + count) for start in range(0, len(ids), count)]
     return Ranked([ids[place] for place in places], [scores[place] for place in places])
 
 
 def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
-    """Temperatures, and addresses of the noise. Raises `ValueError` if there is too little noise."""
+    """Return temperatures, and addresses of the noise. Raises `ValueError` if there is too little noise."""
     if rows is None:
         return None, None
     if len(rows) != len(logits) or any(row and len(row[1]) < logits.shape[1] for row in rows):
@@ -170,11 +175,11 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Return the bytes of its tensors."""
         return sum(part.nbytes for part in self._kept if part is not None)
 
     def rows(self, places: Tensor) -> Tensor:
-        """The rows [n, in] of the weight in float32 that `places` int64 [n] names. Raises `IndexError`."""
+        """Return the rows [n, in] of the weight in float32 at `places` int64 [n]. Raises `IndexError`."""
         if places.dtype != torch.int64 or places.dim() != 1:
             raise TypeError(f"places {places.dtype} {list(places.shape)}")
         places = places.contiguous()
@@ -184,7 +189,7 @@ class Product:
         return y
 
     def dots(self, x: Tensor, places: Tensor) -> Tensor:
-        """x [n, in] times the rows that `places` int64 [k] names, [n, k]. Nothing checks places."""
+        """Multiply x [n, in] by the rows at `places` int64 [k] -> [n, k]. Nothing checks `places`."""
         x, places = _rows(x, self._inputs)[0].contiguous(), places.contiguous()
         y, memory = torch.empty(x.shape[0], places.shape[0]), scratch(self.dots_bytes)
         addresses = x.data_ptr(), places.data_ptr(), places.shape[0], y.data_ptr(), x.shape[0], memory.data_ptr()
@@ -193,12 +198,12 @@ class Product:
 
     @property
     def dots_bytes(self) -> int:
-        """Bytes of scratch that `dots` needs."""
+        """Return the bytes of scratch that `dots` needs."""
         return 4 * _DOTS * self._inputs
 
 
 def chain(products: Sequence[Product]) -> Product:
-    """The first of products of the same inputs, which from now on computes all of them: x -> [n, sum of out].
+    """Chain products of the same inputs; return the first, which now computes all: x -> [n, sum of out].
 
     Its `rows` and `dots` stay those of its own weight."""
     columns = sum(int(product.struct.outputs) for product in products)
@@ -212,8 +217,8 @@ def chain(products: Sequence[Product]) -> Product:
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     """Pack W [out, in] and b [out], float32, for x W^T + b.
 
-    A weight whose numbers are all bfloat16's or float16's, as in most checkpoints, is stored so: fewer bytes are read
-    for the same products, bit for bit."""
+    A weight whose numbers all fit bfloat16 or float16, as in most checkpoints, is stored in that type: fewer bytes are
+    read for the same products, bit for bit."""
     outputs, inputs = weight.shape
     kept, bias = whole_blocks(shortest(weight)), None if bias is None else whole_blocks(bias)
     packed = kept.view(-1, CHANNELS, inputs).transpose(1, 2).contiguous()
@@ -223,7 +228,7 @@ def float_product(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def shortest(weight: Tensor) -> Tensor:
-    """The weight in bfloat16 or float16 if that has all its numbers; else in float32. Contiguous."""
+    """Return the weight, contiguous, in bfloat16 or float16 if that holds all its numbers, else in float32."""
     for short in (weight.to(kind) for kind in (torch.bfloat16, torch.float16)):
         if torch.equal(short.float(), weight):
             return short.contiguous()
@@ -231,6 +236,6 @@ def shortest(weight: Tensor) -> Tensor:
 
 
 def whole_blocks(x: Tensor) -> Tensor:
-    """x [out, ...], padded with zeros to whole blocks of channels."""
+    """Pad x [out, ...] with zeros to whole blocks of channels."""
     missing = -x.shape[0] % CHANNELS
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x.contiguous()

@@ -27,9 +27,9 @@ class Heads(NamedTuple):
 
 
 class Views:
-    """What the tokens of a batch see, run after run, and their `positions`.
+    """The keys that the tokens of a batch see, run after run, and their `positions`.
 
-    `kept`: after how many layers hidden states are wanted."""
+    `kept`: numbers of layers after which hidden states are wanted."""
 
     def __init__(self, views: Sequence[View], positions: array[int], kept: Collection[int] = ()) -> None:
         self._views, self.positions, self.kept = views, positions, kept
@@ -45,7 +45,8 @@ class Views:
 
 class DecoderLayer:
     """A layer of `ssd.models.families.llama` as the kernels take it: h = x + attention(norm(x)), then
-    h + down(silu(gate) * up) of norm(h). With a `token_norm` that of `ssd.models.eagle3`: attention reads pairs."""
+    h + down(silu(gate) * up) of norm(h). With a `token_norm` it is the layer of `ssd.models.eagle3`, whose
+    attention reads pairs."""
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class DecoderLayer:
         token_norm: Tensor | None = None,
         normed_residual: bool = False,
     ) -> None:
-        """`norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
+        """Keep the tensors of a layer, and their addresses in `struct`.
+
+        `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
         `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: h is the normed
         x + attention."""
         self._kept = norms, head_norms, token_norm, products
@@ -73,7 +76,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The layers of a model, in one call bit for bit what the kernels of `ssd.kernels.cpu` compute one by one.
+    """Runs a model's layers in one call, with the bits that the kernels of `ssd.kernels.cpu` give one by one.
 
     `table`: cosines and signed sines of all positions, each [positions, dim], float32."""
 
@@ -89,19 +92,19 @@ class Decoder:
         return len(self._layers)
 
     def check(self, views: Views, n: int) -> None:
-        """Raise `ValueError` or `IndexError` unless the views are those of n tokens at positions that exist."""
+        """Raise `ValueError` or `IndexError` unless `views` has n tokens at positions that exist."""
         if len(views.positions) != n or views.tokens != n:
             raise ValueError(f"{n} tokens with {len(views.positions)} positions and {views.tokens} views")
         if not 0 <= min(views.positions, default=0) <= max(views.positions, default=0) < self._positions:
             raise IndexError(f"positions beyond the {self._positions} that the model has")
 
     def scratch_bytes(self, views: Views) -> int:
-        """What a call needs."""
+        """Return the bytes of scratch that a call needs."""
         n = views.tokens
         return n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes)
 
     def __call__(self, x: Tensor, views: Views, first: int, stop: int) -> Tensor:
-        """x [n, width] -> [n, width], by the layers from `first` to `stop` - 1; none of them reads pairs."""
+        """Map x [n, width] -> [n, width] by the layers from `first` to `stop` - 1; none of them reads pairs."""
         n = x.shape[0]
         check(x)
         if x.shape != (views.tokens, self.width) or not x.is_contiguous():

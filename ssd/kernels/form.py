@@ -1,4 +1,4 @@
-"""How a weight of few bits lies in memory, in numbers: what it takes can be told without torch."""
+"""The packed form of a weight of few bits, in numbers: its size can be computed without torch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class Form(NamedTuple):
     span: int = 0
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """The bytes of a packed weight [outputs, inputs]."""
+        """Return the bytes of a packed weight [outputs, inputs]."""
         head_bytes = self.head_bytes * (inputs // self.group) + (2 * (inputs // self.span) if self.span else 0)
         return -(-outputs // CHANNELS) * CHANNELS * (self.heads * head_bytes + inputs * self.bits // 8)

@@ -1,4 +1,4 @@
-"""Where Triton kernels of ours serve, and how they are launched."""
+"""Tells which devices our Triton kernels serve, and how to launch them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import torch
 
 @cache
 def fuses(device: torch.device) -> bool:
-    """Whether what lies between products has kernels of ours on the device: a GPU with Triton."""
+    """Return True if our kernels do the work between products on the device: a GPU with Triton."""
     return device.type != "cpu" and find_spec("triton") is not None
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:
-    """Return what a launch of a kernel with `PDL` is given: with `SSD_PDL=1` it starts before the last one ends."""
+    """Return options for launching a kernel with `PDL`.
+
+    With `SSD_PDL=1` the kernel starts before the last one ends, on GPUs that can."""
     return {"PDL": True, "launch_pdl": True} if os.environ.get("SSD_PDL") == "1" and _launches_early(device) else {}
 
 
 def _launches_early(device: torch.device) -> bool:
-    """Return true for a GPU of compute capability 9 or later."""
+    """Return True for a GPU of compute capability 9 or later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -33,8 +35,9 @@ def processors_of(device: torch.device) -> int:
 
 
 class RoundLayout(NamedTuple):
-    """Where things lie in the words of a row: the key and the base, numbers, draft tokens, halves of the noise's keys;
-    and in those of a board's entry."""
+    """Offsets of fields in the words of a row, and in those of a board's entry.
+
+    A row has the key and the base, then numbers, draft tokens, and the halves of its noise keys."""
 
     numbers: int
     ids: int

@@ -7,7 +7,7 @@
 
 #ifdef WIDTH
 
-/* As `head_of`, with the zero in the offsets. */
+/* `head_of` with the zero in the offsets. */
 INLINED void float_head(const product_t *by, const char *weight, int pair, const units_t *units, floats step[2],
                         floats offset[2]) {
     head_of(by, weight, pair, units, step, offset);
@@ -78,7 +78,7 @@ static void unpack(const product_t *by, const char *weight, int bits, float *to)
     }
 }
 
-/* From so many rows on, a block is made float32 once, and not once for every ROWS rows. */
+/* Rows from which on a block is made float32 once, and not once for every ROWS rows. */
 #define MANY (3 * ROWS + 1)
 
 void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {

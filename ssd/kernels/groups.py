@@ -29,8 +29,8 @@ class Groups:
     """A weight [out, in] of numbers steps * (codes - zero), or steps * codes + offsets.
 
     `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each. Where they are
-    whole multiples, -128 to 127, of numbers that float16 has, `units` may say so: those of the steps, then those of the
-    offsets if there are any, float32 [out, spans] each, for in / spans inputs.
+    whole multiples, -128 to 127, of float16 numbers, `units` may have these numbers: for the steps, then for any
+    offsets, float32 [out, spans] each, for in / spans inputs.
 
     `e4m3`: codes are FP8 numbers, without offsets and zero; such a weight is for GPUs. `dtype`: what `dequantized`
     returns."""
@@ -57,28 +57,28 @@ class Groups:
 
     @property
     def group(self) -> int:
-        """Inputs of a group."""
+        """Return the number of inputs of a group."""
         return self.shape[1] // self.steps.shape[1]
 
     @property
     def bits(self) -> int:
-        """Bits that a code takes in a packed weight."""
+        """Return the bits that a code takes in a packed weight."""
         most = int(self.codes.max())
         return 4 if most < 16 else 6 if most < 64 and self.group % 8 == 0 else 8
 
     @property
     def heads(self) -> list[Tensor]:
-        """The steps, and the offsets if there are any."""
+        """Return the steps, and the offsets if there are any."""
         return [part for part in (self.steps, self.offsets) if part is not None]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What two weights have in common that can lie in one."""
+        """Return the properties that two weights must share to be joined into one."""
         spans = self.units[0].shape[1] if self.units else 0
         return self.bits, self.group, self.zero, len(self.heads), spans, self.e4m3
 
     def dequantized(self) -> Tensor:
-        """The weight in float32, each number with one rounding, and then in `dtype`."""
+        """Compute the weight in float32, each number rounded once, and return it in `dtype`."""
         if self.offsets is None:
             numbers = self.codes.view(torch.float8_e4m3fn).float() if self.e4m3 else self.codes.float() - self.zero
             return (numbers.view(*self.steps.shape, -1) * self.steps[..., None]).flatten(1).to(self.dtype)
@@ -86,13 +86,13 @@ class Groups:
         return numbers.add_(self.offsets[..., None]).float().flatten(1).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Groups:
-        """The weight with all its tensors changed."""
+        """Return the weight with all its tensors changed by `change`."""
         offsets = None if self.offsets is None else change(self.offsets)
         codes, steps, units = change(self.codes), change(self.steps), tuple(map(change, self.units))
         return replace(self, codes=codes, steps=steps, offsets=offsets, units=units)
 
     def uncut(self, piece: tuple[slice, ...]) -> Groups:
-        """The same weight in groups small enough that none is cut by these slices of outputs and inputs."""
+        """Return the weight in groups so small that these slices of outputs and inputs cut none."""
         start, stop, _ = (*piece, slice(None), slice(None))[1].indices(self.shape[1])
         repeats = self.group // math.gcd(self.group, start, stop)
 
@@ -103,7 +103,7 @@ class Groups:
         return self if repeats == 1 else replace(self, steps=finer(self.steps), offsets=offsets, units=())
 
     def __getitem__(self, piece: tuple[slice, ...]) -> Groups | None:
-        """The weight of some outputs, and if a second slice says so of some inputs; None if that cuts a group."""
+        """Return the weight of some outputs and, with a second slice, of some inputs; None if that cuts a group."""
         rows, columns = (*piece, slice(None), slice(None))[:2]
         start, stop, _ = columns.indices(self.shape[1])
         if start % self.group or stop % self.group:
@@ -137,7 +137,7 @@ class Stack:
         return self.parts[0].dtype
 
     def dequantized(self) -> Tensor:
-        """As in `Groups`."""
+        """Return the whole weight as `Groups.dequantized` does."""
         return torch.cat([part.dequantized() for part in self.parts])
 
 
@@ -145,12 +145,12 @@ Grouped = Groups | Stack
 
 
 def outputs_of(weight: Tensor | Groups, which: slice | Tensor) -> Tensor | Groups:
-    """The weight of some outputs: a slice, or int64 [n] of them."""
+    """Return the weight of the outputs `which`: a slice, or int64 [n]."""
     return weight[which] if isinstance(weight, Tensor) else weight.map(lambda part: part[which])
 
 
 def equal(one: Tensor | Groups, other: Tensor | Groups) -> bool:
-    """True if two weights have the same numbers, and are in the same form."""
+    """Return True if two weights have the same numbers in the same form."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
     parts = [(one.codes, other.codes), (one.steps, other.steps)]
@@ -161,7 +161,7 @@ def equal(one: Tensor | Groups, other: Tensor | Groups) -> bool:
 
 
 def find_groups(weight: Tensor) -> Groups | None:
-    """The groups of a float32 weight that was dequantised from GGUF's Q4_0, Q4_1 or Q8_0; None for any other."""
+    """Return the groups of a float32 weight that comes from GGUF's Q4_0, Q4_1 or Q8_0; None for any other."""
     outputs, inputs = weight.shape
     if inputs % _FOUND_GROUP or not multiply_floats(weight):
         return None
@@ -177,8 +177,8 @@ def find_groups(weight: Tensor) -> Groups | None:
 def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> Product:
     """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
 
-    Without `parts` the bits are those of the dequantised weight's `float_product`. Else inputs are rounded to 8 or 16
-    bits, with a scale for every 32 of them; all processors give the same bits. See `takes`."""
+    Without `parts` results have the bits of the dequantised weight's `float_product`. Else inputs are rounded to 8 or
+    16 bits, with a scale for every 32 of them; all processors give the same bits. See `takes`."""
     if isinstance(weight, Groups):
         return _packed(weight, bias, parts)
     sizes = [part.shape[0] for part in weight.parts]
@@ -207,7 +207,7 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
 
 
 def multiples_of(weight: Groups) -> list[Tensor] | None:
-    """How many units the steps are, and the offsets; None if they are no multiples that a byte holds."""
+    """Return the steps, and any offsets, as multiples of units; None if a byte cannot hold one exactly."""
     found = []
     for part, unit in zip(weight.heads, weight.units, strict=False):
         each = unit.repeat_interleave(part.shape[1] // unit.shape[1], 1)
@@ -237,20 +237,20 @@ def rows_apart(weight: Tensor | Groups) -> Product:
 
 
 def takes(weight: Grouped) -> bool:
-    """True if `grouped_product` takes this weight on this processor."""
+    """Return True if `grouped_product` takes this weight on this processor."""
     parts = weight.parts if isinstance(weight, Stack) else (weight,)
     return all(part.group % 4 == 0 and multiply_floats(part.steps) for part in parts)
 
 
 def stacked(weights: Sequence[Groups]) -> Grouped:
-    """The weights [out, in] one below the other, as one. Neighbours of one kind become one `Groups`."""
+    """Join weights [out, in] one below the other. Neighbours of one kind become one `Groups`."""
     runs = [list(run) for _, run in groupby(weights, lambda weight: weight.kind)]
     parts = [run[0] if len(run) == 1 else _together(run) for run in runs]
     return parts[0] if len(parts) == 1 else Stack(tuple(parts))
 
 
 def _together(weights: Sequence[Groups]) -> Groups:
-    """Weights of one kind as one."""
+    """Join weights of one kind into one."""
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
     return replace(
         weights[0],
@@ -262,6 +262,6 @@ def _together(weights: Sequence[Groups]) -> Groups:
 
 
 def exact_offsets(zeros: Tensor | int, steps: Tensor) -> Tensor | None:
-    """The offsets float32 that say the same as `zeros`; None if float32 would round one."""
+    """Convert `zeros` to float32 offsets; return None if float32 would round one."""
     offsets = -zeros * steps
     return offsets if torch.equal(offsets.double(), -zeros * steps.double()) else None

@@ -16,8 +16,8 @@ typedef struct {
     const product_t *table;
 } model_t;
 
-/* What is wanted after token `index` of a batch: the best of the first `listed` logits and of the ids `text` [texts],
-   over the temperature and with the noise of `key` if there is `noise` (that of the listed ids). */
+/* A ranking after token `index` of a batch: the best of the first `listed` logits and of the ids `text` [texts], over
+   the temperature and with the noise of `key` if there is `noise` (that of the listed ids). */
 typedef struct {
     int64_t index;
     const int64_t *text;

@@ -1,4 +1,4 @@
-"""A whole step of a draft in one call: from tokens to the likeliest next ones (guess.c)."""
+"""A whole draft step in one call: from tokens to the likeliest next ones (guess.c)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ssd.kernels.library import address
 
 
 class Ask(NamedTuple):
-    """What is wanted after one token of a batch.
+    """Says which ids to rank after one token of a batch, and by which noise.
 
-    `text`: ids that are ranked beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row; `key`
-    is that of the noise of others (`ssd.speculation.noise.halves`)."""
+    `text`: ids that are ranked beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row.
+    `key`: noise key of the other ids (`ssd.speculation.noise.halves`)."""
 
     text: array[int]
     temperature: float = 0.0
@@ -30,9 +30,9 @@ class Ask(NamedTuple):
 
 
 class GuessStep:
-    """A model of `ssd.models.families.llama` or `ssd.models.eagle3`, and the ranking of its logits.
+    """Runs a model of `ssd.models.families.llama` or `ssd.models.eagle3`, and ranks its logits.
 
-    `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last one. `head` has a logit for each of the
+    `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last norm. `head` has a logit for each of the
     `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""
 
     def __init__(
@@ -64,10 +64,10 @@ class GuessStep:
         listed: int,
         count: int,
     ) -> tuple[Ranked, Tensor]:
-        """The `count` best ids after each of the tokens `wanted` (indices), and what the layers made of all tokens.
+        """Return the `count` best ids after each token `wanted` (indices), and the layers' output for all tokens.
 
         `features` float32 are for a model that reads pairs: contiguous parts, each [k, width] or of one token [width].
-        The first `listed` logits count, at least `count`. Ids of texts must be those of rows of the table."""
+        Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table."""
         n, asked = len(tokens), len(asks)
         self._decoder.check(views, n)
         if not 0 <= min(tokens) <= max(tokens) < self._known:
@@ -91,7 +91,9 @@ class GuessStep:
         return ranked_lists(ids, scores, count), made
 
     def _rows(self, features: Sequence[Tensor], n: int) -> ctypes.Array[c_void_p] | None:
-        """Where the features of each of n tokens lie; None without `features`. Raises `ValueError` for other shapes."""
+        """Return the address of each token's features; None without `features`.
+
+        Raises `ValueError` for other shapes."""
         if not features:
             return None
         found, step = list[int](), 4 * self._width

@@ -1,4 +1,4 @@
-/* What each file offers to the others and to `ssd.kernels.cpu`. */
+/* Types and functions that each file offers to the others and to `ssd.kernels.cpu`. */
 
 #pragma once
 

@@ -142,7 +142,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 
 @cache
 def functions() -> ctypes.PyDLL | None:
-    """The compiled library, None if there is none. Its functions keep the GIL while they run."""
+    """Return the compiled library, None if there is none. Its functions keep the GIL while they run."""
     path = build.library()
     if path is None:
         return None
@@ -164,7 +164,7 @@ _scratch = torch.empty(0, dtype=torch.uint8)
 
 
 def scratch(size: int) -> Tensor:
-    """At least `size` bytes for one call, during which no other thread runs. Keep a reference until it ends."""
+    """Return at least `size` bytes for one call, in which no other thread runs. Keep a reference until it ends."""
     global _scratch
     if _scratch.numel() < size:
         _scratch = torch.empty(2 * size, dtype=torch.uint8)
@@ -172,7 +172,7 @@ def scratch(size: int) -> Tensor:
 
 
 def address(numbers: array[int]) -> int:
-    """Where the numbers of an array lie; it must live, and not grow, as long as that is used."""
+    """Return the address of an array's numbers. The array must live, and not grow, while it is used."""
     return numbers.buffer_info()[0]
 
 

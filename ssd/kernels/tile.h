@@ -1,4 +1,4 @@
-/* What the products share: the product of a few rows with one block of output channels, whose weights are read once.
+/* Shared by the products: the product of a few rows with one block of output channels, whose weights are read once.
    Beside each other run two vectors of channels, `pair` and `pair` + PAIRS of a block's: their codes of 4 bits lie in
    the same bytes. */
 

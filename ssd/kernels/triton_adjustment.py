@@ -32,7 +32,7 @@ def adjust_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A block of the logits after one token."""
+    """Adjust a block of the logits after one token."""
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -76,7 +76,7 @@ def adjust(
     bias: Tensor,
     recent: int,
 ) -> Tensor:
-    """`ssd.speculation.adjustment.adjusted_rows`; `recent` of the words are ids."""
+    """Compute `ssd.speculation.adjustment.adjusted_rows`; the last `recent` words of a slot are ids."""
     count, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(count, size, dtype=torch.float32, device=logits.device)
@@ -115,7 +115,7 @@ def recent_kernel(
     MOST: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ) -> None:
-    """What an outcome adds to the text of one row."""
+    """Write the tokens that an outcome adds to the text of one row."""
     mine = rows + tl.program_id(0) * row_words
     outcome = decided + tl.program_id(0) * (3 + MOST)
     m = tl.arange(0, BLOCK_M)
@@ -127,8 +127,10 @@ def recent_kernel(
 
 
 def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, layout: RoundLayout) -> None:
-    """Write the accepted ids of each of the `rows` (`ssd.kernels.triton_rounds`), and the token after them, behind the
-    first `at` words int32 of its slot; -1 where there are no more."""
+    """Write each row's accepted ids, and the token after them, to the words int32 of its slot.
+
+    They go behind the first `at` words, with -1 after the last. `rows` and `decided` are those of
+    `ssd.kernels.triton_rounds`."""
     recent_kernel[(len(rows),)](
         rows,
         decided,

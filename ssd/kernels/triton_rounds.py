@@ -1,5 +1,6 @@
-"""Triton kernels between two verifications: one decides what the first one's outcomes are followed by, one writes the
-next batch. All of it is integers, so they give what torch gives (`ssd.verifier.overlap`)."""
+"""Triton kernels between two verifications: one looks up the outcomes of the first, one writes the batch of the next.
+
+All numbers are integers, so results equal torch's (`ssd.verifier.overlap`)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def decide_kernel(
     BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ) -> None:
-    """The outcome of one row, and what the board has for it.
+    """Compute the outcome of one row, and look it up on the board.
 
     `decided` [rows, 3 + MOST]: accepted, token, depth, ids. `report` has all `tokens`, and for each row entry, depth,
     unsound entries and ids."""
@@ -103,8 +104,10 @@ def decide_kernel(
 def decide(
     rows: Tensor, tokens: Tensor, board: Tensor, weights: Tensor, vocabulary: int, layout: RoundLayout
 ) -> tuple[Tensor, Tensor]:
-    """(decided [n, 3 + most], report) of `decide_kernel`, for the words of rows int64 [n, any], the samples of all
-    `tokens` int64 [count], and the words of a `board` int64 [slots, entries, words]."""
+    """Return (decided [n, 3 + most], report) of `decide_kernel`.
+
+    `rows` int64 [n, any]: the words of rows. `tokens` int64 [count]: all samples. `board` int64 [slots, entries,
+    words]: the words of a board."""
     count, (_, entries, words) = len(tokens), board.shape
     decided = torch.empty(len(rows), 3 + layout.most, dtype=torch.int64, device=rows.device)
     report = torch.empty(count + decided.numel(), dtype=torch.int64, device=rows.device)
@@ -173,7 +176,7 @@ def build_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ) -> None:
-    """A block of the next batch's tokens; the first program writes its rows, too."""
+    """Write a block of the next batch's tokens; the first program writes the batch's rows, too."""
     r = tl.arange(0, BLOCK_R)
     known = r < count
     depth = tl.load(decided + r * (3 + MOST) + 2, mask=known, other=0)
@@ -193,7 +196,7 @@ def build_kernel(
     outcome = decided + row * (3 + MOST)
     accepted = tl.load(outcome, mask=live, other=0)
     position = tl.where(live, tl.load(mine + NUMBERS + 5, mask=live, other=0) + accepted + 1 + offset, 0)
-    # A sample that is no token has no next one; the host finds out.
+    # A sample that is no token is replaced by id 0; the host finds out later.
     token = tl.maximum(tl.load(outcome + 1, mask=live, other=0), 0)
     drafted = tl.load(outcome + 2 + offset, mask=live & (offset > 0), other=0)
     slot = tl.load(mine + NUMBERS, mask=live, other=0)
@@ -228,10 +231,10 @@ def build(
     dummy: tuple[int, int],
     layout: RoundLayout,
 ) -> None:
-    """Write the next batch into its `fields`. It follows from what was `decided` for n `rows`.
+    """Write the next batch into its `fields`, from what was `decided` for n `rows`.
 
     `sizes` of the batch are tokens, rows, and the tokens of its longest row.
-    `table` int32 [sequences, pages]; `dummy`: its row for padding, and the page of that."""
+    `table` int32 [sequences, pages]; `dummy`: the table's row for padding, and the page in it."""
     tokens, batch_rows, longest = sizes
     block = min(128, triton.next_power_of_2(tokens))
     build_kernel[(triton.cdiv(tokens, block),)](

@@ -1,8 +1,8 @@
-"""Triton kernels that draw tokens: the noise of `ssd.speculation.noise`, and the largest of logits over temperature
-plus noise, in one pass over the logits; and what filters leave of them.
+"""Triton kernels that draw tokens: the noise of `ssd.speculation.noise`, filters, and the largest score.
 
-They use no logarithm of a library, and no product is fused with a sum: the bits of noise and scores are the same in all
-of these kernels, whatever the shape, and so is what they draw."""
+A score is a logit over temperature plus noise; one pass over the logits finds the largest. The kernels use no logarithm
+of a library and fuse no product with a sum. So noise, scores and drawn tokens have the same bits in all of these
+kernels and for any shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXACT = {"num_warps": _WARPS, "enable_fp_fusion": False}
 
 @triton.jit
 def _mixed(x: tl.tensor) -> tl.tensor:
-    """MurmurHash3's 32-bit finaliser (Appleby, public domain) on uint32."""
+    """Apply MurmurHash3's 32-bit finaliser (Appleby, public domain) to uint32."""
     x ^= x >> 16
     x *= 0x85EBCA6B
     x ^= x >> 13
@@ -28,9 +28,9 @@ def _mixed(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _logarithm(x: tl.tensor) -> tl.tensor:
-    """ln x within two units in the last place, of positive float32 that are not denormal.
+    """Return ln x within two units in the last place, for positive float32 that are not denormal.
 
-    The exponent times ln 2, and a polynomial on sqrt 1/2 to sqrt 2 (Cephes' logf)."""
+    It is the exponent times ln 2, plus a polynomial on sqrt 1/2 to sqrt 2 (Cephes' logf)."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23
     n = exponent.to(tl.float32)
@@ -50,7 +50,7 @@ def _logarithm(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _gumbel(ids: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """Gumbel noise -ln E, E = -ln(1 - u), of 31 bits u for each of the token `ids` int32.
+    """Return Gumbel noise -ln E, E = -ln(1 - u), from 31 bits u for each of the token `ids` int32.
 
     E keeps its resolution near 0: for y = 1 - u as it is rounded, ln y / (1 - y) hardly differs from E / u (Kahan)."""
     lanes = _mixed(ids.to(tl.uint32) * 0x9E3779B1 + low.to(tl.uint32)) ^ high.to(tl.uint32)
@@ -65,7 +65,7 @@ def _gumbel(ids: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
 def noise_kernel(
     keys: tl.tensor, ids: tl.tensor, out: tl.tensor, first: int, size: int, LISTED: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """The noise of a block of a row's tokens: those of `ids`, or from `first` on."""
+    """Write the noise of a block of a row's tokens: those of `ids`, or from `first` on."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -77,7 +77,7 @@ def noise_kernel(
 
 
 def gumbels(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
-    """Noise float32 [n, size] for keys int32 [n, 2]: of the token ids from `first` on, or of `ids` int64 [size]."""
+    """Return noise float32 [n, size] for keys int32 [n, 2], of token ids from `first` on or `ids` int64 [size]."""
     keys = keys.contiguous()
     out = torch.empty(len(keys), size, dtype=torch.float32, device=keys.device)
     noise_kernel[len(keys), triton.cdiv(size, _BLOCK)](
@@ -101,8 +101,9 @@ def _scores(
     WARM: tl.constexpr,
     FILTERED: tl.constexpr,
 ) -> tl.tensor:
-    """Logits of a row, times `inverse` plus noise where that is above 0; -inf where none are held, or where the product
-    is below the row's `lowest`."""
+    """Return logits of a row, times `inverse` plus noise where `inverse` is above 0.
+
+    They are -inf where none are held, or where the product is below the row's `lowest`."""
     scores = tl.load(logits + row * stride + at, mask=held, other=float("-inf")).to(tl.float32)
     if WARM:
         token = at
@@ -133,7 +134,7 @@ def best_kernel(
     FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The largest score of a block of a row, and the lowest token that has it; NaN if the block holds one."""
+    """Find the largest score of a block of a row, and the lowest token that has it; NaN if the block holds one."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -150,7 +151,9 @@ def best_kernel(
 def last_kernel(
     values: tl.tensor, places: tl.tensor, out: tl.tensor, blocks: int, size: int, BLOCK: tl.constexpr
 ) -> None:
-    """The token of a row by what `best_kernel` found; -1 if its largest score is no finite number, or one is a NaN."""
+    """Write the token of a row from the results of `best_kernel`.
+
+    It is -1 if the largest score is not finite, or one is NaN."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     held = at < blocks
@@ -166,11 +169,11 @@ def last_kernel(
 def draw(
     logits: Tensor, keys: Tensor | None = None, inverse: Tensor | None = None, lowest: Tensor | None = None
 ) -> Tensor:
-    """The token int64 [n] with the largest score of each row of logits [n, V], the lowest one on a tie; -1 for a row
-    with a NaN or without a finite largest score.
+    """Return the token int64 [n] with the largest score of each row of logits [n, V], the lowest one on a tie.
 
-    Scores are the logits, or where `inverse` temperatures float32 [n] are above 0 their product plus the noise of
-    `keys` int32 [n, 2]. There products below the `lowest` float32 [n] are left out."""
+    It is -1 for a row with a NaN or without a finite largest score. Scores are the logits; or, where the `inverse`
+    temperatures float32 [n] are above 0, their product plus the noise of `keys` int32 [n, 2]. There products below
+    `lowest` float32 [n] are left out."""
     (rows, size), blocks = logits.shape, triton.cdiv(logits.shape[1], _BLOCK)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     values = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
@@ -210,7 +213,7 @@ def warm_kernel(
     FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The scores of a block of a row."""
+    """Write the scores of a block of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -221,7 +224,7 @@ def warm_kernel(
 def warmed(
     logits: Tensor, keys: Tensor, inverse: Tensor, ids: Tensor | None = None, lowest: Tensor | None = None
 ) -> Tensor:
-    """The scores float32 [n, V] of `draw`, of logits whose tokens are `ids` int64 [V], or 0 to V - 1."""
+    """Return the scores float32 [n, V] of `draw`, for logits whose tokens are `ids` int64 [V], or 0 to V - 1."""
     rows, size = logits.shape
     logits, keys = logits if logits.stride(1) == 1 else logits.contiguous(), keys.contiguous()
     out = torch.empty(rows, size, dtype=torch.float32, device=logits.device)
@@ -244,7 +247,7 @@ def warmed(
 
 @triton.jit
 def _ordered(x: tl.tensor) -> tl.tensor:
-    """int64 from 0 to 2^32 - 1 in the order of float32; both zeros are equal."""
+    """Map float32 to int64 from 0 to 2^32 - 1 in the same order; both zeros are equal."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
@@ -261,10 +264,11 @@ def _largest(
     DIGIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest score, `_ordered`, that `goal` scores of a row reach; or scores with this share of the weights.
+    """Find the largest score, `_ordered`, that at least `goal` scores of a row reach.
 
-    Those below `base` do not count; it is the answer where all together are too few. Weights are exp(score - `most`).
-    Each pass finds a digit: it tries all there are. Sums have one order, so none grows as its score rises."""
+    `WEIGHTS`: that scores with the share `goal` of all weights exp(score - `most`) reach. Scores below `base` do not
+    count; `base` is the answer where all together are too few. Each pass finds one digit by trying all its values. Sums
+    have one order, so a higher score never has a larger sum."""
     COUNT: tl.constexpr = 1 << DIGIT
     digit = tl.arange(0, COUNT).to(tl.int64)
     found = base * 0
@@ -300,7 +304,7 @@ def lowest_kernel(
     DIGIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The lowest score of a row that its filters leave; -inf without filters."""
+    """Write the lowest score of a row that its filters keep; -inf without filters."""
     row = tl.program_id(0).to(tl.int64)
     mine = logits + row * stride
     warmth, count = tl.load(inverse + row), tl.load(top_k + row)
@@ -324,7 +328,7 @@ def lowest_kernel(
 
 
 def lowest(logits: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The lowest of each row's scores, float32 [n], that its filters leave, all of which leave the scores above it.
+    """Return the lowest score of each row, float32 [n], that its filters keep; they keep all above it, too.
 
     Scores are logits [n, V] times `inverse` temperatures float32 [n]; rows where these are 0 have no filters. `top_k`
     int64 [n], `top_p` and `min_p` float32 [n] are off at 0, 1 and 0 (`ssd.speculation.sampling.filtered`)."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer scores keys: q.k * `scale`, bounded by `softcap` with a tanh, for the last `window` tokens.
+    """A layer's scores: q.k * `scale`, bounded by `softcap` with a tanh, for the last `window` tokens.
 
-    None is head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token."""
+    None means head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token."""
 
     scale: float | None = None
     window: int | None = None
@@ -26,22 +26,23 @@ class Scores:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def reach(self, queries: int, length: int) -> int:
-        """How many of `length` keys the last `queries` queries see together."""
+        """Return how many of `length` keys the last `queries` queries see together."""
         return length if self.window is None else min(length, queries - 1 + self.window)
 
 
 PLAIN = Scores()
 
-# Scores that are computed at a time: 4 MiB as float32, or those of a few queries, whose products are still fast. Those
-# of all queries would grow with the sequence.
+# Scores that are computed at a time: 4 MiB as float32, or more for few queries, whose products are still fast. Memory
+# for the scores of all queries would grow with the sequence.
 MOST_SCORES, _FEW_QUERIES = 2**20, 32
-_ROUND = 256  # queries, and keys: those of whole prompt chunks
+_ROUND = 256  # the numbers of queries and keys in whole prompt chunks are multiples of this
 
 
 class CachePlaces(NamedTuple):
-    """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and where those of each token go, int64 [n].
+    """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and the slot of each token's own, int64 [n].
 
-    `attend`, with queries [n, heads, head_dim] and a rule, is for when they are stored: [n, heads * head_dim]."""
+    Once they are stored, call `attend` with queries [n, heads, head_dim] and a rule; it returns
+    [n, heads * head_dim]."""
 
     keys: Tensor
     values: Tensor
@@ -51,24 +52,24 @@ class CachePlaces(NamedTuple):
 
 @lru_cache(maxsize=64)
 def causal_mask(queries: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[queries, 1, queries]: 0 where key j <= query i, else -inf; for the last keys of a row."""
+    """Return a mask [queries, 1, queries] for the last keys of a row: 0 where key j <= query i, else -inf."""
     mask = torch.full((queries, queries), -torch.inf, device=device, dtype=dtype).triu(1)
     return mask[:, None, :]
 
 
 def minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is -inf where `hidden` is true, else 0."""
+    """Return a mask that is -inf where `hidden` is true, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `minus_infinity`, but finite: a softmax over hidden keys alone is then no NaN."""
+    """Return a mask like `minus_infinity`, but finite: a softmax over hidden keys alone is then not NaN."""
     low = torch.finfo(dtype).min / 2
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, low)
 
 
 def is_narrow(x: Tensor) -> bool:
-    """Tell if a tensor has 16 bits on a CPU: oneDNN compiles a product for each shape and keeps it, 1.2 MB each."""
+    """Return True for 16 bits on a CPU, where oneDNN compiles and keeps a product for each shape (1.2 MB each)."""
     return x.is_cpu and x.dtype.itemsize == 2
 
 
@@ -78,31 +79,33 @@ def wide(*inputs: Tensor) -> Iterator[Tensor]:
 
 
 def group(q: Tensor, kv_heads: int) -> Tensor:
-    """q [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]: the queries that share a key head in one matrix."""
+    """Put the queries that share a key head in one matrix.
+
+    q [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]."""
     n, heads, dim = q.shape
     return q.view(n, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
 
 
 def ungroup(out: Tensor, n: int) -> Tensor:
-    """The inverse of `group`, heads flattened: [kv_heads, n * repeat, dim] -> [n, heads * dim]."""
+    """Undo `group`, with heads flattened: [kv_heads, n * repeat, dim] -> [n, heads * dim]."""
     kv_heads, _, dim = out.shape
     return out.view(kv_heads, n, -1, dim).transpose(0, 1).reshape(n, -1)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores = PLAIN) -> Tensor:
-    """Causal attention of the last n tokens of a sequence. Returns [n, heads * dim].
+    """Compute causal attention of the last n tokens of a sequence; return [n, heads * dim].
 
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
     length - n + i. With a window, keys that no query sees may be left out."""
     (n, heads, _), length, dtype = q.shape, keys.shape[0], q.dtype
     if n == 1 and rule.window is None and rule.softcap is None and is_narrow(q):
         return attend_each(q, keys[None], values[None], scale, q.new_zeros(1, 1, 1, length))
-    if n % _ROUND or length % _ROUND:  # round sizes are few
+    if n % _ROUND or length % _ROUND:  # multiples of it are few shapes, which oneDNN may keep
         q, keys, values = wide(q, keys, values)
     most = max(_FEW_QUERIES, MOST_SCORES // (heads * length))
     if n <= most:
         return _attend(q, keys, values, scale, rule).to(dtype)
-    # Results have a place before the scores: among them they would leave gaps too small for the next ones.
+    # Results are allocated before the scores: between these they would leave gaps too small for the next ones.
     result = q.new_empty(n, heads * q.shape[2], dtype=dtype)
     for start in range(0, n, most):
         part, stop = slice(start, start + most), length - n + min(n, start + most)
@@ -129,12 +132,12 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores)
 
 
 def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """Attention of one query of each of n sequences, over keys of its own. Returns [n, heads * dim].
+    """Compute attention of one query of each of n sequences over its own keys; return [n, heads * dim].
 
     q [n, heads, dim], keys and values [n, length, kv_heads, dim]; `mask` [n, 1, 1, length] is added to the scores."""
     n, heads, dim = q.shape
     kv_heads = keys.shape[2]
-    queries = q.view(n, kv_heads, heads // kv_heads, dim)  # those that share a key head stand as its positions
+    queries = q.view(n, kv_heads, heads // kv_heads, dim)  # queries that share a key head take the place of positions
     out = F.scaled_dot_product_attention(
         queries, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
     )
@@ -144,7 +147,7 @@ def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Ten
 def attend_part(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, rule: Scores = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Attention of n queries over shared keys, as a part of a larger softmax (see `merge`).
+    """Compute attention of n queries over shared keys, as a part of a larger softmax (see `merge`).
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
     keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
@@ -171,8 +174,9 @@ def attend_part(
 def attend_own(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor, rule: Scores = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """As `attend_part`, with keys and values [n, length, kv_heads, dim] of each query's own, and `mask`
-    [n, 1, 1, length] added to all scores."""
+    """Compute `attend_part` with each query's own keys and values [n, length, kv_heads, dim].
+
+    `mask` [n, 1, 1, length] is added to all scores."""
     (n, heads, dim), dtype = q.shape, q.dtype
     q, keys, values = wide(q, keys, values)
     kv_heads = keys.shape[2]
@@ -184,7 +188,7 @@ def attend_own(
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over the union of two disjoint sets of keys, from (output, log-sum-exp) over each: [n, heads, dim].
+    """Merge two parts (output, log-sum-exp) over disjoint sets of keys into one output [n, heads, dim].
 
     The first output's weight is exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps."""
     (out_a, total_a), (out_b, total_b) = first, second

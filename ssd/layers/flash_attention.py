@@ -11,14 +11,16 @@ from ssd.layers.attention import Scores
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 
-PAGE_SIZE = 256  # flash-attn refuses page sizes that are no multiple of this
+PAGE_SIZE = 256  # flash-attn refuses page sizes that are not a multiple of this
 _MOST_DIM = 256
 _FEW = 16  # queries of a row; verifications have no more
 
 
 class FlashAttention(TritonAttention):
-    """Prompts in 16 bits by flash-attn, everything else by Triton: verifications, as flash-attn divides the keys among
-    processors for single queries only, and parts of a larger softmax."""
+    """Computes prompts in 16 bits by flash-attn, and everything else by Triton.
+
+    Verifications are by Triton, as flash-attn divides keys among processors for single queries only. So are parts of a
+    larger softmax."""
 
     def __init__(self, device: torch.device, page_size: int, deterministic: bool) -> None:
         if deterministic:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd.kernels.groups import Grouped, Groups, Parts, find_groups, grouped_product, takes
 
-# Rows that oneDNN lays a weight out for, as in `ssd.layers.linear`.
+# Rows that oneDNN optimises a weight's layout for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
 # Output channels rounded at a time, so that a large weight is never copied as a whole.
 _CHANNELS = 1024
@@ -18,14 +18,14 @@ _CHANNELS = 1024
 LEVELS = 127
 # The scale of channels and rows that are all zero.
 _TINY = 1e-30
-# A row's numbers become 16-bit integers from -_LEVELS to _LEVELS, and these 256 a + b: two bytes, which hold a and b
-# with 128 added.
+# A row's numbers become 16-bit integers from -_LEVELS to _LEVELS. Each is 256 a + b; two bytes hold a and b with 128
+# added.
 _LEVELS = 32639.0
 _ZERO_POINT = 128
 
 
 class Int8Linear:
-    """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, or in the groups that it comes in.
+    """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, or in the groups of its checkpoint.
 
     A weight that is rounded here gets a scale for each output. Inputs are rounded to 16 bits: in 8 bits the few large
     numbers of a row leave too little for the others (docs/performance.md). Sums of integers are exact, so a row's
@@ -34,7 +34,7 @@ class Int8Linear:
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 2) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
 
-        `parts`: bytes that inputs are rounded to, 1 or 2; by oneDNN always to 2. One byte is half of the work, and good
+        `parts`: bytes that inputs are rounded to, 1 or 2; oneDNN always takes 2. One byte is half of the work, and good
         enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
@@ -51,18 +51,18 @@ class Int8Linear:
 
 
 def _rounded(weight: Tensor) -> Groups:
-    """The weight in 8 bits, with one group for each output."""
+    """Round the weight to 8 bits, with one group for each output."""
     rounded, scales = round_to_int8(weight, LEVELS)
     return Groups(rounded.view(torch.uint8).bitwise_xor_(128), scales[:, None], None, 128)
 
 
 class _OneDnnProduct:
-    """The same with a scale for each row of x, in torch operations."""
+    """The product by oneDNN in torch operations, with a scale for each row of x."""
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
-        # A tensor, as a number would be made one in every call.
+        # A tensor, as torch would make one from a number in every call.
         self._levels = torch.tensor(_LEVELS)
         # Added to a 16-bit integer, this makes a float32 whose last two bytes are that integer: at 1.5 * 2^23 the unit
         # in the last place is 1.
@@ -71,7 +71,7 @@ class _OneDnnProduct:
     def __call__(self, x: Tensor) -> Tensor:
         n, width = x.shape
         largest = x.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
-        # No fused multiply-add: whether one rounds once or twice may depend on where in a batch a row lies.
+        # No fused multiply-add: its use, and so the rounding, may depend on a row's place in the batch.
         integers = (x.contiguous() * (self._levels / largest)).add_(self._to_bytes)
         rows = integers.view(torch.uint8).as_strided((2, n, width), (1, 4 * width, 4)).contiguous()
         low, high = _multiply(rows, _ZERO_POINT, self._weight, self._scales, self._zeros).unbind()
@@ -80,7 +80,7 @@ class _OneDnnProduct:
 
 
 def round_to_int8(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Round `weight`: returns int8 [out, in] from -levels to levels, and the channels' scales float32 [out]."""
+    """Return `weight` as int8 [out, in] from -levels to levels, and the channels' scales float32 [out]."""
     rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0])
     parts = zip(weight.split(_CHANNELS), rounded.split(_CHANNELS), scales.split(_CHANNELS), strict=True)
     for part, part_rounded, part_scales in parts:
@@ -90,13 +90,15 @@ def round_to_int8(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """int8 [out, in] in the layout of oneDNN's product."""
+    """Copy int8 [out, in] to the layout of oneDNN's product."""
     packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, [_ROWS_HINT, weight.shape[1]])
     return packed
 
 
 def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """(rows - zero_point) W^T * scales: uint8 [..., in] -> float32 [..., out], summed in integers of 32 bits."""
+    """Compute (rows - zero_point) W^T * scales, summed in 32-bit integers.
+
+    uint8 [..., in] -> float32 [..., out]."""
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         rows, 1.0, zero_point, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
@@ -105,9 +107,10 @@ def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zer
 
 @cache
 def _weight_levels() -> int:
-    """Levels of a weight on either side of zero: `LEVELS`, or 63 on a processor without VNNI. Found by trying.
+    """Return the levels of a weight on either side of zero: `LEVELS`, or 63 on a processor without VNNI.
 
-    Without VNNI products of 8 bits are added in pairs in 16 bits, which overflow with weights of more than 7 bits."""
+    Found by a trial. Without VNNI pairs of 8-bit products are added in 16 bits, which overflow with weights of more
+    than 7 bits."""
     weight, rows = torch.full((16, 64), 127, dtype=torch.int8), torch.full((1, 64), 255, dtype=torch.uint8)
     product = _multiply(rows, 0, _pack(weight), torch.ones(16), torch.zeros(16, dtype=torch.long))
     return LEVELS if bool((product == 64 * 127 * 255).all()) else 63

@@ -17,19 +17,19 @@ from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, tak
 
 log = logging.getLogger("ssd.layers")
 
-# Rows that oneDNN lays a weight out for: verifications of a few sequences. Measured in docs/performance.md.
+# Rows that oneDNN optimises a weight's layout for: verifications of a few sequences (docs/performance.md).
 _ROWS_HINT = 16
 INVARIANT_ROWS = 16
 Activations = Literal["float32", "int16", "int8"]
 PARTS: Mapping[Activations, Parts] = {"float32": 0, "int16": 2, "int8": 1}
-"""What the inputs of a layer whose weights have few bits are rounded to -> their bytes."""
+"""Bytes that the inputs of a layer with weights of few bits are rounded to; 0: not rounded."""
 
 
 class Linear:
     """y = x W^T + b for x [n, in] -> y [n, out].
 
-    On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 that holds for
-    at least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
+    On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 this needs at
+    least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
 
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 0) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
@@ -50,7 +50,7 @@ class Linear:
 
 
 def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The product on a GPU; with a dequantised weight if the kernels do not take its groups."""
+    """Return the product on a GPU; with a dequantised weight if the kernels do not take its groups."""
     from ssd.layers import quantized
 
     if quantized.takes(weight):
@@ -61,7 +61,7 @@ def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], 
 
 @cache
 def tell_unpacked(what: str, dtype: torch.dtype) -> None:
-    """Log, once for all weights of the kind, that they become `dtype`."""
+    """Log once for a kind of weights that they become `dtype`."""
     log.warning("weights with %s cannot stay packed on a GPU: they become %s", what, str(dtype).removeprefix("torch."))
 
 
@@ -84,7 +84,7 @@ class _OneDnnProduct:
         rows = x.shape[0]
         if self._pad_single and rows == 1:
             return self._multiply(x.expand(2, -1).contiguous())[:1]
-        # oneDNN compiles and keeps a product for each number of rows: four of them for each power of two.
+        # oneDNN compiles and keeps a product for each number of rows: padding leaves four for each power of two.
         more = -rows % (1 << max(0, rows.bit_length() - 3))
         return self._multiply(F.pad(x, (0, 0, 0, more)))[:rows] if more else self._multiply(x)
 
@@ -93,9 +93,9 @@ class _OneDnnProduct:
         return y
 
     def _single_row_differs(self, weight: Tensor) -> bool:
-        """True if oneDNN adds a single row up in another order than several, as it does for some shapes.
+        """Return True if oneDNN sums a single row in another order than several, as for some shapes.
 
-        Found by trying. In 16 bits rounding hides most differences, so a trial would miss them."""
+        Found by a trial. In 16 bits rounding hides most differences, so a trial would miss them."""
         x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
 

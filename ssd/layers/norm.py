@@ -20,10 +20,10 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.kernel = (weight, eps) if cpu.serve(weight) else None
         size, self._wide = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
-        # By the length of x in place of the mean, as torch's CPU needs half the time of its own RMS norm for it.
+        # Computed by the length of x in place of the mean: this takes torch half the time of its own RMS norm on a CPU.
         self._least = torch.tensor((size * eps) ** 0.5, dtype=self._wide, device=weight.device)
         self.weight, self.least = weight.to(self._wide) * size**0.5, size * eps
-        """The weight times sqrt(size), and size * eps: what the length of x in place of the mean makes of them."""
+        """The weight times sqrt(size), and size * eps: they go with the length of x in place of the mean."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kernel is not None and x.dtype == torch.float32:
@@ -36,11 +36,11 @@ class RMSNorm:
 
     @property
     def fusible(self) -> bool:
-        """Whether a kernel that takes the weight alone computes it: a class of one's own may compute something else."""
+        """Return True if the fused kernel computes this norm: a subclass may compute something else."""
         return type(self).__call__ is RMSNorm.__call__
 
     def added(self, x: Tensor, y: Tensor, behind: RMSNorm | None = None) -> tuple[Tensor, Tensor]:
-        """x + y, or x + behind(y), and the norm of that."""
+        """Return x + y, or x + behind(y), and the norm of that sum."""
         if fuses(x.device) and self.fusible and (behind is None or behind.fusible):
             return self._fused(x, y, behind)
         total = x + (y if behind is None else behind(y))
@@ -71,12 +71,12 @@ class LayerNorm:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """(gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (Shazeer, arXiv 2002.05202)."""
+    """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (Shazeer, arXiv 2002.05202)."""
     return cpu.silu_mul(gate_up) if cpu.serve(gate_up) else _gated(gate_up, gelu=False)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """(gate, up) [n, 2 * size] -> gelu(gate) * up [n, size], GELU by tanh (arXiv 1606.08415)."""
+    """Map (gate, up) [n, 2 * size] -> gelu(gate) * up [n, size], GELU by tanh (arXiv 1606.08415)."""
     return _gated(gate_up, gelu=True)
 
 
@@ -90,14 +90,14 @@ def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
 
 
 class Residual:
-    """The sum x [n, width] that layers add to. What was added last waits, so that the next norm takes it along."""
+    """Owns the sum x [n, width] that layers add to. The last addend waits, so that the next norm adds it too."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
         self._waits: tuple[Tensor, RMSNorm | None] | None = None
 
     def add(self, y: Tensor, behind: RMSNorm | None = None) -> None:
-        """Add y, or behind(y)."""
+        """Add y, or behind(y), to the sum."""
         self._x, self._waits = self.value, (y, behind)
 
     @property
@@ -108,7 +108,7 @@ class Residual:
         return self._x
 
     def normed(self, norm: RMSNorm) -> Tensor:
-        """The norm of the sum."""
+        """Return the norm of the sum."""
         if self._waits is None:
             return norm(self._x)
         (self._x, normed), self._waits = norm.added(self._x, *self._waits), None

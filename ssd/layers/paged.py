@@ -38,29 +38,33 @@ class PagedRows:
 
     @property
     def reach(self) -> int:
-        """Upper bound on a row's keys."""
+        """Return an upper bound on a row's keys."""
         return self.table.shape[1] * self.page_size
 
     @cached_property
     def tables(self) -> Tensor:
-        """The pages of every row, int32 [rows, pages]."""
+        """Return the pages of every row, int32 [rows, pages]."""
         return self.table[self.sequences]
 
     @cached_property
     def key_starts(self) -> Tensor:
-        """How many keys the rows before each row see, int32 [rows + 1]; a row without queries sees none."""
+        """Return how many keys the rows before each row see, int32 [rows + 1].
+
+        A row without queries sees none."""
         last = self.seen[(self.starts[1:] - 1).clamp(min=0)]
         counts = torch.where(self.starts.diff() > 0, last, 0)
         return F.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def to_fp8(x: Tensor) -> Tensor:
-    """Numbers as FP8 (e4m3), uint8 of the same shape: the nearest, at most 448 in size; a NaN stays one."""
+    """Round x to the nearest FP8 (e4m3), uint8 of the same shape.
+
+    Magnitudes are cut to 448; a NaN stays a NaN."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def of_cache(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values of a cache as `dtype`; uint8 are FP8."""
+    """Convert keys or values of a cache to `dtype`; uint8 is FP8."""
     return (stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored).to(dtype)
 
 
@@ -73,28 +77,29 @@ class PagedKeys(NamedTuple):
 
 
 class PagedAttention(Protocol):
-    """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say. These have
-    the type of q, or are FP8 (`to_fp8`), which is exact in it.
+    """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say.
 
-    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for
-    the device, and its launches depend on shapes alone, so that a CUDA graph can hold it."""
+    Keys and values have the type of q, or are FP8 (`to_fp8`), which converts to it exactly. Token p of a sequence lies
+    in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for the device, and its launches
+    depend on shapes alone, so that a CUDA graph can hold it."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        """[queries, heads * dim]."""
+        """Return the attention's output [queries, heads * dim]."""
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        """Attend as a part of a larger softmax: the normalised output [queries, heads, dim] and the log-sum-exp.
+        """Return the normalised output and the log-sum-exp of the scores, as a part of a larger softmax.
 
-        The log-sum-exp [queries, heads] is in float32 at least; it is very low for a query that sees nothing."""
+        The output is [queries, heads, dim]. The log-sum-exp [queries, heads] is in float32 at least; it is very low for
+        a query that sees nothing."""
 
     def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
-        """Attend to two disjoint sets of keys in one softmax: [queries, heads * dim]."""
+        """Attend to two disjoint sets of keys in one softmax; return [queries, heads * dim]."""
 
 
 class TorchAttention:
-    """The reference. Gathers all keys that a row could have, for every query: for few queries and short sequences.
+    """The reference backend, for few queries and short sequences: gathers all keys a row could have for every query.
 
     Computes in float32 at least."""
 
@@ -112,7 +117,7 @@ class TorchAttention:
         row = torch.searchsorted(rows.starts, queries, right=True) - 1
         pages = rows.table[rows.sequences[row]].long()
         slots = pages[:, places // rows.page_size] * rows.page_size + places % rows.page_size
-        # Hidden places read the sequence's first key, which was written: 0 times what was never written may be NaN.
+        # Hidden places read the sequence's first key, which was written: 0 times unwritten memory may be NaN.
         slots = torch.where(hidden, pages[:, :1] * rows.page_size, slots)
         wide = torch.promote_types(q.dtype, torch.float32)
         mask = very_low(hidden, wide)[:, None, None]

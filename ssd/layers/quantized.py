@@ -1,4 +1,4 @@
-"""Weights of few bits on a GPU: packed once, multiplied and looked up as they are.
+"""Weights of few bits on a GPU: packed once, then multiplied and looked up in packed form.
 
 With TRITON_INTERPRET=1 the kernels run on a CPU, slowly, for tests."""
 
@@ -18,7 +18,7 @@ FEW_ROWS = 64
 """Most rows of a batch in which a row has the same bits as in any other such batch."""
 BLOCK_N = 64
 """Outputs of a program."""
-# Words of an output that a program reads at a time, where groups allow it, and else.
+# Words of an output that a program reads at a time: the first where groups allow it, else the second.
 _UNITS = 32, 16
 _MOST_SPLITS = 8
 # Programs that keep a multiprocessor busy, and fewest tiles of inputs of one.
@@ -26,7 +26,7 @@ _OCCUPANCY, _LEAST_TILES = 2, 2
 
 
 def takes(weight: Grouped) -> bool:
-    """True if `packed_product` takes the groups of this weight."""
+    """Return True if `packed_product` takes the groups of this weight."""
     return all(part.group % min(_UNITS) == 0 for part in _parts(weight))
 
 
@@ -46,12 +46,12 @@ def _parts(weight: Grouped) -> tuple[Groups, ...]:
 class PackedProduct:
     """y = x W^T + b for x [n, in] -> y [n, out] of the type of x, with W in `weight`'s codes, steps and offsets.
 
-    All is summed in float32, and no number of W is rounded. Each number of y is the sum of fixed splits of the inputs,
-    and in these one of fixed units. Up to `FEW_ROWS` rows the same instructions add them up, so a row has the same bits
-    in any batch; beyond that, tiles are larger, and tensor cores may round otherwise."""
+    All sums are in float32, and no number of W is rounded. Each number of y is the sum of fixed splits of the inputs,
+    and each split is a sum of fixed units. Up to `FEW_ROWS` rows the same instructions add them up, so a row has the
+    same bits in any batch; beyond that, tiles are larger, and tensor cores may round otherwise."""
 
     def __init__(self, weight: Groups, bias: Tensor | None = None, processors: int | None = None) -> None:
-        """`processors`: multiprocessors to keep busy, by default all of the weight's device."""
+        """Pack the weight. `processors`: multiprocessors to keep busy, by default all of the weight's device."""
         device, (self._outputs, self._inputs) = weight.codes.device, weight.shape
         self._bits = 4 if not weight.e4m3 and int(weight.codes.max()) < 16 else 8
         places = 32 // self._bits
@@ -63,7 +63,7 @@ class PackedProduct:
         self._steps = _by_blocks(weight.steps, groups)
         self._offsets = None if weight.offsets is None else _by_blocks(weight.offsets, groups)
         self._bias = None if bias is None else bias.contiguous()
-        # The weight without rows; `rows` puts in those that it looks up.
+        # The weight without rows; `rows` fills in the rows that it looks up.
         codes, steps = weight.codes.new_empty(0, self._inputs), weight.steps.new_empty(0, weight.steps.shape[1])
         self._empty = replace(weight, codes=codes, steps=steps, offsets=None)
         units = weight.group // self._unit
@@ -79,7 +79,7 @@ class PackedProduct:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weight."""
+        """Return the bytes of the packed weight."""
         return sum(part.nbytes for part in (self._codes, self._steps, self._offsets) if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class PackedProduct:
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """int64 [n] -> rows of W [n, in], in the weight's type. Waits for nothing on the host."""
+        """Return the rows [n, in] of W for `ids` int64 [n], in the weight's type. The host never waits."""
         block, place = ids // BLOCK_N, ids % BLOCK_N
         words = self._codes[block, :, place]  # [n, tiles, unit]
         shifts = torch.arange(0, 32, self._bits, device=ids.device, dtype=torch.int32)
@@ -153,12 +153,12 @@ class PackedProduct:
         return replace(self._empty, codes=codes, steps=steps, offsets=offsets).dequantized()
 
     def dots(self, x: Tensor, ids: Tensor) -> Tensor:
-        """x [n, in] times the rows of `ids` int64 [k] -> [n, k]."""
+        """Multiply x [n, in] by the rows of `ids` int64 [k] -> [n, k]."""
         return x @ self.rows(ids).T
 
 
 class PackedStack:
-    """Products with weights one below the other: their results side by side."""
+    """Multiplies by weights one below the other, with the results side by side."""
 
     def __init__(self, parts: Sequence[PackedProduct]) -> None:
         self.parts = parts
@@ -168,7 +168,7 @@ class PackedStack:
 
 
 def _packed(codes: Tensor, unit: int, bits: int) -> Tensor:
-    """Codes uint8 [out, in] -> words int32 [blocks of outputs, tiles, BLOCK_N, unit]."""
+    """Pack codes uint8 [out, in] into words int32 [blocks of outputs, tiles, BLOCK_N, unit]."""
     outputs, inputs = codes.shape
     places = 32 // bits
     blocks, tiles = -(-outputs // BLOCK_N), -(-inputs // (places * unit))
@@ -181,7 +181,9 @@ def _packed(codes: Tensor, unit: int, bits: int) -> Tensor:
 
 
 def _by_blocks(heads: Tensor, groups: int) -> Tensor:
-    """Steps or offsets [out, groups] -> [blocks of outputs, groups, BLOCK_N], in the shortest type that holds them."""
+    """Reorder steps or offsets [out, groups] to [blocks of outputs, groups, BLOCK_N].
+
+    The result has the shortest type that holds them exactly."""
     outputs, found = heads.shape
     whole = torch.nn.functional.pad(heads, (0, groups - found, 0, -outputs % BLOCK_N))
     short = next((kind for kind in (torch.float16, torch.bfloat16) if torch.equal(heads.to(kind).float(), heads)), None)

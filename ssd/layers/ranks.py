@@ -17,9 +17,9 @@ from ssd.layers.table import Table
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Longer than anything takes: the supervisor finds a rank that hangs earlier, and ends all.
+# Longer than any operation: the supervisor finds a rank that hangs earlier, and ends all ranks.
 _TIMEOUT = timedelta(minutes=10)
-# A rank that has lost another waits before it ends, so that the other one's cause is logged first.
+# Seconds that a rank which has lost another waits before it ends, so that the other's error is logged first.
 _LAST_S = 1.0
 _LOOPBACK = "127.0.0.1"
 
@@ -31,13 +31,13 @@ class Ranks:
     raise `SsdError` if another rank is lost. `sum` and `all` may be part of a CUDA graph."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
-        """`group`: a process group of torch.distributed, whose stubs lack the methods called here."""
+        """Use `group`, a process group of torch.distributed; its stubs lack the methods called here."""
         self.rank, self.size, self._group = rank, size, group
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' `x`, with the same bits at each rank.
+        """Return the sum of all ranks' `x`, with the same bits at each rank.
 
-        Added in the order of ranks: a row's result does not depend on its place in the batch, as in a ring it may."""
+        Ranks are added in order, so a row's result does not depend on its place in the batch. In a ring it may."""
         if self._group is None:
             return x
         total, *others = self.all(x).unbind()
@@ -46,7 +46,7 @@ class Ranks:
         return total
 
     def all(self, x: Tensor) -> Tensor:
-        """All ranks' `x` in order, [size, *x.shape]."""
+        """Return all ranks' `x` in order, [size, *x.shape]."""
         if self._group is None:
             return x[None]
         parts = x.new_empty(self.size, *x.shape)
@@ -57,7 +57,7 @@ class Ranks:
         return parts
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """All ranks' `x` in order at rank 0; [] at the others."""
+        """Return all ranks' `x` in order at rank 0; [] at the others."""
         if self._group is None:
             return [x]
         from torch.distributed import GatherOptions
@@ -72,12 +72,12 @@ class Ranks:
         return parts
 
     def part(self, count: int) -> range:
-        """This rank's range of `count` vocabulary rows."""
+        """Return this rank's range of `count` vocabulary rows."""
         return part_of(count, self.rank, self.size)
 
 
 def part_of(count: int, rank: int, size: int) -> range:
-    """The range of `count` things that belongs to `rank`; ranges differ by one in length at most."""
+    """Return the range of `count` items that belongs to `rank`; lengths differ by one at most."""
     return range(rank * count // size, (rank + 1) * count // size)
 
 
@@ -85,7 +85,7 @@ SINGLE = Ranks()
 
 
 def connect(rank: int, size: int, device: torch.device, store: Store, address: str = _LOOPBACK) -> Ranks:
-    """Meet the other ranks in `store`, of torch.distributed; returns when all are there.
+    """Meet the other ranks in `store`, of torch.distributed; return when all are there.
 
     They reach this process at `address`, by default from this machine alone. Raises `SsdError` if one is lost."""
     try:
@@ -120,7 +120,7 @@ class RowParallel:
     """A linear layer split by inputs: each rank multiplies its part of x, and the products are summed."""
 
     def __init__(self, partial: Callable[[Tensor], Tensor], ranks: Ranks) -> None:
-        """`partial` computes this rank's product; only rank 0's adds the bias."""
+        """Use `partial` for this rank's product; only rank 0's adds the bias."""
         self._partial, self._ranks = partial, ranks
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 @dataclass(frozen=True)
 class Frequencies:
-    """How a head is rotated: pair i of its numbers by `inverse`[i] radians a position, float32 [rotated / 2].
+    """Rotations of a head: `inverse` float32 [rotated / 2] has the radians a position for each pair of numbers.
 
     `attention_factor` multiplies cosines and sines. The first `rotated` numbers of a head are rotated: all head_dim of
     them, except in families with partly rotated heads."""
@@ -64,10 +64,10 @@ class Rotary:
 def turned(
     projected: Tensor, kv_heads: int, table: tuple[Tensor, Tensor], norms: Sequence[RMSNorm], places: CachePlaces
 ) -> Tensor:
-    """Queries [n, heads, dim], rotated, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
+    """Return the rotated queries [n, heads, dim] of `projected` [n, heads + 2 * kv_heads, dim], in one launch.
 
-    Keys, rotated, and values go to their `places`. `norms`, if any, norm queries and keys before. In one launch, where
-    `ssd.kernels.gpu.fuses`."""
+    `projected` has queries, keys and values. Rotated keys and values go to their `places`. `norms`, if any, norm
+    queries and keys first. Only for devices that `ssd.kernels.gpu.fuses`."""
     from ssd.layers.triton_fused import turn
 
     weights = (norms[0].weight, norms[1].weight) if norms else None
@@ -75,7 +75,7 @@ def turned(
 
 
 def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:
-    """Return the frequencies that a config asks for, if no sequence is longer than `max_position` tokens.
+    """Return the frequencies of a config, for sequences of at most `max_position` tokens.
 
     The formulas are those of transformers' `modeling_rope_utils`. Dynamic and longrope scaling depend on the length of
     a sequence. Here every sequence counts as `max_position` long, as keys that are in a cache cannot be rotated again.
@@ -109,7 +109,7 @@ def frequencies(head_dim: int, config: Config, max_position: int, partly: bool =
 
 
 def rope_parameters(config: Config) -> Config:
-    """The `rope_parameters` of a config, or its old `rope_scaling`; {} if it has neither.
+    """Return the `rope_parameters` of a config, or its old `rope_scaling`; {} if it has neither.
 
     Raises `UsageError` if it has both and they differ: readers disagree which one counts."""
     new, old = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
@@ -119,7 +119,7 @@ def rope_parameters(config: Config) -> Config:
 
 
 def _rotated(head_dim: int, scaling: Config, config: Config, partly: bool) -> int:
-    """How many numbers of a head are rotated."""
+    """Return how many numbers of a head are rotated."""
     part = number(scaling, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
     if part != 1.0 and not partly:
         raise UsageError(f"partial_rotary_factor {part} is not supported in this family: heads are rotated whole")
@@ -130,18 +130,20 @@ def _rotated(head_dim: int, scaling: Config, config: Config, partly: bool) -> in
 
 
 def _trained_on(scaling: Config, config: Config) -> int:
-    """How many positions the model was trained on. transformers prefers the number outside of the scaling."""
+    """Return how many positions the model was trained on. The number outside of the scaling counts first.
+
+    transformers does the same."""
     name = "original_max_position_embeddings"
     return count(config, name, scaling.get(name) or config.get("max_position_embeddings"))
 
 
 def _stretch(scaling: Config, config: Config, known: int) -> float:
-    """The factor of a scaling; where it has none, that by which the config's context is longer than `known`."""
+    """Return the factor of a scaling; without one, the quotient of the config's context and `known`."""
     return number(scaling, "factor", count(config, "max_position_embeddings", known) / known)
 
 
 def _factors(scaling: Config, name: str, rotated: int, default: float | None = None) -> Tensor:
-    """A list of rotated / 2 positive numbers; `default` for each if it is missing."""
+    """Return the rotated / 2 positive numbers under a name; `default` for each if they are missing."""
     values = scaling.get(name)
     if values is None and default is not None:
         return torch.tensor(default)
@@ -151,7 +153,7 @@ def _factors(scaling: Config, name: str, rotated: int, default: float | None = N
 
 
 def _dynamic(theta: float, rotated: int, scaling: Config, config: Config, max_position: int) -> float:
-    """The base of dynamic NTK: that of the config while sequences are no longer than the config's own context."""
+    """Return the base of dynamic NTK: the config's own if `max_position` is within the config's context."""
     known, factor = count(config, "max_position_embeddings", max_position), number(scaling, "factor")
     if rotated < 4:
         raise UsageError(f"rope scaling 'dynamic' needs heads with more than {rotated} rotated numbers")
@@ -160,9 +162,9 @@ def _dynamic(theta: float, rotated: int, scaling: Config, config: Config, max_po
 
 
 def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
-    """Llama 3.1's scaling of a model trained on `known` positions.
+    """Scale frequencies as Llama 3.1 does, for a model trained on `known` positions.
 
-    Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    Long waves are slowed by `factor`, short ones kept, and waves between them interpolated."""
     factor, low, high = (number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise UsageError(f"low_freq_factor {low} is not below high_freq_factor {high}")
@@ -172,10 +174,10 @@ def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
 
 
 def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequencies:
-    """YaRN (Peng et al., arXiv 2309.00071, section 3.2).
+    """Return the frequencies of YaRN (Peng et al., arXiv 2309.00071, section 3.2).
 
-    Numbers that turn more than `beta_fast` times in the trained context keep their frequency, those that turn less
-    than `beta_slow` times are slowed by the factor, those between interpolated. Cosines and sines are multiplied by
+    Pairs that turn more than `beta_fast` times in the trained context keep their frequency. Pairs that turn less than
+    `beta_slow` times are slowed by the factor, and pairs between them interpolated. Cosines and sines are multiplied by
     0.1 ln(factor) + 1 (equation 22), or by DeepSeek's quotient of two such numbers, or by `attention_factor`."""
     known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
     factor = _stretch(scaling, config, known)
@@ -188,7 +190,7 @@ def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequ
         attention_factor = scale(number(scaling, "mscale")) / scale(number(scaling, "mscale_all_dim"))
 
     def place(turns: float) -> float:
-        """Which pair turns so many times."""
+        """Return which pair turns `turns` times in the trained context."""
         return rotated * math.log(known / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = place(number(scaling, "beta_fast", 32.0)), place(number(scaling, "beta_slow", 1.0))
@@ -202,8 +204,10 @@ def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequ
 
 
 def _longrope(waves: Tensor, scaling: Config, config: Config, max_position: int) -> Frequencies:
-    """LongRoPE (Ding et al., arXiv 2402.13753): a factor for each frequency, one list of them for sequences up to the
-    trained context and one for longer ones. As in vLLM, the long list serves all if any sequence may be longer."""
+    """Return the frequencies of LongRoPE (Ding et al., arXiv 2402.13753), with a factor for each frequency.
+
+    There is a list of factors for sequences up to the trained context, and one for longer ones. The long list serves
+    all sequences if any may be longer, as in vLLM."""
     known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
     factors = {name: _factors(scaling, name, rotated) for name in ("short_factor", "long_factor")}
     factor, attention_factor = _stretch(scaling, config, known), 1.0

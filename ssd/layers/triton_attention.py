@@ -18,7 +18,7 @@ from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
 # Most queries (tokens times heads) of a program, and keys that it reads at a time; fewer for heads wider than 128.
 _MOST_QUERIES, _KEYS, _FEWER_KEYS = 64, 64, 32
-# Queries and keys of a tile in 32 bits, which tensor cores do not multiply: larger tiles spill registers.
+# Queries and keys of a tile of 32-bit numbers. Tensor cores do not multiply these, and larger tiles spill registers.
 _TILE_32 = 16
 # Fewest keys of a split in deterministic mode, where splits must not depend on the batch; most splits.
 _CHUNK, _MOST_SPLITS = 256, 64
@@ -28,7 +28,7 @@ _OCCUPANCY = 2
 
 @dataclass(frozen=True)
 class Tiling:
-    """How work is divided: `blocks` of queries a row, and `splits` of its keys, of `chunk` keys each (0: equal)."""
+    """Sizes of tiles: `blocks` of queries a row, and `splits` of its keys, of `chunk` keys each (0: equal)."""
 
     block_m: int
     block_n: int
@@ -39,7 +39,7 @@ class Tiling:
 
 
 class TritonAttention:
-    """A `ssd.layers.paged.PagedAttention`. `processors`: multiprocessors to keep busy, by default all."""
+    """A `ssd.layers.paged.PagedAttention` by Triton. `processors`: multiprocessors to keep busy, by default all."""
 
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -47,7 +47,9 @@ class TritonAttention:
         self._processors, self._deterministic = processors or processors_of(device), deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
-        """The tiling, by shapes alone. In deterministic mode a query's sums are divided the same way in all shapes."""
+        """Return the tiling, which depends on shapes alone.
+
+        In deterministic mode a query's sums are divided the same way in all shapes."""
         group = heads // kv_heads
         most, block_n = _MOST_QUERIES, _FEWER_KEYS if dim > 128 else _KEYS
         if dtype.itemsize > 2:
@@ -101,7 +103,7 @@ def _totals(q: Tensor) -> Tensor:
 
 
 def _parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Memory for `splits` parts of a softmax: outputs [splits, queries, heads, dim], and totals without the last."""
+    """Allocate outputs [splits, queries, heads, dim] and totals [splits, queries, heads] of softmax parts."""
     return q.new_empty(splits, *q.shape, dtype=torch.float32), q.new_empty(splits, *q.shape[:2], dtype=torch.float32)
 
 
@@ -116,7 +118,7 @@ def _launch(
     results: tuple[Tensor, Tensor],
     whole: bool = True,
 ) -> None:
-    """Write outputs and totals to `results`; unless `whole`, those of each split."""
+    """Write outputs and totals to `results`, for each split unless `whole`."""
     q = q if q.stride(-1) == 1 else q.contiguous()
     queries, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -178,5 +180,5 @@ def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two >= a positive number."""
+    """Return the smallest power of two >= a positive number."""
     return 1 << (number - 1).bit_length()

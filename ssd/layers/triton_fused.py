@@ -33,9 +33,9 @@ def norm_kernel(
     BEHIND: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """out = t / sqrt(sum(t^2) + least) * weight for each row t of x, or of x + added, which goes to `total`.
+    """Compute out = t / sqrt(sum(t^2) + least) * weight for each row t of x, or of x + added.
 
-    With `BEHIND`, what is added is normed first, in the same way, with the weight `behind`."""
+    The sum x + added goes to `total`. With `BEHIND`, `added` is first normed in the same way, by weight `behind`."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     held = at < SIZE
@@ -61,7 +61,7 @@ Norm = tuple[Tensor, float]
 
 
 def rms_norm(x: Tensor, norm: Norm, added: Tensor | None = None, behind: Norm | None = None) -> tuple[Tensor, Tensor]:
-    """(t, its norm) of the rows t = x [..., size], or x + added, or x + the norm `behind` of added."""
+    """Return the rows t = x [..., size], or x + added, or x + the norm `behind` of added; and the norm of t."""
     weight, least = norm
     size = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -96,7 +96,7 @@ def gate_kernel(
     GELU: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """out = act(gate) * up for a block of a row of (gate, up) [2 * SIZE]; act is SiLU, or GELU by tanh."""
+    """Compute out = act(gate) * up for a block of a row of (gate, up) [2 * SIZE]; act is SiLU, or GELU by tanh."""
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -114,7 +114,7 @@ def gate_kernel(
 
 
 def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
-    """(gate, up) [n, 2 * size] -> act(gate) * up [n, size]."""
+    """Map (gate, up) [n, 2 * size] -> act(gate) * up [n, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     grid, options = (rows, triton.cdiv(size, _BLOCK)), launch_options(out.device)
@@ -145,7 +145,9 @@ def turn_kernel(
     FP8: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """One head of a token's queries, keys and values: norms and turns it, and puts it where attention reads it."""
+    """Norm and rotate one head of a token's query, key or value, and store it where attention reads it.
+
+    Values are only stored."""
     follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -196,11 +198,11 @@ def turn(
     values: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """Queries [n, heads, dim], turned, of queries, keys and values `projected` [n, heads + 2 * kv_heads, dim].
+    """Return the rotated queries [n, heads, dim] of `projected` [n, heads + 2 * kv_heads, dim].
 
-    Keys, turned, and values go to `slots` int64 [n] of `keys` and `values` [slots, kv_heads, dim], in FP8 if these are.
-    `table`: cosines and signed sines [n, 1, turned]. With `norms`, weights float32 [dim] for queries and keys, heads
-    are normed first, as by `rms_norm`."""
+    `projected` has queries, keys and values. Rotated keys and values go to `slots` int64 [n] of `keys` and `values`
+    [slots, kv_heads, dim], in FP8 if that is their type. `table`: cosines and signed sines [n, 1, turned]. With
+    `norms`, weights float32 [dim] for queries and keys, heads are normed first, as by `rms_norm`."""
     n, every, dim = projected.shape
     heads = every - 2 * kv_heads
     q = torch.empty(n, heads, dim, dtype=projected.dtype, device=projected.device)

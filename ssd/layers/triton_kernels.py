@@ -11,10 +11,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def follow(PDL: tl.constexpr) -> None:
-    """Wait until the kernels before have ended; the next one may start up meanwhile (programmatic dependent launch).
+    """Wait until the previous kernels have ended, and let the next one start up (programmatic dependent launch).
 
     Every program of a kernel with `launch_pdl` calls this before it reads or writes anything but weights, and before it
-    returns: the next kernel waits for this one alone, and relies on its having waited for the others."""
+    returns. The next kernel waits for this one only, and relies on this one having waited for the others."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -22,7 +22,7 @@ def follow(PDL: tl.constexpr) -> None:
 
 @triton.jit
 def of_fp8(byte: tl.tensor) -> tl.tensor:
-    """FP8 (e4m3) in uint8 -> float32: its fields are moved to where float32 has its own, whose bias is 127, not 7."""
+    """Convert FP8 (e4m3) in uint8 to float32: move its fields to those of float32, whose bias is 127, not 7."""
     word = byte.to(tl.int32)
     bits = ((word & 0x80) << 24) | ((word & 0x7F) << 20)
     number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
@@ -31,7 +31,7 @@ def of_fp8(byte: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_fp8(x: tl.tensor) -> tl.tensor:
-    """float32 -> the nearest FP8 (e4m3) in uint8, at most 448 in size; of two as near the even one."""
+    """Round float32 to the nearest FP8 (e4m3) in uint8, on a tie to even; magnitudes are cut to 448."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     held = tl.minimum(size, 0x43E00000)  # 448
@@ -43,10 +43,10 @@ def to_fp8(x: tl.tensor) -> tl.tensor:
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-# Specialising on these would compile further variants in the middle of somebody's answer.
+# Specialising on these would compile further variants while a request runs.
 @triton.jit(
     do_not_specialize=["window", "queries", "table_stride", "blocks"],
-    do_not_specialize_on_alignment=["seen", "positions"],  # columns of a batch: where they begin depends on its size
+    do_not_specialize_on_alignment=["seen", "positions"],  # columns of a batch: their offsets depend on its size
 )
 def attend_kernel(
     q: tl.tensor,
@@ -89,7 +89,7 @@ def attend_kernel(
     Programs: (row x `blocks` of queries, key head, split of `SPLITS`). `WHOLE`: there is one split, `out` [queries,
     HEADS, DIM] is the result and `totals` [queries, HEADS] the log-sum-exp. Else `out` [SPLITS, queries, HEADS, DIM]
     are float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has
-    `CHUNK` keys, or, if that is 0, an equal part of what the queries see. `WIDE`: multiply in float32, as the
+    `CHUNK` keys, or, if that is 0, an equal part of the keys that the queries see. `WIDE`: multiply in float32, as the
     interpreter has no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
     LOG2E: tl.constexpr = 1.4426950408889634
     follow(PDL)
@@ -108,7 +108,7 @@ def attend_kernel(
     used = (m < TOKENS * GROUP) & (token < stop_token)
     sees = tl.load(seen + token, mask=used, other=0).to(tl.int32)
     last = tl.max(sees, 0)
-    behind = tl.zeros((BLOCK_M,), tl.int32)  # how many keys lie before the window of a query
+    behind = tl.zeros((BLOCK_M,), tl.int32)  # number of keys before the window of a query
     begin = last * 0
     if WINDOWED:
         behind = tl.load(positions + token, mask=used, other=0).to(tl.int32) + 1 - window
@@ -123,7 +123,7 @@ def attend_kernel(
 
     token = token.to(tl.int64)
     result = (split * queries + token) * HEADS + head
-    if not WHOLE:  # noqa: SIM102 - which the compiler knows, where the other is found out as it runs
+    if not WHOLE:  # noqa: SIM102 - known to the compiler, while the inner condition is evaluated at run time
         if low >= high:
             tl.store(totals + result, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=used)
             return

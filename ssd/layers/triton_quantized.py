@@ -1,6 +1,6 @@
 """Triton kernels of products with packed weights: one multiplies by a share of the inputs, one adds the shares up.
 
-A weight stays integers, or FP8, up to the registers. There it becomes the type of x, which holds every code exactly.
+A weight stays in integers, or FP8, up to the registers. There it becomes the type of x, which holds every code exactly.
 Steps and offsets multiply sums in float32, so no number of a weight is rounded."""
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ssd.layers.triton_kernels import follow
 def _numbers(
     words: tl.tensor, place: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr, E4M3: tl.constexpr
 ) -> tl.tensor:
-    """Words -> the number float32 at one place of each, less `ZERO`. Two instructions where that is an integer."""
+    """Return the float32 number at one place of each word, less `ZERO`: two instructions for an integer."""
     if E4M3:
-        # The fields of e4m3 moved to where float32 has its own; the exponent's bias there is 127, not 7.
+        # Move the fields of e4m3 to those of float32, where the exponent's bias is 127, not 7.
         byte = words << (24 - 8 * place)
         bits = (byte & -0x80000000) | ((byte >> 4) & 0x07F00000)
         number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
     else:
-        # As the last of the 23 bits behind the point of 2^23 a code is a float already; five of 4 bits fit, two of 8.
+        # In the last of 2^23's 23 fraction bits a code is already a float: five codes of 4 bits fit there, two of 8.
         FIT: tl.constexpr = 20 // BITS
         SHIFT: tl.constexpr = place % FIT * BITS
         MASK: tl.constexpr = ((1 << BITS) - 1) << SHIFT
@@ -32,7 +32,7 @@ def _numbers(
     return number
 
 
-# Specialising on sizes would compile further variants in the middle of somebody's answer.
+# Specialising on sizes would compile further variants while a request runs.
 @triton.jit(do_not_specialize=["rows", "outputs", "inputs", "tiles", "share", "groups", "sums_a_group"])
 def product_kernel(
     x: tl.tensor,
@@ -96,7 +96,7 @@ def product_kernel(
                     row = row.to(tl.float32)
                 weight = _numbers(words, place, ZERO, BITS, E4M3).to(row.dtype)
                 part = tl.dot(row, tl.trans(weight), part, input_precision="ieee")
-                if SHIFTED:  # the row's sum, by a product: its additions have the same order in tiles of every size
+                if SHIFTED:  # the row's sum by a product, whose additions have the same order in tiles of every size
                     ones = tl.full((UNIT, BLOCK_N), 1.0, row.dtype)
                     total = tl.dot(row, ones, total, input_precision="ieee")
             head = heads + (tile * (UNITS // SUMMED) + sum) // sums_a_group * BLOCK_N

@@ -8,36 +8,36 @@ from typing import Literal
 
 State = Literal["closed", "open", "half_open"]
 
-# What a draft in use, or on trial, may cost more than it brings: seconds of waits, or so many verifications where these
-# take longer. No wait in vain takes the first (`ssd.verifier.misses`), so that a lost moment alone opens nothing.
+# Most that a draft in use, or on trial, may cost beyond what it brings: seconds of waits, or verifications where these
+# take longer. A wait in vain is shorter than `_COST_S` (`ssd.verifier.misses`), so a lost moment alone opens nothing.
 _COST_S, _TRIAL_COST_S = 0.25, 0.05
 _COST, _TRIAL_COST = 3.0, 0.5
-# What verifying draft tokens is taken to cost, in verifications. Fewer accepted tokens a round never pay.
+# Assumed cost of verifying a row's draft tokens, in verifications. Fewer accepted tokens a round never pay.
 _VERIFIED = 0.125
-# Where it is measured what a draft brings: verifications that it may lose against plain decoding while in use, and that
-# it must win, and may lose, on trial. One that does neither is left alone.
+# Used where the draft's gain is measured: verifications that it may lose against plain decoding while in use; and that
+# it may lose, or must win, on trial. A draft that does neither in time is left alone.
 _DEFICIT, _TRIAL_DEFICIT = 8.0, 4.0
-# Seconds without any entry before a draft is of no use.
+# Seconds without any entry after which a draft is of no use.
 UNSEEN_S = 2.0
-# Seconds without progress before a draft is taken for dead. On a busy machine a process gets its turn within tens of
-# milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
+# Seconds without progress after which a draft is taken for dead. On a busy machine a process gets its turn within tens
+# of milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
 _SILENT_S = 0.25
-# A round counts as no more: one look of a target that was itself away for long proves nothing.
+# Most seconds that a round counts for: if the target itself was stopped for long, one look proves nothing.
 _ROUND_S = 0.1
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.25, 32.0
-# The next back-off halves when the draft was in use for so many times as long. Otherwise a draft that is late in
+# The next back-off halves when the draft was in use for `_PROOF` times as long. Otherwise a draft that is late in
 # bursts, as on a busy machine, would be given up and taken back all the time.
 _PROOF = 2
 
 
 @dataclass
 class Seen:
-    """What a round showed of the draft, which tracked `rows` of its outcomes.
+    """Evidence of one round about the draft, which tracked `rows` of its outcomes.
 
     `shown`: the board had something for a row. `ticked`: the draft's progress counter has moved. `reading`: the draft
     may still compute the text of a request. `lost`: seconds of waiting in vain, or beyond what was expected to pay.
     `rejected`: something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens
-    were right. `gain`: what was won by the draft against plain decoding, in verifications, where that is measured."""
+    were right. `gain`: verifications won by the draft against plain decoding; None if not measured."""
 
     rows: int = 0
     shown: bool = False
@@ -51,7 +51,7 @@ class Seen:
 
     @property
     def cost(self) -> float:
-        """What the draft's tokens cost, less what they brought, in verifications; waiting is not counted."""
+        """Return the cost of the draft's tokens less what they brought, in verifications, without waits."""
         return self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
 
 
@@ -71,15 +71,15 @@ class Breaker:
 
     @property
     def patient(self) -> bool:
-        """Whether there is no reason to wait less than usual."""
+        """Return True if the target may wait as long as usual: the draft is in use and has lost no time."""
         return self.state == "closed" and self._debt == 0
 
     def admits(self, tracked: int) -> bool:
-        """True if the draft, which tracks `tracked` requests, may be told of another one."""
+        """Return True if the draft, which tracks `tracked` requests, may be told of another one."""
         return self.state == "closed" or (self.state == "half_open" and tracked == 0)
 
     def round(self, seen: Seen, now: float, verify_s: float) -> None:
-        """Note a round that ended at `now`, and change the state by it. A verification takes `verify_s`."""
+        """Note a round that ended at `now`, and update the state. A verification takes `verify_s`."""
         lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
         self._now = now
         if self.state == "open":
@@ -108,11 +108,11 @@ class Breaker:
         self._enter("half_open")
 
     def _proved(self, seen: Seen) -> bool:
-        """Whether a draft on trial is of use: one token was right, or as much was won as is asked for."""
+        """Return True if a draft on trial is of use: it had a token accepted, or won as much as required."""
         return bool(seen.accepted) if seen.gain is None else self._deficit <= -_TRIAL_DEFICIT
 
     def _complaint(self, seen: Seen, verify_s: float) -> str:
-        """Why the draft should be left alone; empty if it should not."""
+        """Return why the draft should be left alone; empty if it should not."""
         trial = self.state == "half_open"
         most, most_s = (_TRIAL_COST, _TRIAL_COST_S) if trial else (_COST, _COST_S)
         if self._useless >= most:

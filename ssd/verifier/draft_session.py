@@ -1,7 +1,8 @@
 """Sends messages to the draft, reads what it publishes, and decides whether to use it.
 
-A draft that is stopped, slow or wrong is left alone before it has cost more than half a second, and tried again after a
-back-off. One that has lost its core for a moment is not. `TrackedRequests` and `ssd.verifier.breaker` decide that."""
+The target leaves a draft that is stopped, slow or wrong before it has cost more than half a second, and tries it again
+after a back-off. A draft that only lost its core for a moment stays in use. `TrackedRequests` and
+`ssd.verifier.breaker` decide that."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ _WARNING_S = 60.0
 
 # -- single requests --------------------------------------------------------------------------------------------------
 
-# Seconds. A request is given up when it was waited for in vain for so long in all, or nothing came of it for so long:
-# a long prompt takes the draft a while.
+# Seconds of waits in vain after which a request is given up. It is also given up when nothing came of it for
+# `UNSEEN_S`: the draft needs a while for a long prompt.
 _IN_VAIN_S = 0.5
-# How long it is given up for, and how long it may then be waited for in vain.
+# Seconds that it is given up for, and seconds of waits in vain that it may cost when it is tried again.
 _PAUSE_S, _AGAIN_S = 1.0, 0.05
 
 
@@ -36,8 +37,9 @@ _PAUSE_S, _AGAIN_S = 1.0, 0.05
 class TrackedRequest:
     """A request that the draft was told of.
 
-    `awaited`: it may be waited for before the draft has shown anything of it. `seen`: the draft has shown something of
-    it, the last time at `shown_at`. Since then it was waited for in vain for `in_vain` seconds."""
+    `awaited`: the target may wait for it before the draft has shown anything of it. `seen`: the draft has shown
+    something of it. `shown_at`: when it last did; until then, when the target first looked. `in_vain`: seconds of waits
+    in vain since then."""
 
     awaited: bool
     in_vain: float = 0.0
@@ -60,39 +62,39 @@ class TrackedRequests:
 
     @property
     def reading(self) -> bool:
-        """Whether the draft may be computing a text: there is a request of which it has shown nothing."""
+        """Return True if the draft may still compute a text: it has shown nothing of some request."""
         return not all(tracked.seen for tracked in self._tracked.values())
 
     def add(self, request: int, awaited: bool) -> None:
-        """The draft was told of a request; see `TrackedRequest.awaited`."""
+        """Note that the draft was told of a request; see `TrackedRequest.awaited`."""
         again = self._given_up.pop(request, None) is not None
         self._tracked[request] = TrackedRequest(awaited, _IN_VAIN_S - _AGAIN_S if again else 0.0)
 
     def remove(self, request: int) -> bool:
-        """Stop tracking a request; returns whether it was tracked."""
+        """Stop tracking a request, and return True if it was tracked."""
         return self._tracked.pop(request, None) is not None
 
     def forget(self, request: int) -> bool:
-        """Drop all that is known of a request that has ended; returns whether it was tracked."""
+        """Drop all that is known of a request that has ended, and return True if it was tracked."""
         self._given_up.pop(request, None)
         return self.remove(request)
 
     def clear(self) -> list[int]:
-        """Stop tracking all requests; returns them."""
+        """Stop tracking all requests, and return them."""
         tracked, self._tracked = list(self._tracked), {}
         return tracked
 
     def may_return(self, request: int, now: float) -> bool:
-        """Whether the draft might be told of a request at the time `now`."""
+        """Return True if the draft may be told of a request at the time `now`."""
         return request not in self._tracked and self._given_up.get(request, now) <= now
 
     def worth_waiting(self, request: int) -> bool:
-        """Whether the request may be waited for."""
+        """Return True if the target may wait for the request."""
         tracked = self._tracked.get(request)
         return tracked is not None and (tracked.seen or tracked.awaited)
 
     def showed(self, request: int, anything: bool, waited: float, now: float) -> bool:
-        """Note what the draft had at `now`, after a wait of so many seconds; returns False if it is given up."""
+        """Note if the draft had anything at `now`, after `waited` seconds; return False if the request is given up."""
         tracked = self._tracked[request]
         if anything:
             tracked.seen, tracked.in_vain, tracked.shown_at = True, 0.0, now
@@ -111,11 +113,11 @@ class TrackedRequests:
 
 
 class DraftSession:
-    """Owns the way to the draft: messages there, the board back. The proposer and its missed rows call it.
+    """Owns the connection to the draft: sends messages and reads the board. The proposer and its missed rows call it.
 
-    `send` posts a message without blocking and returns whether it went. The ratio rule reads `draft_probs`. `seen`
-    collects what the present round shows. `remote`: the draft is on another machine, where waiting and being late are
-    the rule; so the breaker hears what it really brings."""
+    `send` posts a message without blocking and returns True if it went out. The ratio rule reads `draft_probs`. `seen`
+    collects what the present round shows. `remote`: the draft is on another machine, where waits and late tokens are
+    normal; so the breaker is told the measured gain."""
 
     def __init__(
         self,
@@ -131,34 +133,34 @@ class DraftSession:
         self._hears = self._told_to_rejoin = self._parked = False
         self._reads: Items[str] | None = None
         self._progress = self._rejected = 0
-        self._silent_since: int | None = None  # the draft's progress as a wait in vain ended
+        self._silent_since: int | None = None  # the draft's progress counter when a wait in vain ended
         self._announced: DraftState = "down"
         self._now = self._next_warning = 0.0
 
     @property
     def state(self) -> DraftState:
-        """Whether there is a draft, as far as is known, and whether it is used."""
+        """Return "up", "down" or "parked"; "open" or "half_open" while the breaker limits the draft's use."""
         if not self._hears:
             return "parked" if self._parked else "down"
         return "up" if self._breaker.state == "closed" else self._breaker.state
 
     @property
     def patient(self) -> bool:
-        """Whether there is no reason to wait less than usual."""
+        """Return True if the target may wait as long as usual; see `Breaker.patient`."""
         return self._breaker.patient
 
     @property
     def stalled(self) -> bool:
-        """True while the draft has made no progress since the target waited for it in vain."""
+        """Return True while the draft has made no progress since the target waited for it in vain."""
         return self.board.telemetry().progress == self._silent_since
 
     # -- what the draft is told -----------------------------------------------------------------------------------
 
     def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
-        """Begin with a draft that said hello, and tell it of the running sequences one by one.
+        """Start with a draft that said hello; return False, and ignore it, if a younger one has joined.
 
-        From now on only its epoch counts. It `reads` only requests of these owners; None: all. Returns False, and
-        ignores the draft, if a younger one joined."""
+        From now on only its epoch counts. It `reads` only requests of these owners; None: all. It is told of the
+        running sequences one by one (`untracked`)."""
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
@@ -176,27 +178,28 @@ class DraftSession:
         """Tell the draft, which no request uses, to end its process. Another one may join later."""
         if self._hears and self._send(Leave()):
             self._hears, self._parked = False, True
-            self._told_to_rejoin = True  # it will not
+            self._told_to_rejoin = True  # a parked draft does not rejoin
             self.announce()
 
     def change(self, reads: Items[str] | None, lost: Items[int]) -> None:
-        """Note what is read from now on (see `join`), and forget requests that the draft has `lost`: it may be told of
-        them again."""
+        """Note what the draft `reads` from now on (see `join`), and stop tracking requests that it has `lost`.
+
+        It may be told of these again."""
         self._reads = reads
         for request in lost:
             self.tracked.remove(request)
 
     def tell(self, message: Message) -> None:
-        """Post to the draft. After a lost message its picture is wrong: it must start over when it reads again."""
+        """Post to the draft. After a lost message its state is wrong: it must start over when it reads again."""
         if self._hears and not self._send(message):
             self._hears = False
             self.tracked.clear()
 
     def track(self, sequence: Sequence, awaited: bool, round: int | None = None, length: int | None = None) -> bool:
-        """Tell the draft of a sequence whose next verification has no draft tokens; returns whether it was told.
+        """Tell the draft of a sequence whose next verification has no draft tokens; return True if it was told.
 
-        `awaited`: it may be waited for before the draft has shown anything of it. With `round` and `length` it is told
-        of the sequence as it was in that verification, which `length` tokens came before."""
+        `awaited`: the target may wait for it before the draft has shown anything of it. `round`, `length`: send the
+        first `length` tokens only, the text before the verification `round`."""
         if not self._hears or not self._breaker.admits(len(self.tracked)) or not self._may_read(sequence):
             return False
         self.tell(
@@ -221,15 +224,16 @@ class DraftSession:
         return self._reads is None or sequence.owner in self._reads
 
     def release(self, requests: Items[int], ended: bool = True) -> None:
-        """Tell the draft to forget requests that `ended`, or go on without it."""
+        """Tell the draft to forget requests. They have `ended`, or go on without it."""
         remove = self.tracked.forget if ended else self.tracked.remove
         if released := [request for request in requests if remove(request)]:
             self.tell(Release(released))
 
     def untracked(self, sequences: Items[Sequence]) -> Sequence | None:
-        """The next sequence to tell the draft of, if there is one: it has a text to compute for each.
+        """Return the next sequence to tell the draft of, or None.
 
-        A draft that has lost messages is told to start over instead."""
+        It is told of one at a time, as it must compute the text of each. A draft that has lost messages is told to
+        start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
             found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal and self._may_read(s))
@@ -241,9 +245,9 @@ class DraftSession:
     # -- what the draft shows -------------------------------------------------------------------------------------
 
     def find(self, sequence: Sequence, key: Key, most: int) -> int | None:
-        """Propose at most `most` tokens that answer `key`, if there are more than proposed already.
+        """Propose at most `most` tokens for the outcome `key`, if the board has more than are proposed already.
 
-        Returns the number of the entry on the board, None if there is none."""
+        Return the number of the entry on the board, None if there is none."""
         found = self.board.find(sequence.slot, key, most)
         if found is None or len(found.ids) <= len(sequence.proposal):
             return None if found is None else found.entry
@@ -258,22 +262,23 @@ class DraftSession:
         return found.entry
 
     def showed(self, request: int, anything: bool, waited: float = 0.0) -> None:
-        """Note whether the draft had something for a request, after a wait of so many seconds.
+        """Note whether the draft had something for a request, after `waited` seconds.
 
-        A request that the draft has lost is told again later."""
+        A request that is given up is released, and told again later."""
         self.seen.shown |= anything
         if not self.tracked.showed(request, anything, waited, self._now):
             self.tell(Release([request]))
 
     def note_wait(self, seconds: float, in_vain: bool) -> None:
-        """Note how many seconds of a wait were lost. After one `in_vain` the draft is `stalled` until it moves."""
+        """Note the lost `seconds` of a wait. After one `in_vain` the draft is `stalled` until it makes progress."""
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
 
     def verdict(self, sequence: Sequence, key: Key, entry: int | None, prepared: dict[int, int]) -> Cache:
-        """What the cache had for an outcome: a proposal, an `entry` without a token yet, or nothing.
+        """Return the result of looking up an outcome in the cache.
 
-        `prepared` has the accepted lengths for which it had something."""
+        `entry`: its number on the board; without a proposal it has no token yet. The keys of `prepared` are the
+        accepted lengths that have an entry."""
         if key.round == 0:
             return "" if sequence.proposal else "first_round"
         if sequence.proposal:
@@ -285,10 +290,10 @@ class DraftSession:
         return "token_not_covered" if key.accepted in prepared else "k_not_covered"
 
     def measured(self, round_: DecodingRound, plain_s: float | None) -> None:
-        """Note what a round took and brought, where a round of plain decoding takes `plain_s` seconds.
+        """Note what a round with a remote draft won against plain decoding, which takes `plain_s` seconds a round.
 
-        What other guesses than the draft's bring is not the draft's gain, nor is their cost. A round counts as at most
-        three plain ones beside what was waited for: a descheduled process says nothing of the draft."""
+        Guesses without a model are neither the draft's gain nor its cost. A round counts as at most three plain ones,
+        waits apart: a descheduled process says nothing of the draft."""
         if not self._remote or not plain_s or not self.seen.rows:
             return
         waited, taken = round_.waited / plain_s, min(3.0, round_.seconds / plain_s)
@@ -296,9 +301,9 @@ class DraftSession:
         self.seen.gain = -waited if guessed else 1 + self.seen.accepted / self.seen.rows - taken - waited
 
     def judge(self, now: float, verify_s: float) -> None:
-        """End a round at `now`, where a verification takes `verify_s` seconds: tell the breaker what it showed.
+        """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
-        A draft that is not worth it tracks nobody any more."""
+        If the breaker has opened, release all tracked requests."""
         self._now = now
         progress, rejected = self.board.telemetry().progress, self.board.rejected
         self.seen.ticked, self.seen.rejected = progress != self._progress, rejected != self._rejected

@@ -86,7 +86,7 @@ class TargetEngine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def load(self) -> Load:
-        """How busy it is now, and what the last step took."""
+        """Return the present load, and what the last step took."""
         tokens, verify, waited = self._took
         counters = self.proposer.counters
         return Load(
@@ -107,9 +107,9 @@ class TargetEngine:
         )
 
     def step(self, host_work: Task = nothing) -> list[Emission]:
-        """Advance every sequence that the batch has room for; returns what clients must be told.
+        """Advance every sequence that the batch has room for, and return what clients must be told.
 
-        Calls `host_work` exactly once: during a wait for draft or device if there is one, else before the forward."""
+        Call `host_work` exactly once: during a wait for draft or device if there is one, else before the forward."""
         refused = self._admit()
         host_work = Once(host_work)
         waited = self.proposer.settle(self.scheduler.running, host_work)
@@ -126,7 +126,7 @@ class TargetEngine:
         return refused + self._emissions(verified, committed)
 
     def _admit(self) -> list[Emission]:
-        """Begin what can begin; returns the ends of requests whose grammars cannot be compiled."""
+        """Admit requests that can begin, and return the errors of those whose grammars cannot be compiled."""
         refused = []
         for sequence in self._compiling.take(wait=not self._has_work) if self._compiling.waiting else ():
             if sequence.grammar is not None:
@@ -139,7 +139,7 @@ class TargetEngine:
         return refused
 
     def _schedule(self) -> list[Scheduled]:
-        """What the device runs already, or else a new batch."""
+        """Return the batch that the device runs already, or else a new one."""
         if batch := self._verification.running():
             return batch
         batch, preempted = self.scheduler.schedule()
@@ -183,7 +183,7 @@ class TargetEngine:
         return committed
 
     def _emissions(self, verified: VerifiedBatch, committed: Items[_Committed]) -> list[Emission]:
-        """What clients are told of a step. Forgets the requests that ended, after their pages are findable."""
+        """Return what clients are told of a step, and forget ended requests after sharing their pages."""
         logprobs = verified.logprobs([row.tokens for row in committed])
         now = time.perf_counter()
         emissions, over = [], []

@@ -40,7 +40,7 @@ class GrammarQueue:
     def take(self, wait: bool) -> list[Sequence]:
         """Remove and return the requests whose grammars are compiled, or cannot be: then they have a `failure`.
 
-        If `wait`, nothing else is to be done, and it waits a moment for the next one."""
+        `wait`: there is no other work, so wait a moment for the next one."""
         if wait:
             futures.wait(self.waiting.values(), _PATIENCE_S, futures.FIRST_COMPLETED)
         done = [sequence for sequence, future in self.waiting.items() if future.done()]

@@ -23,10 +23,10 @@ from ssd.models.weights import Progress, unseen
 def load(
     config: EngineConfig, ranks: Ranks = SINGLE, tell: Tell | None = None, progress: Progress = unseen
 ) -> tuple[Runner, frozenset[int]]:
-    """The model with its cache, and its end-of-sequence ids; `progress` hears how much of the weights has been read.
+    """Load the model with its cache; return its runner and its end-of-sequence ids.
 
-    Rank 0 warms it up; the other ranks run what rank 0 tells them then, or capture the same graphs beside it. Raises
-    UsageError for a model that cannot be run as configured."""
+    `progress` is told how much of the weights has been read. Rank 0 warms the runner up; the other ranks then run what
+    rank 0 tells them, or capture the same graphs. Raises UsageError for a model that cannot be run as configured."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config, ranks.rank)
@@ -69,7 +69,7 @@ def load(
 
 
 def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
-    """True if the target's family shows the hidden states after these layers."""
+    """Return True if the target's family shows the hidden states after these layers."""
     rows = [Row([0], 0, range(1))]
     context = runner.prepare(rows, layers)
     runner.forward(rows, context)
@@ -77,8 +77,8 @@ def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
 
 
 def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
-    """The device of a rank: the CPU for all, or of neighbouring GPUs, from the configured one on, the rank's.
+    """Return the device of a rank: the CPU for all, or neighbouring GPUs from the configured one on.
 
-    Ray shows a process only the GPU that is the rank's."""
+    Ray shows a process only the GPU of its rank."""
     device, place = device_of(config.device), rank if rank in config.ranks else 0
     return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

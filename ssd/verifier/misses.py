@@ -28,31 +28,31 @@ from ssd.verifier.sequence import Sequence
 log = logging.getLogger("ssd.target")
 
 _POLL_S = 20e-6
-# A draft that shows nothing new for so long is not waited for.
+# Seconds without anything new after which the draft is not waited for any more.
 _LONGEST_SILENCE_S = 0.2
-# Means of recent rounds: how fast old ones fade, and as how many the first guess counts.
+# Means of recent rounds: how fast old ones fade, and how many rounds the initial value counts as.
 _SMOOTHING, _SAMPLES = 0.1, 10
-# The chance of a proposal's first token by its evidence, and of each other one given those before it, before they are
-# known: so much of it for each kind of sampling law (`kind_of`). And how fast old rounds fade.
+# Initial chances that a proposal's first token is accepted, by its evidence, and each later one if those before it are.
+# `_WARM` has a factor for each kind of sampling law (`kind_of`), `_CHANCE_SMOOTHING` says how fast old rounds fade.
 _FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
 _WARM = (1.0, 0.7, 0.5)
-# What a token more is worth to a row among others. The row ends a round sooner, but the batch does not: it is smaller
-# by a row then, which saves less than the long-run speed says unless another request waits.
+# Worth of one more token in a batch of several rows; alone it is 1. The row ends sooner, but the others go on. A batch
+# that is smaller by a row saves less time than the long-run speed says, unless another request waits.
 _AMONG_OTHERS = 0.8
-# Where no proposal can pay, a row still looks up in every 16th round, to learn whether one pays by now.
+# Where no proposal can pay, a row still asks for one in every 16th round, to learn whether that has changed.
 _SELDOM = 16
 
 
 def recent(value: float) -> Mean:
-    """A mean of recent rounds that begins at `value`."""
+    """Return a mean of recent rounds that begins at `value`."""
     return Mean(value, _SMOOTHING, _SAMPLES)
 
 
 class WaitCosts:
-    """What waiting for the draft, and verifying more tokens, takes and brings.
+    """Estimates what waiting for the draft and verifying more tokens cost and bring.
 
-    `ready` has the number of draft tokens of each row that does not wait, `verified` how many tokens the next
-    verification of `batch` rows has so far. `away_s`: the round trip to a draft on another machine."""
+    `ready`: number of draft tokens of each row that does not wait. `verified`: tokens so far in the next verification
+    of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -63,12 +63,13 @@ class WaitCosts:
 
     @property
     def step(self) -> Cost | None:
-        """Seconds of a tree step by its chains, None while unknown."""
+        """Return the seconds of a tree step by its chains, None while unknown."""
         return self._tuning.costs.of("step_beside")
 
     def pricing(self) -> Callable[[int], float]:
-        """Returns how many tokens more must come for verifying so many more: those that the whole batch brings in the
-        time that this takes. 0 while unknown."""
+        """Return a function that gives the price in tokens of verifying `more` tokens.
+
+        The price is what the whole batch brings in the additional time; 0 while that is unknown."""
         cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
         if cost is None:
             return lambda more: 0.0
@@ -79,7 +80,7 @@ class WaitCosts:
         return lambda more: speed * (cost.at(verified + more) - present)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
-        """Returns for each request the draft tokens worth waiting for; 0 if waiting does not pay.
+        """Return for each request the draft tokens worth waiting for; 0 if waiting does not pay.
 
         A row that does not wait brings `otherwise` tokens."""
         longest = max((sequence.lookahead for sequence in rows), default=0)
@@ -99,7 +100,7 @@ class WaitCosts:
 
 
 class MissPolicy:
-    """The backup of requests: what a row does after a miss. This one is `none`: it goes on with its bonus token alone.
+    """Decides what a row does after a miss. This one is `none`: the row goes on with its bonus token alone.
 
     One instance serves all requests of its name. A plugin subclasses `JustInTime` or this in one file, overrides what
     differs, and registers the class under the entry-point group `ssd.backups`; then `--backup NAME` chooses it. The
@@ -110,22 +111,22 @@ class MissPolicy:
     decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
-        """Returns by request how many fresh draft tokens the missed rows wait for."""
+        """Return by request how many fresh draft tokens the missed rows wait for."""
         return {}
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        """True if the row should neither wait nor propose in this round; only asked of one that decides later."""
+        """Return True if the row should neither wait nor propose now. Only called if `decides_later`."""
         return False
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
-        """Returns tokens to verify for a row that got none from the draft. Called at the launch."""
+        """Return tokens to verify for a row that got none from the draft. Called at the launch."""
         return []
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
         """Learn what came after `propose`: the round verified `drafted` of its tokens, and brought `tokens`."""
 
     def forget(self, request: int) -> None:
-        """The request has ended."""
+        """Drop all that is known of a request that has ended."""
 
 
 class JustInTime(MissPolicy):
@@ -148,8 +149,10 @@ class WaitForK(MissPolicy):
 
 @dataclass
 class _Guesser:
-    """A sequence's speculator, None once it has failed, the kind of its sampling law, how many tokens the speculator
-    was given, and what it guessed last."""
+    """The speculator of a sequence, None once it has failed.
+
+    `kind`: of the sequence's sampling law. `known`: tokens that the speculator was given. `guess`: its last
+    proposal."""
 
     speculator: Speculator | None
     kind: int = 0
@@ -182,10 +185,12 @@ class ModelFree(MissPolicy):
             ]
             for warm in _WARM
         ]
-        self.tokens = recent(1.5)  # that a row brings which verifies a proposal
+        self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        """True if one token costs more than the best proposal brings. Now and then False, to learn if it still does."""
+        """Return True if verifying one token costs more than the best proposal brings.
+
+        Now and then return False, to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return False
         return costs.pricing()(1) >= max(
@@ -193,14 +198,16 @@ class ModelFree(MissPolicy):
         )
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
-        """Returns the speculator's tokens; where K is chosen automatically, as many as are worth their price."""
+        """Return the tokens that the grammar forces, else those of the speculator.
+
+        Where K is chosen automatically, return only as many as are worth their price."""
         try:
             if sequence.request not in self._guessers:
                 kind = kind_of(sequence.law.temperature)
                 self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, kind)
             guesser = self._guessers[sequence.request]
             if forced := _forced(sequence):
-                guesser.guess = ()  # it says nothing of the speculator
+                guesser.guess = ()  # forced tokens say nothing of the speculator
                 return forced
             if guesser.speculator is None:
                 return []
@@ -216,7 +223,7 @@ class ModelFree(MissPolicy):
             return []
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
-        """Learn how often guesses are right; also of those that were not verified, as far as the tokens are known."""
+        """Learn how often guesses are right, unverified ones too as far as the true tokens are known."""
         guesser = self._guessers[request]
         if drafted:
             self.tokens.note(len(tokens))
@@ -230,7 +237,7 @@ class ModelFree(MissPolicy):
         self._guessers.pop(request, None)
 
     def _worth(self, guesser: _Guesser, most: int, costs: WaitCosts) -> int:
-        """How many of `most` tokens to verify: those that bring the most tokens beyond their price.
+        """Return how many of `most` tokens to verify: the number that brings most beyond its price.
 
         With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
         price, reached, brought, best, depth = costs.pricing(), 1.0, 0.0, 0.0, 0
@@ -246,7 +253,7 @@ class ModelFree(MissPolicy):
 
 
 def _forced(sequence: Sequence) -> list[int]:
-    """The next tokens, where the sequence's grammar leaves no choice: they are right, whatever the model says."""
+    """Return the next tokens as far as the sequence's grammar leaves no choice: they are always accepted."""
     if sequence.grammar is None:
         return []
     most = min(MAX_LOOKAHEAD, sequence.acceptable)
@@ -278,7 +285,7 @@ class Lookup(ModelFree):
 
 
 def load_policy(mode: Mode, backup: str) -> MissPolicy:
-    """Returns a new policy for a mode, or for `--backup` in mode `ssd`. A plugin that fails becomes `none`."""
+    """Return a new policy for a mode, or for `--backup` in mode `ssd`. A plugin that fails becomes `none`."""
     if mode in ("sd", "ngram"):
         return WaitForK() if mode == "sd" else Lookup()
     built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
@@ -300,10 +307,10 @@ class MissedRow(NamedTuple):
 
 
 class MissedRows:
-    """The rows of a round that missed, from their outcomes to their launch. The proposer calls it.
+    """Owns the rows of a round that missed, from their outcomes to their launch. The proposer calls it.
 
-    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; the policy that was asked to
-    `propose` tokens for a row."""
+    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; `asked`, the policies that were
+    called to `propose` tokens."""
 
     def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
@@ -312,12 +319,12 @@ class MissedRows:
         self.asked: dict[int, MissPolicy] = {}
 
     def forget(self, request: int) -> None:
-        """A request has ended or lost its pages."""
+        """Drop a request that has ended or lost its pages."""
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
-        """Wait as long as it pays; returns what the missed rows of the running `sequences` verify now."""
+        """Wait as long as it pays, and return what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
         if depths and not self._session.stalled:
             self._trace.enter(State.WAIT_FOR_DRAFT)
@@ -330,7 +337,7 @@ class MissedRows:
         return launches
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
-        """How many tokens each row waits for; empty when waiting does not pay."""
+        """Return how many tokens each row waits for; empty when waiting does not pay."""
         costs, tracked = self._costs, self._session.tracked
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
         costs.verified = len(sequences) + sum(costs.ready)
@@ -345,7 +352,7 @@ class MissedRows:
             depths |= policy.depths(rows, costs)
         step = costs.step
         if missed and step is not None and not any(depths.values()):
-            # Without waiting nothing is measured. So one slow answer fades, towards the time that a draft step takes.
+            # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
             costs.token_s.note(step.at(sum(map(len, missed.values()))))
         return {request: depth for request, depth in depths.items() if depth > 0}
 
@@ -379,18 +386,18 @@ class MissedRows:
         """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
         session, costs, seconds = self._session, self._costs, time.perf_counter() - began
         if not got:
-            seconds = min(seconds, _LONGEST_SILENCE_S)  # what is beyond was the target's own delay
+            seconds = min(seconds, _LONGEST_SILENCE_S)  # time beyond that was the target's own delay
         for row in waiting:
             if row.sequence.request in session.tracked:  # one that is given up may show that all are
                 session.showed(row.sequence.request, bool(row.sequence.proposal), seconds)
-        # A wait that brings something was asked for (mode `sd`) or expected to pay: its time beyond one verification is
-        # lost. Rows that work in turn with the draft always wait, and of a new request the draft computes the text.
+        # A wait that brings something loses only its time beyond one verification. It loses nothing where a row must
+        # wait: in turn with the draft (mode `sd`), or for a new request, whose text the draft computes first.
         ahead = all(row.key.round > 0 and row.policy.uses_cache for row in waiting)
         paid = 0.0 if not got else max(costs.verify_s.value, costs.last_verify_s) if ahead else seconds
         session.note_wait(max(0.0, seconds - paid), in_vain=not got)
 
     def _launch(self, row: MissedRow) -> Launch:
-        """What a row verifies now: what the draft has brought, else what its policy proposes."""
+        """Return what a row verifies now: the draft's tokens, else those that its policy proposes."""
         sequence, own = row.sequence, list[int]()
         if not sequence.proposal:
             vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)

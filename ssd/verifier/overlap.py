@@ -1,9 +1,9 @@
-"""Overlap scheduling: the next verification is launched while the host has not yet read the one before.
+"""Overlap scheduling: the next verification is launched before the host has read the present one.
 
-A verification is followed where its outcomes alone decide about the next one: all running sequences are in it and
-decode, each by its own samples. The device makes the next batch itself (`DeviceScheduler`), of the outcomes and of what
-the draft has published for them. A request that ends with its outcome has run for nothing in the next one. What that
-one wrote lies behind the committed tokens, and whoever gets the pages writes them later."""
+A verification can be followed if its outcomes alone decide the next batch: all running sequences are in it and decode,
+each by its own samples. The device builds the next batch itself (`DeviceScheduler`), from the outcomes and from the
+draft tokens published for them. A request that ends with its outcome has computed one row for nothing. The keys and
+values of that row lie behind the committed tokens, and the next owner of the pages overwrites them."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from ssd.verifier.verification import NO_LOGITS, PlainVerification, Verification
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
 _PLACES = 2 * LONGEST_ROW  # positions that two verifications can reach
-# Of a row: three words of the key and the base, numbers of `_NUMBERS`, ids, halves of the noise's keys.
+# Sizes of a row's fields: three words of the key and the base, numbers, draft ids, low and high halves of noise keys.
 _NUMBERS = 11
 _SIZES = (4, _NUMBERS, _MOST_IDS, _PLACES, _PLACES)
 
 Ask = Callable[[Sequence], tuple[int, int] | None]
-"""For a sequence that is verified now: the draft's epoch, and how many tokens its next row may take from the board.
-None if the host must see the outcome first."""
+"""Called with a sequence that is verified now. Returns the draft's epoch, and the most tokens that its next row may
+take from the board; None if the host must see the outcome first."""
 
 
 class FollowedRow(NamedTuple):
-    """A row of one committed token and draft tokens, which a row of the next verification follows.
+    """A row of one committed token and draft tokens; a row of the next verification follows it.
 
-    `first` is where its tokens begin in the batch, `round_key` the epoch, request and round of its outcome. The next
-    row may have `most` draft tokens. Of both rows' draft tokens `left` can be accepted before the text is full. `text`:
-    if the logits are adjusted."""
+    `first`: where its tokens begin in the batch. `round_key`: epoch, request and round of its outcome. `most`: bound on
+    the next row's draft tokens. `left`: draft tokens of both rows that can be accepted before the text is full.
+    `text`: set if the logits are adjusted."""
 
     row: Row
     law: Law
@@ -73,20 +73,22 @@ class FollowedRow(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The most tokens that have keys and values when the next row has run: it needs pages for them."""
+        """Return the most tokens that can have keys and values after the next row: it needs pages for them."""
         return min(self.row.stop + 1 + self.most, self.row.start + 2 + self.left)
 
 
 class _Decided(NamedTuple):
-    """Of each row int64 [rows, 3 + _MOST_IDS]: how many draft tokens were accepted, the token after them, the depth of
-    what the board has for that, and its ids. The `report` is for the host."""
+    """The outcomes of a verification, and the board's entries for them.
+
+    `rows` int64 [rows, 3 + _MOST_IDS]: accepted draft tokens, the token after them, depth of the entry, its ids.
+    `report` is for the host."""
 
     rows: Tensor
     report: Tensor
 
 
 def _layout() -> RoundLayout:
-    """Where the kernels find what they read."""
+    """Return where the kernels find each field of a row and of a board entry."""
     numbers, ids, low, high = accumulate(_SIZES[:-1])
     entry = board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT
     return RoundLayout(numbers, ids, low, high, _MOST_IDS, *entry)
@@ -118,7 +120,7 @@ class DeviceScheduler:
         """Run, or capture, everything once, with no rows."""
         captured = GraphPool(self._rows.device.device).capture if capture else once
         self._decide = captured(self._decide)
-        self._decide()  # what is captured next reads what this leaves
+        self._decide()  # the next captures read its result
         if self._runner.adjustments is not None:
             self._note_outcomes = captured(self._note_outcomes)
         self._build = {shape: captured(build) for shape, build in self._build.items()}
@@ -126,21 +128,21 @@ class DeviceScheduler:
     # -- what the host asks for ----------------------------------------------------------------------------------------
 
     def launch(self, rows: Items[Row], laws: Items[Law], texts: Items[Text | None] = ()) -> bool:
-        """Start a verification of which nothing runs yet; False where it has no static shape."""
+        """Start a new verification; return False if it has no static shape."""
         tokens = self._runner.launch(rows, laws, texts)
         if tokens is not None:
             self._running = tokens
         return tokens is not None
 
     def shape(self, rows: Items[int]) -> GraphShape | None:
-        """The shape for rows of at most so many tokens."""
+        """Return the smallest shape for rows of at most these lengths; None if none is large enough."""
         return smallest_fitting(rows, self._runner.steps)
 
     @torch.inference_mode()
     def launch_next(self, rows: Items[FollowedRow], shape: GraphShape) -> None:
-        """Start the verification behind the one that runs, of which it follows `rows`; other rows end with that one.
+        """Start the verification that follows `rows` of the running one; the running one's other rows end with it.
 
-        It fits `shape`, and the rows have pages up to their `stop`."""
+        The caller ensures that it fits `shape`, and that the rows have pages up to their `stop`."""
         size, step = self._runner.cache.page_size, self._runner.steps[shape]
         self._runner.tables.tell((each.row.slot, each.row.pages[: -(-each.stop // size)]) for each in rows)
         table = self._runner.adjustments if any(each.text for each in rows) else None
@@ -161,8 +163,9 @@ class DeviceScheduler:
         self._running = step.tokens(drawing_of(each.law for each in rows), table is not None)
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
-        """Wait for the verification before the one that runs. Returns the samples of all its tokens, and the draft
-        tokens that each of its `rows` followed rows took from the board; entry -1 where there were none."""
+        """Return the samples of the verification before the running one, and the draft tokens in the running one.
+
+        Wait for the former. It has `rows` followed rows; the entry is -1 where the board had none for a row."""
         if self._arrived is not None:
             self._arrived.synchronize()
         samples, looked_up = self._report.split((len(self._tokens), self._most_rows * (3 + _MOST_IDS)))
@@ -172,7 +175,7 @@ class DeviceScheduler:
         return read_ids(samples, self._board.reader.vocab_size), drafts
 
     def samples(self) -> list[int]:
-        """Wait for the verification that runs, and return the samples of all its tokens."""
+        """Wait for the running verification, and return the samples of all its tokens."""
         tokens: list[int] = read_ids(self._running, self._board.reader.vocab_size)
         return tokens
 
@@ -199,7 +202,7 @@ class DeviceScheduler:
     # -- what the device does ------------------------------------------------------------------------------------------
 
     def _make_decision(self) -> None:
-        """Outcomes of the verification whose samples are in `_tokens`, and what the board has for them."""
+        """Compute the outcomes of the samples in `_tokens`, and look them up on the board."""
         if fuses(self._rows.device.device):
             from ssd.kernels.triton_rounds import decide
 
@@ -220,7 +223,7 @@ class DeviceScheduler:
         self._decided = _Decided(rows, report)
 
     def _add_to_texts(self) -> None:
-        """Tell what adjusts the next logits of the outcomes, which the host has not seen."""
+        """Add the outcomes, which the host has not seen, to the texts that adjust the next logits."""
         table = self._runner.adjustments
         assert table is not None
         if fuses(self._rows.device.device):
@@ -237,7 +240,7 @@ class DeviceScheduler:
         table.words[slot, NUMBERS:] = found.int()
 
     def _make_batch(self, step: Step) -> None:
-        """The tensors that `ssd.execution.tables.BatchTensors.fill` would write, of what was decided."""
+        """Write the next batch's tensors from the outcomes, as `ssd.execution.tables.BatchTensors.fill` would."""
         (_, tokens, longest), tables, device = step.shape, self._runner.tables, self._rows.device
         rows = min(step.shape.rows, self._most_rows)
         if fuses(device.device):
@@ -258,7 +261,7 @@ class DeviceScheduler:
         row = torch.searchsorted(ends, place, right=True).clamp(max=rows - 1)
         offset = torch.where(live, place - starts[row], 0)
         position = torch.where(live, begun[row] + accepted[row] + 1 + offset, 0)
-        # A sample that is no token has no next one; the host finds out.
+        # A sample that is no token is replaced by id 0; the host finds out later.
         next_ids = torch.cat((token.clamp(min=0)[:, None], found), dim=1)
         size = self._runner.cache.page_size
         pages = tables.tensor[slot[row], position // size].long()
@@ -287,9 +290,9 @@ class _RunningRow(NamedTuple):
 
 
 class OverlappedVerification:
-    """Keeps at most one verification behind the one that the engine waits for, none of more than `max_tokens` tokens.
+    """Launches at most one verification behind the one that the engine waits for, of at most `max_tokens` tokens.
 
-    `plain` runs what cannot be followed, while `policy` says that overlap pays."""
+    `plain` runs batches that cannot be followed, and all batches while `policy` says that overlap does not pay."""
 
     def __init__(
         self, plain: PlainVerification, device: DeviceScheduler, ask: Ask, max_tokens: int, policy: OverlapPolicy
@@ -298,7 +301,7 @@ class OverlappedVerification:
         self._max_tokens, self._policy = max_tokens, policy
         self._running: list[_RunningRow] = []
         self._overlapped = False  # whether the last verification was launched behind another one
-        self._ended = 0.0  # when the one before it did
+        self._ended = 0.0  # when the previous verification ended
 
     def running(self) -> list[Scheduled]:
         self._running = [row for row in self._running if row.sequence.slot >= 0]
@@ -314,7 +317,7 @@ class OverlappedVerification:
         return self._plain.retried(verified)
 
     def drop(self) -> None:
-        """Forget the verification that runs: it began with tokens that are not to be."""
+        """Forget the running verification: it began with tokens that are discarded."""
         self._running, self._overlapped = [], False
 
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
@@ -328,8 +331,9 @@ class OverlappedVerification:
             self._policy.note_round(verified.ended - verified.began, between_s)
 
     def _run(self, batch: list[Scheduled], running: int, host_work: Task) -> VerifiedBatch | None:
-        """Verify a batch on the device, and launch the next one behind it where that can be done; None for a new batch
-        that cannot be followed."""
+        """Verify a batch on the device, and launch the next one behind it if possible.
+
+        Return None, with nothing launched, for a new batch that cannot be followed or has no static shape."""
         began = self._ended if self._overlapped else time.perf_counter()
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
@@ -362,7 +366,7 @@ class OverlappedVerification:
     def _followed(
         self, batch: Items[Scheduled], laws: Items[Law], firsts: Items[int], texts: Items[Text | None]
     ) -> list[FollowedRow]:
-        """The rows as the device is told of them; none where the host must see an outcome first."""
+        """Return the rows as the device is told of them; empty if the batch cannot be followed."""
         rows: list[FollowedRow] = []
         for part, law, first, text in zip(batch, laws, firsts, texts or [None] * len(batch), strict=True):
             sequence = part.sequence
@@ -385,16 +389,16 @@ class OverlappedVerification:
 
 
 def _starts(lengths: Items[int]) -> list[int]:
-    """Where rows of these lengths begin, one after the other."""
+    """Return where rows of these lengths begin in a batch."""
     return list(accumulate(lengths, initial=0))[:-1]
 
 
 def overlapped(plain: PlainVerification, config: EngineConfig, board: BoardReader, ask: Ask) -> Verification:
-    """An `OverlappedVerification` for a target on a GPU whose verifications have static shapes; elsewhere `plain`.
+    """Return an `OverlappedVerification` for a target on a GPU with static shapes; elsewhere `plain`.
 
-    It stays plain for a draft that reads hidden states too, as the next forward overwrites them, for several ranks,
-    of which the host tells each what is run next, and where the environment has SSD_OVERLAP=0. The board's memory is
-    locked only for a draft, which writes to it."""
+    Also `plain`: with a draft that reads hidden states, as the next forward overwrites them; with several ranks, as the
+    host tells each what to run next; with SSD_OVERLAP=0 in the environment; and if the board's memory cannot be
+    page-locked. It is locked only if there is a draft, which writes to it."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1

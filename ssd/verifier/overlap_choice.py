@@ -1,7 +1,8 @@
-"""When overlap scheduling pays: a verification is launched before the host knows the outcome of the one before.
+"""Decides when overlap scheduling pays (`ssd.verifier.overlap`).
 
-Nothing lies between two verifications then. But a row that misses goes on with its bonus token alone, as nobody waits
-for a fresh draft. Theorem 7 (arXiv 2603.03251) with measured parts says which brings more tokens per second."""
+With overlap no time is lost between two verifications. But a row that misses goes on with its bonus token alone, as the
+target does not wait for a fresh draft. Theorem 7 (arXiv 2603.03251) with measured values says which brings more tokens
+per second."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ def undrafted(modes: Iterable[Mode]) -> bool:
 
 
 class OverlapPolicy:
-    """Fed round by round; all rounds are of a decoding batch in which some row may have draft tokens."""
+    """Learns from rounds if overlap pays. All are of decoding batches in which some row may have draft tokens."""
 
     def __init__(self) -> None:
         self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
         self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
 
     def note_row(self, hit: bool, tokens: int, overlapped: bool) -> None:
-        """A row brought `tokens` tokens. `overlapped`: it was launched before the outcome before it was known."""
+        """Note that a row brought `tokens` tokens.
+
+        `overlapped`: it was launched before the previous outcome was known."""
         self._hits.note(float(hit))
         if hit:
             self._on_hit.note(tokens)
@@ -34,19 +37,19 @@ class OverlapPolicy:
             self._on_miss.note(tokens)
 
     def note_round(self, verify_s: float, between_s: float) -> None:
-        """Seconds of a verification that was not overlapped, and of what lay before it, waiting included."""
+        """Note the seconds of a verification that was not overlapped, and of the gap before it, waits included."""
         self._verify.note(verify_s)
         self._between.note(between_s)
 
     def allows(self, modes: Iterable[Mode]) -> bool:
         """Return True if a batch of requests in these modes may overlap.
 
-        A batch without draft tokens waits for none, so it loses nothing by it."""
+        A batch without draft tokens waits for none, so it loses nothing by overlap."""
         return undrafted(modes) or self.pays
 
     @property
     def pays(self) -> bool:
-        """True if overlap brings more tokens in the same time."""
+        """Return True if overlap brings more tokens per second."""
         if self._between.count < _ENOUGH:
             return False
         hits = self._hits.value

@@ -32,10 +32,10 @@ from ssd.verifier.verification import FeatureExport, PlainVerification
 
 log = logging.getLogger("ssd.target")
 
-# How long a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
+# Seconds that a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
 # comes later is measured while there is no request.
 _DRAFT_LOADS_S = 5.0
-_CALL_AGAIN_S = 0.25  # after which the supervisor is told again that a draft is wanted: the last one may just be ending
+_CALL_AGAIN_S = 0.25  # seconds until the supervisor is asked for a draft again: the last one may just be ending
 
 
 def main(child: Child) -> None:
@@ -53,7 +53,9 @@ def main(child: Child) -> None:
 
 
 def messages(step: Step) -> list[Step]:
-    """A step cut into messages: one, unless several prompts have log-probabilities, which may half fill a message."""
+    """Cut a step into messages: one, unless several prompts have log-probabilities.
+
+    The log-probabilities of one prompt may fill half a message."""
     scored = [emission for emission in step.emissions if emission.prompt_logprobs]
     if len(scored) < 2:
         return [step]
@@ -111,7 +113,7 @@ class Target:
             self._read()
 
     def _prepare(self, experience: Experience) -> None:
-        """Use a time without requests: measure what is wanting, until a request comes; write what was learned."""
+        """Measure missing costs while there is no request; if none has come, save what was learned."""
         if experience.wanting and self._draft and self._board is not None:
             board = self._board.session.board
             for _ in rehearse(self._rehearsal, experience.tuning.costs, self._to_draft, board, self._team):
@@ -144,7 +146,7 @@ class Target:
             self._orphaned = False
 
     def _park_or_call(self, board: BoardProposer) -> None:
-        """End the process of a draft without use; have another one started once it is wanted."""
+        """End the process of an unused draft, and have another one started once it is wanted."""
         now, is_measured = time.monotonic(), self._experience is None or not self._experience.wanting
         if board.wants_draft(self.engine.scheduler.running):
             self._used_at = now
@@ -155,7 +157,9 @@ class Target:
             board.session.park()
 
     def _deliver(self) -> None:
-        """Tell the frontend of the step before, unless that is done. If it has died, nobody waits for its requests."""
+        """Send the last step to the frontend, unless that is done.
+
+        If the frontend has died, its requests are orphaned: `turn` aborts them."""
         if self._emissions is None:
             return
         step, self._emissions = Step(self._emissions, self.engine.load()), None

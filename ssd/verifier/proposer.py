@@ -1,4 +1,4 @@
-"""Where the target's draft tokens come from: advice that may be late, wrong or missing."""
+"""Gets draft tokens for the target: advice that may be late, wrong or missing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ssd.verifier.sequence import Cache, Sequence
 log = logging.getLogger("ssd.target")
 
 _DESCRIBED_EVERY = 8  # windows of rounds
-# A running row begins with a draft after so many rounds with as many rows: the draft must read its text first, which
-# does not pay in a batch that shrinks from round to round.
+# Rounds with the same number of rows before a running row begins with a draft: the draft must read its text first,
+# which does not pay in a batch that shrinks from round to round.
 _STEADY = 8
 
 
@@ -48,8 +48,9 @@ class Result(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Counted so far: tree `steps` of the draft, the seconds in them, look-ups that found only what is outdated; and
-    what was measured of a `link` to it."""
+    """Totals so far: tree `steps` of the draft, their seconds, and `stale` look-ups, which found only outdated entries.
+
+    `link`: figures of the link to a draft on another machine."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -58,7 +59,7 @@ class Counters(NamedTuple):
 
     @property
     def mean_step_seconds(self) -> float:
-        """Mean time of a tree step, 0 when there is none to report."""
+        """Return the mean seconds of a tree step, 0 if there was none."""
         return self.step_seconds / max(1, self.steps)
 
 
@@ -67,36 +68,36 @@ class Proposer:
 
     @property
     def state(self) -> DraftState:
-        """Whether there is a draft, as far as is known, and whether it is used."""
+        """Return the draft's state; see `DraftSession.state`."""
         return "down"
 
     @property
     def rejected(self) -> int:
-        """Counts board entries that failed their checks."""
+        """Return how many board entries failed their checks."""
         return 0
 
     @property
     def counters(self) -> Counters:
-        """What has been counted of the draft."""
+        """Return what has been counted of the draft."""
         return Counters()
 
     @property
     def plan(self) -> str:
-        """What the tuner has chosen, and why, in a sentence; empty if it has chosen nothing."""
+        """Return the tuner's choice and the reason in a sentence; empty if it has chosen nothing."""
         return ""
 
     def asks(self, sequence: Sequence) -> tuple[int, int] | None:
-        """See `ssd.verifier.overlap.Ask`: no row takes tokens from the board."""
+        """Answer `ssd.verifier.overlap.Ask`: no row takes tokens from the board."""
         return 0, 0
 
     def admit(self, sequence: Sequence) -> None:
-        """A sequence begins, or begins again: its committed tokens are all there is to know."""
+        """Note that a sequence begins, or begins again: only its committed tokens are known."""
 
     def outcomes(self, results: Items[Result]) -> None:
         """Propose what is cached for the outcomes of one step."""
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
-        """The next launch is near: wait for missing proposals as long as it pays; returns the seconds waited."""
+        """Wait for missing proposals before a launch as long as it pays, and return the seconds waited."""
         return 0.0
 
     def release(self, sequences: Items[Sequence]) -> None:
@@ -110,7 +111,7 @@ class NoProposer(Proposer):
 class BoardProposer(Proposer):
     """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
 
-    `send` posts a message to the draft without blocking and returns whether it went. The ratio rule reads
+    `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
     `draft_probs`. With a `team` both models share cores: the draft hears of a request with its first outcome, and the
     target computes on all cores unless the draft works ahead. Without one the draft reads a prompt as the target
     does. `remote`: the draft is on another machine."""
@@ -133,7 +134,7 @@ class BoardProposer(Proposer):
         self._learns = True
         self._settled_at = self._last_wait = self._ended_at = 0.0
         self._running, self._sequences = list[int](), 0
-        self._steady = 0, 0  # rows, and for how many rounds there have been so many
+        self._steady = 0, 0  # number of rows, and for how many rounds it has not changed
         self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
         self._beginner: Sequence | None = None
         self._runs_since: float | None = None
@@ -157,7 +158,7 @@ class BoardProposer(Proposer):
         return self._plan
 
     def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
-        """A draft said hello; see `DraftSession.join`."""
+        """Start with a draft that said hello; see `DraftSession.join`."""
         return self.session.join(epoch, reads)
 
     def wants_draft(self, sequences: Items[Sequence]) -> bool:
@@ -223,27 +224,27 @@ class BoardProposer(Proposer):
         return self._last_wait
 
     def asks(self, sequence: Sequence) -> tuple[int, int] | None:
-        """See `ssd.verifier.overlap.Ask`."""
+        """Answer `ssd.verifier.overlap.Ask`."""
         if not self._policy(sequence.speculation).uses_cache:
             return None  # mode `sd`: the target waits for the draft
         tracked = sequence.request in self.session.tracked
         return self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0
 
     def _policy(self, speculation: Speculation) -> MissPolicy:
-        """What a row does after a miss."""
+        """Return the policy that decides about a row after a miss."""
         name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
         if name not in self._policies:
             self._policies[name] = load_policy(*name)
         return self._policies[name]
 
     def _track(self, sequence: Sequence) -> bool:
-        """Tell the draft of a sequence; returns whether it was told."""
+        """Tell the draft of a sequence, and return True if it was told."""
         # In mode `sd` the draft publishes only while the target waits.
         awaited = sequence.round == 0 or not self._policy(sequence.speculation).uses_cache
         return self.session.track(sequence, awaited)
 
     def _retune(self, sequences: Items[Sequence]) -> None:
-        """Bring every sequence to the tuner's present plan; the draft hears of it before the next launch."""
+        """Give every sequence the tuner's present plan; the draft hears of it before the next launch."""
         self._learns = any(map(self._needs_measures, sequences))
         rows, last = [], None
         if any(sequence.tuned for sequence in sequences):
@@ -275,7 +276,7 @@ class BoardProposer(Proposer):
             self._describe(PlanKey.of(last.asked), setting_of(last.speculation), len(sequences))
 
     def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
-        """Say what is in force for a kind of request, if that has changed, and now and then what is expected of it."""
+        """Describe the plan of a kind of request if it has changed, and else every few windows of rounds."""
         of = key, setting, self.tuning.windows // _DESCRIBED_EVERY, batch
         if of == self._plan_of:
             return
@@ -285,7 +286,7 @@ class BoardProposer(Proposer):
             log.info("%s", self._plan)
 
     def _needs_measures(self, sequence: Sequence) -> bool:
-        """True if the row's backup or plan uses measured times."""
+        """Return True if the row's backup or plan uses measured times."""
         mode = sequence.speculation.mode
         return sequence.tuned or mode == "ar" or self._policy(sequence.speculation).decides_later
 
@@ -311,7 +312,7 @@ class BoardProposer(Proposer):
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
 
     def _begin(self, result: Result) -> bool:
-        """Tell the draft of a sequence, as it was before an outcome's last token; returns whether it was told."""
+        """Tell the draft of a sequence as it was before an outcome's last token; return True if it was told."""
         sequence = result.sequence
         sequence.cache = "first_round"
         in_turn = not self._policy(sequence.speculation).uses_cache
@@ -347,7 +348,7 @@ class BoardProposer(Proposer):
             self._learner(sequence).looked_up(prepared[accepted], None)
 
     def _time(self, now: float, results: Items[Result]) -> DecodingRound | None:
-        """Note and return what a round took since the one before, if both had the same rows, which decode."""
+        """Note and return what a round took, if it had the same rows as the last one and all decode."""
         telemetry, round_ = self.session.board.telemetry(), None
         same = [result.sequence.request for result in results] == self._running
         if same and len(results) == self._sequences and all(result.round > 0 for result in results):
@@ -369,9 +370,10 @@ class BoardProposer(Proposer):
         return round_
 
     def _setting(self, rows: Items[Sequence]) -> Setting | None:
-        """What all rows followed; None if they differed, or one of them did not follow the tuner or had no draft.
+        """Return the setting that all rows followed; None if they differed, or if one had no plan or no draft.
 
-        Rows that wait for their turn to begin with the draft, one a round, follow it: that is part of its price."""
+        With a team rows begin with the draft one a round. Rows that still wait for that count as having one: the wait
+        is part of the plan's price."""
         first, at_once = rows[0].speculation, self._team is None or self.session.state != "up"
         for row in rows:
             without = at_once and row.speculation.mode in DRAFTED and row.request not in self.session.tracked

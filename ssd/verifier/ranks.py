@@ -39,8 +39,9 @@ def meet(child: Child) -> Ranks:
 
 
 def _store(child: Child) -> Store:
-    """Where the ranks of this group find each other: a file in the run directory, or for several machines a store that
-    the supervisor keeps."""
+    """Return the store in which the ranks of this group find each other.
+
+    It is a file in the run directory, or for several machines a store that the supervisor keeps."""
     from torch.distributed import FileStore, PrefixStore
 
     if child.start.meeting:
@@ -57,7 +58,7 @@ class PageTables:
         self._tables: dict[int, list[int]] = {}
 
     def news(self, row: Row) -> RowStep:
-        """The message for a row, with what is new in its page table. From now on that is known."""
+        """Return the message for a row, with what is new in its page table, and note that as known."""
         pages = list(row.pages[: -(-row.stop // self._page_size)])
         known = self._tables.get(row.slot, [])
         both = min(len(known), len(pages))
@@ -66,7 +67,9 @@ class PageTables:
         return RowStep(row.slot, row.start, list(row.token_ids), row.outputs, kept, pages[kept:])
 
     def row(self, step: RowStep) -> Row:
-        """The row of a message that another rank receives. Raises SsdError if the tables do not agree."""
+        """Return the row of a message that another rank receives.
+
+        Raises SsdError if the tables do not agree."""
         known = self._tables.get(step.slot, [])
         if step.kept > len(known):
             raise SsdError(f"rank 0 knows of {step.kept} pages of slot {step.slot} where there are {len(known)}")
@@ -75,7 +78,9 @@ class PageTables:
 
 
 def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> RankStep:
-    """The message for a forward of `rows`, or for samples of them under `laws`, to ranks that know the same tables."""
+    """Return the message for a forward of `rows`, or for samples of them under `laws`.
+
+    `known`: the page tables that the receiving ranks know too."""
     wanted = None if laws is None else [(law.temperature, law.seed) for law in laws]
     return RankStep([known.news(row) for row in rows], wanted)
 
@@ -102,7 +107,7 @@ class Leader:
         self._sockets = [sockets.dealer(child.context, address) for address in addresses]
 
     def tell(self, rows: Items[Row], laws: Items[Law] | None) -> None:
-        """Say what is run next. Raises SsdError if a rank reads nothing."""
+        """Send what is run next. Raises SsdError if a rank reads nothing."""
         step = step_of(rows, laws, self._known)
         for socket in self._sockets:
             if not sockets.send(socket, step, self._epoch):
@@ -114,7 +119,7 @@ def _address(child: Child, rank: int) -> str:
 
 
 def _listen(child: Child) -> zmq.Socket[Any]:
-    """The socket for rank 0's messages, from this machine or another."""
+    """Return the socket for rank 0's messages, from this machine or another."""
     rank = child.start.rank
     if not child.start.meeting:
         return sockets.router(child.context, _address(child, rank))
@@ -139,7 +144,7 @@ def follow(child: Child) -> None:
 
 
 def _received(child: Child, socket: zmq.Socket[Any]) -> RankStep | None:
-    """The next step that rank 0 of this group has sent, if there is one. Raises SsdError for anything else."""
+    """Return the next step that rank 0 of this group has sent, or None. Raises SsdError for anything else."""
     try:
         received = sockets.receive(socket, RANK_STEP)
     except BadFrame as error:

@@ -1,5 +1,4 @@
-"""Measures what forwards take on this machine, before the first request: of the target and the draft, in turn and
-together."""
+"""Measures forwards of target and draft, in turn and together, on this machine before the first request."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
 _USUAL_CHAINS = 4
 _LOOKS = 2  # passes over all sizes; the lesser time of each size counts
-# Sizes beyond one that takes so long are not measured: the last two tell the slope.
+# Seconds of a forward after which no larger size is measured: the last two sizes give the slope.
 _LONGEST_S = 0.06
-# Tree steps that are counted, and how long they may take before the draft is not waited for.
+# Tree steps that are counted, and seconds that they may take before the measurement is given up.
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
 _SAVE_EVERY_S = 10.0
@@ -40,7 +39,7 @@ _ATTEMPTS = 2  # to measure a draft that does not answer
 
 
 class Experience:
-    """What is known of this pair on this machine: read at the start, measured if it is missing, written when idle."""
+    """Owns what is known of this pair on this machine: read at the start, measured if missing, written when idle."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config, self._file = config, file_of(config, str(build.library()))
@@ -50,12 +49,12 @@ class Experience:
         tried = known is not None and (known.tables or known.errors)
         self.tuning = Tuning(config.one_bus, None if tried else Random())
         self.tuning.recall(known or Knowledge(), prior)
-        self._left = _ATTEMPTS if self._unknown else 0  # what later rounds deny is for the next process
+        self._left = _ATTEMPTS if self._unknown else 0  # if later rounds disagree, the next process measures again
         self._written, self._due = -1 if self.wanting else 0, 0.0
 
     @property
     def wanting(self) -> bool:
-        """Whether forwards must be measured before the tuner can choose."""
+        """Return True if forwards must be measured before the tuner can choose."""
         return self._left > 0 and self._config.has_draft and self._config.speculation.auto and self._unknown
 
     @property
@@ -64,13 +63,13 @@ class Experience:
         return costs.disturbed or not all(table.known for table in costs.tables.values())
 
     def measured(self) -> None:
-        """An attempt to measure has ended: save what it found. Where it was disturbed, the next process tries again."""
+        """End an attempt to measure, and let `save` write it. If it was disturbed, the next process tries again."""
         self._written, self._due = -1, 0.0
         ended = self.tuning.costs.disturbed or not self._unknown
         self._left = 0 if ended else self._left - 1
 
     def save(self) -> None:
-        """Write what is known, if it is more than before. Called while nothing runs, and now and then at most."""
+        """Write what is known, if it is more than before and some time has passed. Called while nothing runs."""
         now = time.monotonic()
         if self.tuning.rounds > self._written and now >= self._due:
             write(self._file, self.tuning.knowledge())
@@ -86,11 +85,11 @@ class TargetRehearsal:
         self._length = min(_CONTEXT, runner.model.shape.max_position // 2, pool.count * pool.size // 2)
 
     def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the sizes that a batch may have."""
+        """Return the sizes that a batch may have."""
         return tuple(size for size in sizes if size <= self._most)
 
     def verify(self, tokens: int) -> float:
-        """Returns the seconds of a verification of `tokens` tokens, samples included. Raises OutOfPages."""
+        """Return the seconds of a verification of `tokens` tokens, samples included. Raises OutOfPages."""
         table = PageTable(self._pool)
         try:
             table.grow(self._length + _ROW)
@@ -108,15 +107,15 @@ class TargetRehearsal:
 def rehearse(
     target: TargetRehearsal, costs: Costs, tell: Callable[[Message], object], board: BoardReader, team: CoreTeam | None
 ) -> Iterator[None]:
-    """Fill `costs`, a measurement at a time: the caller goes on between any two, and may stop there.
+    """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
 
-    The draft must have joined; `tell` posts it a message. One that does not answer leaves its tables empty. `costs` are
-    marked as disturbed unless two looks at everything agree."""
+    The draft must have joined; `tell` posts it a message. A draft that does not answer leaves its tables empty. `costs`
+    are marked as disturbed unless two passes over all sizes agree."""
     looks = [Costs() for _ in range(_LOOKS)]
     costs.disturbed = True
 
     def rest() -> None:
-        """The draft rests, and the target has all cores."""
+        """Let the draft rest, and give the target all cores."""
         tell(Rehearse(0))
         if team is not None:
             team.use(all_cores=True)
@@ -141,7 +140,7 @@ def rehearse(
 
 
 def _verifications(target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable) -> Iterator[None]:
-    """Fill a table with a time of each size."""
+    """Fill a table with the time of a verification of each size."""
     for size in target.sizes(sizes):
         table.set(size, target.verify(size))
         yield
@@ -176,7 +175,7 @@ def _together(
 
 
 class _Steps:
-    """The tree steps that the draft takes from now on, but the first, which may belong to what it did before."""
+    """Counts the draft's tree steps from now on, without the first, which may have begun before."""
 
     def __init__(self, board: BoardReader) -> None:
         self._board, self._deadline = board, time.perf_counter() + _PATIENCE_S
@@ -185,7 +184,7 @@ class _Steps:
 
     @property
     def enough(self) -> bool:
-        """Whether enough steps were seen, or none come."""
+        """Return True if enough steps were seen, or the time for them is over."""
         now = self._board.telemetry()
         if self._begun is None and now.steps >= self._first:
             self._begun = now
@@ -193,7 +192,7 @@ class _Steps:
         return seen >= _STEPS or time.perf_counter() > self._deadline
 
     def note(self, costs: Costs, situation: Situation) -> None:
-        """Put the mean step into a table, if there was one."""
+        """Put the mean time of a step into a table, if there was one."""
         now, before = self._board.telemetry(), self._begun
         if before is not None and now.steps > before.steps:
             steps = now.steps - before.steps

@@ -1,4 +1,4 @@
-"""Who is in the next batch, with how many tokens (continuous batching, chunked prefill, preemption)."""
+"""Decides who is in the next batch, with how many tokens (continuous batching, chunked prefill, preemption)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssd.execution.batch import Row
 from ssd.execution.pages import OutOfPages, PagePool
 from ssd.verifier.sequence import Sequence
 
-# Where the logits of all prompt tokens are wanted, so many of one sequence are held at a time.
+# Most logits of one sequence that are held at a time, where those of all prompt tokens are wanted.
 _PROMPT_OUTPUTS = 256
 
 
@@ -37,11 +37,11 @@ class Scheduled:
 
     @property
     def predicted(self) -> range:
-        """The positions that are sampled."""
+        """Return the positions that are sampled."""
         return self.row.predicted[-self.sampled :]
 
     def without_draft(self) -> Scheduled:
-        """The same part with committed tokens only."""
+        """Return this part with committed tokens only."""
         known = self.row.token_ids[: len(self.row.token_ids) - self.drafted]
         return replace(self, row=replace(self.row, token_ids=known, outputs=self.row.outputs - self.drafted), drafted=0)
 
@@ -50,7 +50,7 @@ class Scheduler:
     """Owns the waiting and the running sequences. The rows of one step have at most `max_tokens` tokens in all.
 
     A sequence that decodes gets its one token first, even beyond the budget. Draft tokens leave half of the budget to
-    prompts if these have so much left to read. Of prompts the shortest is read first; the oldest advances in every
+    prompts if these have that much left to read. The shortest prompt is read first; the oldest advances in every
     step, so that nobody starves."""
 
     def __init__(self, pool: PagePool, max_sequences: int, max_tokens: int) -> None:
@@ -81,10 +81,10 @@ class Scheduler:
     # -- places -----------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Move waiting sequences to free slots, in order; returns those that begin, or begin again after a preemption.
+        """Move waiting sequences to free slots, in order, and return them.
 
-        One begins when there are pages for its tokens, besides those that running ones need for theirs. Alone it
-        always begins: the configuration guarantees that it can finish."""
+        A sequence begins, or begins again after a preemption, when there are pages for its tokens beyond those that
+        running sequences need. Alone it always begins: the configuration guarantees that it can finish."""
         admitted: list[Sequence] = []
         owed = sum(_missing(s) for s in self.running) if self.waiting and self._free_slots else 0
         while self.waiting and self._free_slots:
@@ -103,7 +103,7 @@ class Scheduler:
     # -- the batch --------------------------------------------------------------------------------------------------
 
     def schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
-        """The next batch, oldest first, and the sequences that lost their pages to it.
+        """Return the next batch, oldest first, and the sequences that lost their pages to it.
 
         These are the newest. They wait at the front of the queue, with their tokens and counters, to be computed again.
         """
@@ -118,7 +118,7 @@ class Scheduler:
         return batch, preempted
 
     def _shares(self) -> list[tuple[Sequence, int]]:
-        """The running sequences that compute something, and how many tokens each, draft tokens included."""
+        """Return the running sequences that compute something, with each one's tokens, draft tokens included."""
         for sequence in self.running:
             if sequence.pending > 1:
                 sequence.adopt()
@@ -133,7 +133,7 @@ class Scheduler:
         return [(s, counts[s.request]) for s in self.running if s.request in counts]
 
     def _prefill_chunks(self, reading: Items[Sequence], budget: int) -> dict[int, int]:
-        """How many tokens of its prompt each sequence reads, by request.
+        """Return by request how many tokens of its prompt each sequence reads.
 
         The shortest rest comes first, of equals the oldest, so that most requests begin soonest. But the oldest has at
         least an equal share. A sequence that needs a page which another one computes in this step waits for it, and
@@ -155,7 +155,7 @@ class Scheduler:
         return chunks
 
     def _computes_for(self, other: Sequence, count: int, sequence: Sequence) -> bool:
-        """True if `other` reads `count` tokens of the page that `sequence` needs next and may share."""
+        """Return True if the next `count` tokens of `other` reach the page that `sequence` needs and may share."""
         size = self._pool.size
         start = sequence.computed // size * size
         stop = start + size
@@ -169,7 +169,7 @@ class Scheduler:
         )
 
     def _make_room(self, part: Scheduled, preempted: list[Sequence]) -> Scheduled | None:
-        """`part` with pages for its tokens; None if its own sequence was preempted.
+        """Return `part` with pages for its tokens; None if its own sequence was preempted.
 
         Where pages are short, it loses its draft tokens first. Then the newest sequences are preempted."""
         while True:
@@ -189,12 +189,12 @@ class Scheduler:
 
 
 def _missing(sequence: Sequence) -> int:
-    """How many pages a sequence needs until its next token is computed."""
+    """Return how many pages a sequence needs until its next token is computed."""
     return sequence.table.missing(len(sequence.tokens) + 1)
 
 
 def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) -> Scheduled:
-    """A row of a sequence's next `count` tokens, by default all of them: committed ones, then those of `proposal`."""
+    """Return a part with a sequence's next `count` tokens, by default all: committed ones, then `proposal`."""
     count = sequence.pending + len(proposal) if count is None else count
     chunk = sequence.tokens[sequence.computed : sequence.computed + count]
     complete = len(chunk) == sequence.pending
@@ -206,9 +206,9 @@ def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) 
 
 
 def even_shares(wants: Items[int], budget: int) -> list[int]:
-    """Max-min fair shares of a budget: equal ones, where what one does not want goes to the others.
+    """Return max-min fair shares of a budget: equal ones, and a part that one does not want goes to the others.
 
-    What cannot be divided goes to those who want most, of equals to the first. A budget below 0 counts as 0."""
+    A remainder goes to those who want most, of equals to the first. A budget below 0 counts as 0."""
     shares = [0] * len(wants)
     budget = max(0, budget)
     for served, index in enumerate(sorted(range(len(wants)), key=lambda i: (wants[i], -i))):

@@ -1,4 +1,4 @@
-"""One request as the target sees it: what is committed, and beside it what is only proposed."""
+"""One request as the target sees it: its committed tokens, and apart from them its proposal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ssd.speculation.sampling import UNKNOWN, Law
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5
 
-# What the speculation cache had for a round; "" where nothing was looked up.
+# Result of the look-up in the speculation cache for a round; "" where nothing was looked up.
 Cache = Literal["", "hit", "k_not_covered", "token_not_covered", "first_round", "late", "draft_down"]
 
 
 @dataclass
 class Timing:
-    """Monotonic seconds at which a request got somewhere, and sums of seconds over its rounds."""
+    """Times of a request's progress in monotonic seconds, and sums of seconds over its rounds."""
 
     arrived: float
     admitted: float = 0.0
@@ -57,8 +57,8 @@ class Sequence:
     """One request: `tokens` are committed, and `computed` of them have keys and values.
 
     `params.seed` must be filled in. `default` says how to speculate where the request does not. `stop_token_ids` are
-    the model's end-of-sequence ids. The engine alone changes a sequence, but for `proposal`, `draft_probs`, `cache` and
-    `speculation`, which are the proposer's."""
+    the model's end-of-sequence ids. Only the engine changes a sequence; the proposer may set `proposal`, `draft_probs`,
+    `cache` and `speculation`."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Sequence:
         # None where logits are taken as they are; `written` is what the adjustment has been told of the text.
         self.adjustment = None if params.plain else _adjustment(params, self.ends)
         self.written: Written | None = None
-        # What the output must be, once it is compiled; why it cannot go on, if that is known.
+        # `grammar`: the required structure, once compiled. `failure`: why the request cannot go on, if that is known.
         self.grammar: GrammarState | None = None
         self.failure = ""
-        # What was asked for, and what the tuner makes of that at present. Only K, fan-out and mode may differ.
+        # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
         # True if draft tokens are accepted by probability, not by being the target's own samples.
@@ -96,12 +96,12 @@ class Sequence:
         one_sided = not (params.allowed_token_ids and params.min_tokens) and params.structured is None
         self.adjusted_on_device = self.adjustment is not None and not self.ratio_rule and one_sided
         self.slot = -1  # -1 while it waits
-        self.computed = self.cached = 0  # of the `computed` tokens of the prompt, how many came from the prefix cache
+        self.computed = self.cached = 0  # `cached`: tokens of the prompt that came from the prefix cache
         self.round = 0  # numbers outcomes; 0 is the prefill's
-        # Guesses to verify next; under the ratio rule what they were drawn from, [n, V], or None if they were not.
+        # Draft tokens to verify next; under the ratio rule the distributions [n, V] that drew them, None if none did.
         self.proposal: list[int] = []
         self.draft_probs: Tensor | None = None
-        self.cache: Cache = ""  # what the speculation cache had for the next round
+        self.cache: Cache = ""  # result of the look-up for the next round
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's tokens after the first, as far as computed
         self.tags: list[int] = []  # of the texts whose features were shown to the draft (`ssd.ipc.features`)
         self.timing, self.counts = Timing(arrived=now), Counts()
@@ -112,27 +112,27 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """How many committed tokens have no keys and values yet: 1 while it decodes, more while its prompt is read."""
+        """Return how many committed tokens have no keys and values: 1 in decoding, more in prefill."""
         return len(self.tokens) - self.computed
 
     @property
     def collects(self) -> bool:
-        """True if log-probabilities of its prompt are wanted and have not been delivered."""
+        """Return True if log-probabilities of its prompt are wanted and have not been delivered."""
         return self.params.prompt_logprobs is not None and self.round == 0
 
     @property
     def adoptable(self) -> int:
-        """How many of its tokens may come from the prefix cache. A logit that is wanted must be computed here."""
+        """Return how many of its tokens may come from the prefix cache. A wanted logit must be computed here."""
         return len(self.prompt_logprobs) if self.collects else len(self.tokens) - 1
 
     def uncollected(self, stop: int) -> int:
-        """Of how many of the prompt's tokens 1..stop a row up to `stop` can still give log-probabilities."""
+        """Return how many of the prompt's tokens 1..`stop` still get log-probabilities from a row up to `stop`."""
         if not self.collects:
             return 0
         return max(0, min(stop, self.prompt_length - 1) - max(self.computed, len(self.prompt_logprobs)))
 
     def adopt(self) -> None:
-        """Take the pages of its text that the prefix cache has, behind those it has itself."""
+        """Take the next pages of its text from the prefix cache, as far as that has them."""
         computed = self.table.adopt_prefix(self.tokens, self.computed, self.adoptable)
         if self.round == 0:
             self.cached += computed - self.computed
@@ -148,13 +148,13 @@ class Sequence:
 
     @property
     def acceptable(self) -> int:
-        """How many draft tokens can still be accepted. The bonus token needs a place too."""
+        """Return how many draft tokens can still be accepted. The bonus token needs a place too."""
         left = min(self.params.max_tokens - self.generated, self.max_model_len - len(self.tokens))
         return max(0, left - 1)
 
     @property
     def lookahead(self) -> int:
-        """K of the next round."""
+        """Return K of the next round."""
         return min(self.speculation.num_speculative_tokens, self.acceptable)
 
     def count_round(self, outcome: Outcome, drafted: int) -> None:
@@ -176,8 +176,7 @@ class Sequence:
         self.cache = ""
 
     def cut(self, base: int) -> tuple[list[int], FinishReason | None]:
-        """Drop what was committed behind the end of the request; returns the tokens from `base` on, and the reason if
-        the request ends."""
+        """Drop tokens behind the end of the request; return the tokens from `base` on, and the reason if it ends."""
         for length in range(base + 1, len(self.tokens) + 1):
             reason = self._reason(length)
             if reason is not None:
@@ -189,7 +188,7 @@ class Sequence:
         return self.tokens[base:], None
 
     def _reason(self, length: int) -> FinishReason | None:
-        """Why the sequence ends with its first `length` tokens, or None."""
+        """Return why the sequence ends with its first `length` tokens; None if it does not."""
         if self.tokens[length - 1] < 0:
             return "error"
         if self.tokens[length - 1] in self.ends:
@@ -199,7 +198,7 @@ class Sequence:
         return None
 
     def metrics(self, draft_step_s: float, cache_report: bool, plan: str = "") -> Metrics:
-        """The request's figures. Without `cache_report` its `cached_tokens` are 0."""
+        """Return the request's figures. Without `cache_report` its `cached_tokens` are 0."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(

@@ -39,10 +39,10 @@ NO_LOGITS = torch.empty(0)
 
 @dataclass(frozen=True)
 class VerifiedBatch:
-    """A batch, and what its forward from `began` to `ended` (seconds of `time.perf_counter`) gave.
+    """A batch, and the results of its forward from `began` to `ended` (seconds of `time.perf_counter`).
 
     `samples` are the target's own tokens for the sampled outputs of each row. -1 stands for a sample whose logits were
-    not numbers, `UNKNOWN` for one that is not in the vocabulary; the sample of a prefill chunk says nothing else. Under
+    not numbers, `UNKNOWN` for one that is not in the vocabulary; a prefill chunk's sample is read for this alone. Under
     the ratio rule they are the tokens to emit, the accepted ones first. `logits` [sum of outputs, V] is empty where the
     runner has drawn the samples. If the next verification runs already, `in_flight` has the draft tokens of each row in
     it; else it is empty."""
@@ -55,15 +55,16 @@ class VerifiedBatch:
     in_flight: Items[Cached] = ()
 
     def spoiled(self) -> list[bool]:
-        """For each row, whether draft tokens may be to blame for a sample that is no token.
+        """Return for each row True if draft tokens may have caused a sample that is no token.
 
         A token that the target cannot compute has keys and values of NaN. Masking does not hide them from the tokens
         before it, as 0 x NaN is NaN."""
         return [part.drafted > 0 and min(own) < 0 for part, own in zip(self.batch, self.samples, strict=True)]
 
     def logprobs(self, tokens: Items[Items[int]]) -> list[list[TokenLogprob] | None]:
-        """For each row that asked: the log-probabilities of its emitted `tokens` and of the likeliest alternatives
-        under the target's unmodified distribution."""
+        """Return for each row the log-probabilities of its emitted `tokens` and of the likeliest alternatives.
+
+        They are under the target's unmodified distribution; None for a row that did not ask or emitted nothing."""
         counts = [part.sequence.params.logprobs for part in self.batch]
         if all(count is None for count in counts):
             return [None] * len(counts)
@@ -75,7 +76,7 @@ class VerifiedBatch:
         ]
 
     def collect_prompt_logprobs(self) -> None:
-        """Give each sequence that wants it what the first outputs of its row say of its prompt's tokens."""
+        """Add log-probabilities of prompt tokens, from the first outputs of a row, to each sequence that wants them."""
         if not any(part.prompt_outputs for part in self.batch):
             return
         for rows, part in zip(_split(self.logits, self.batch), self.batch, strict=True):
@@ -91,19 +92,19 @@ class Verification(Protocol):
     """Runs the batches of a `TargetEngine`, and nothing else: it commits no token."""
 
     def running(self) -> list[Scheduled]:
-        """The batch that the device runs already, without the rows of requests that have ended; empty if none does."""
+        """Return the batch that the device runs already, without rows of ended requests; empty if none runs."""
 
     def verify(self, batch: list[Scheduled], running: int, host_work: Task = nothing) -> VerifiedBatch:
-        """Run a batch, which is what `running` returned or a new one. If draft tokens spoil it, run it without them.
+        """Run a new batch or the one that `running()` returned. If draft tokens spoil it, run it without them.
 
-        `running` sequences there are in all. `host_work` is done while the device computes, or before."""
+        `running`: number of all running sequences. `host_work` is done while the device computes, or before."""
 
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
-        """The outcomes of the rows of a batch; None for prefill chunks."""
+        """Note the outcomes of the rows of a batch; None for prefill chunks."""
 
 
 class PlainVerification:
-    """Launches a batch and waits for it. `trace` is told what the target does, `features` shows its hidden states."""
+    """Launches a batch and waits for it. `trace` is told what the target does, `features` exports hidden states."""
 
     def __init__(self, runner: Runner, trace: TraceRing = NO_TRACE, features: FeatureExport | None = None) -> None:
         self.runner, self.trace = runner, trace
@@ -119,7 +120,9 @@ class PlainVerification:
         return self.retried(self._run(batch, host_work))
 
     def retried(self, verified: VerifiedBatch) -> VerifiedBatch:
-        """The same; run again, without the draft tokens of the rows that they may have spoiled, if there are any."""
+        """Return the batch, run again without the draft tokens of rows that they may have spoiled.
+
+        Also collect the log-probabilities of prompts."""
         spoiled = verified.spoiled()
         if any(spoiled):
             parts = zip(verified.batch, spoiled, strict=True)
@@ -158,13 +161,13 @@ class PlainVerification:
 class FeatureExport:
     """Writes the hidden states after `layers`, of every token of every step, where an EAGLE-3 head reads them.
 
-    Those of a rejected token are written too: nobody finds them."""
+    The states of rejected tokens are written too, but never found."""
 
     def __init__(self, arena: FeatureArena, layers: tuple[int, ...]) -> None:
         self._arena, self.layers = arena, layers
 
     def write(self, batch: Items[Scheduled], context: BaseContext) -> None:
-        """`context` is that of the batch and was asked to keep `layers`."""
+        """Write the hidden states of a batch, whose `context` was asked to keep `layers`."""
         parts = []
         for sequence, row in ((part.sequence, part.row) for part in batch):
             tags = sequence.tags
@@ -183,8 +186,8 @@ class Sampler:
 
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law] | None) -> list[list[int]]:
-        """The `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and what `laws_of` returns."""
-        # The kernel draws the argmax of `perturbed`, bit by bit, without making that.
+        """Return the `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and the result of `laws_of`."""
+        # The kernel returns the argmax of `perturbed`, bit for bit, without storing that tensor.
         if laws is not None and not any(part.sequence.filters for part in batch) and cpu.serve(logits):
             if all(law.temperature == 0.0 for law in laws):
                 return by_row(batch, cpu.draw(logits))
@@ -205,7 +208,7 @@ class Sampler:
         return samples
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
-        """The rows of a part as its request adjusts them; the very same where it does not."""
+        """Return the logits of a part as its request adjusts them; the same tensor where it does not."""
         sequence = part.sequence
         if sequence.adjustment is None or not part.complete:
             return logits
@@ -233,7 +236,7 @@ class Sampler:
         return perturbed(logits, law, part.predicted, self._noise)
 
     def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
-        """What the ratio rule emits of a row whose own samples are `own`."""
+        """Return the tokens that the ratio rule emits for a row whose own samples are `own`."""
         if min(own) < 0:
             return own
         sequence, positions = part.sequence, part.predicted
@@ -250,10 +253,10 @@ class Sampler:
 
 
 def laws_of(batch: Items[Scheduled], adjusted: bool = False) -> list[Law] | None:
-    """The law of each row if laws alone draw every sample from its logits; else None. `adjusted`: from logits that may
-    first be adjusted on a device.
+    """Return the law of each row if laws alone draw every sample from its logits; else None.
 
-    Then nobody needs all the logits together, and the runner may draw the samples."""
+    `adjusted`: logits that a device adjusts first count too. With laws the runner may draw the samples, as nothing
+    else needs the logits."""
     for part in batch:
         if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
             return None
@@ -263,7 +266,7 @@ def laws_of(batch: Items[Scheduled], adjusted: bool = False) -> list[Law] | None
 
 
 def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
-    """The text of each row whose logits a device adjusts, None for others; empty if there are none."""
+    """Return the text of each row whose logits a device adjusts, None for others; empty if there are none."""
     found = [_text(part.sequence) if part.complete else None for part in batch]
     return found if any(found) else []
 
@@ -274,28 +277,28 @@ def _text(sequence: Sequence) -> Text | None:
 
 
 def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
-    """The samples of a batch, cut into those of each row."""
+    """Cut the samples of a batch into those of each row."""
     stops = list(accumulate((part.sampled for part in batch), initial=0))
     return [tokens[start:stop] for start, stop in pairwise(stops)]
 
 
 def _greedy(part: Scheduled) -> bool:
-    """True if the largest logit decides, as it is."""
+    """Return True if the sample is the argmax of the unadjusted logits."""
     return part.sequence.law.temperature == 0.0 and part.sequence.adjustment is None
 
 
 def _work_out_masks(batch: Items[Scheduled], host_work: Task) -> None:
-    """Does `host_work`, then what the sampler will ask the grammars of a batch."""
+    """Do `host_work`, then compute the masks that the sampler will ask the grammars of a batch for."""
     host_work()
     for part in batch:
-        with suppress(RequestError):  # the sampler hears it too
+        with suppress(RequestError):  # the sampler gets the same error
             _possible(part)
 
 
 def _possible(part: Scheduled) -> Tensor | None:
-    """What the request's grammar allows, [n, V] on the CPU; None if it has none. Asking again costs nothing.
+    """Return the mask of tokens that the request's grammar allows, [n, V] on the CPU; None if it has none.
 
-    Raises RequestError where the grammar has become too complex."""
+    Asking again costs nothing. Raises RequestError where the grammar has become too complex."""
     sequence = part.sequence
     if sequence.grammar is None or not part.complete:
         return None
@@ -303,14 +306,14 @@ def _possible(part: Scheduled) -> Tensor | None:
 
 
 def _places(batch: Items[Scheduled]) -> Iterator[Place]:
-    """Those of the noise that decides the samples of a batch, where it is shared with the draft."""
+    """Yield the places of the noise that decides a batch's samples, where it is shared with the draft."""
     for part in batch:
         if part.complete and part.sequence.law.temperature > 0 and not part.sequence.ratio_rule:
             yield from ((part.sequence.law.seed, position) for position in part.predicted)
 
 
 def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:
-    """The rows of `logits` that are sampled, part by part."""
+    """Return the rows of `logits` that are sampled, part by part."""
     return [rows[-part.sampled :] for rows, part in zip(_split(logits, batch), batch, strict=True)]
 
 
@@ -319,7 +322,7 @@ def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
 
 
 class _Asked(NamedTuple):
-    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of so many `alternatives`."""
+    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of the best `alternatives` ones."""
 
     logits: Tensor
     tokens: Items[int]
@@ -328,7 +331,7 @@ class _Asked(NamedTuple):
 
 @torch.inference_mode()
 def _entries(asked: Items[_Asked]) -> list[list[TokenLogprob]]:
-    """The log-probabilities of all that is asked for, whose numbers leave the device together."""
+    """Return the log-probabilities of all that is asked for, copied from the device together."""
     if not asked:
         return []
     table = torch.log_softmax(torch.cat([each.logits for each in asked]).float(), dim=-1)
