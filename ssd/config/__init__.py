@@ -1,1 +1,1 @@
-"""What every process may know: the engine's configuration, sampling parameters, roles, cores and GPUs."""
+"""Settings that every process may read: the engine's configuration, sampling parameters, roles, cores and GPUs."""

@@ -16,10 +16,10 @@ from ssd.system import cgroups
 def placement(
     target_cpus: str | None, draft_cpus: str | None, ranks: int, has_draft: bool, on_gpu: bool
 ) -> tuple[Cpus, Cpus]:
-    """Return the cores of target and draft. Empty: wherever the system likes. Raises UsageError.
+    """Return the cores of target and draft; empty: the system chooses. Raises UsageError.
 
-    They are disjoint unless asked for otherwise; where every core has a rank, the draft shares the last one. The target
-    gets most, but only a core for each of its `ranks` where these run `on_gpu` and the draft does not."""
+    They are disjoint unless the given lists overlap. If every core has a rank, the draft shares the last one. The
+    target gets most cores; with `on_gpu`, when the draft alone is on the CPU, one core for each of its `ranks`."""
     allowed = usable()
     if ranks > len(allowed):
         raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
@@ -40,9 +40,10 @@ def placement(
 
 
 def usable() -> Cpus:
-    """Return the cores that this process may use: as many as its container may keep busy.
+    """Return the cores that this process may use, no more than its container's quota.
 
-    Where that is fewer than there are, the host's name says which, so that containers of one machine differ."""
+    If the quota is lower than the number of cores, a hash of the host name picks them, so that containers on one
+    machine pick different ones."""
     allowed = sorted(os.sched_getaffinity(0))
     quota = cgroups.cpu_quota()
     if quota is None or quota >= len(allowed):

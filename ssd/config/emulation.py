@@ -1,4 +1,4 @@
-"""What may be emulated: the times of a device, and how often a synthetic target and draft agree. Plain values."""
+"""Settings of emulation: the times of a device, and how often a synthetic target and draft agree. Plain values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ class ForwardTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a forward takes on an emulated device. `verify`: the target, by the tokens of the whole batch, those of
-    prompts included. `depth`: the draft, by the rows of the whole batch; it makes every chain one token longer."""
+    """The times of forwards on an emulated device.
+
+    `verify` is the target's, by the tokens of the whole batch, prompts included. `depth` is the draft's, by the rows of
+    the whole batch; it makes every chain one token longer."""
 
     verify: ForwardTime
     depth: ForwardTime
 
 
 class Agreement(NamedTuple):
-    """How often a synthetic draft shall agree with its target.
+    """The agreement that a synthetic draft shall have with its target.
 
     The target accepts a draft token with probability `acceptance`. With K = `lookahead` draft tokens a round and
     `fan_out` guesses for every accepted length, a share `hit_rate` of the rounds hits the speculation cache."""
@@ -44,5 +46,5 @@ class Agreement(NamedTuple):
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a round of `sd`."""
+        """Return the mean number of tokens of a round of `sd`."""
         return expected_tokens(self.acceptance, self.lookahead)

@@ -27,7 +27,7 @@ Executor = Literal["local", "ray"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
 NEVER_S = 1e9
-"""For `idle_draft_s`: the draft stays. JSON has no infinity."""
+"""The `idle_draft_s` of a draft that never ends. JSON has no infinity."""
 SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
 TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
@@ -39,10 +39,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The most that clients may ask for. A request beyond a limit is refused with a message that names the limit.
 
     A request is aborted when its client leaves more than `slow_reader_tokens` tokens unread, or any token for
-    `slow_reader_seconds`. That many tokens, with 20 alternatives each, still fit one message.
+    `slow_reader_seconds`. So `slow_reader_tokens` tokens, with 20 alternatives each, fit one message.
 
-    A grammar or schema has at most `max_grammar_bytes`, that of tools at most four times that, and takes at most
-    `grammar_timeout` seconds of processor time to compile."""
+    A grammar or schema has at most `max_grammar_bytes`, the grammar of tools at most four times as many. It takes at
+    most `grammar_timeout` seconds of processor time to compile."""
 
     max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
     max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
@@ -57,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How clients reach an engine beside its own ipc socket, and the `names` of its model.
+    """The ways for clients to reach an engine beside its own ipc socket, and the `names` of its model.
 
     With `http`, HTTP listens on `uds`, or else on `host` and `port` (0: any free one), with TLS if there is a
     certificate. Every line of `api_key_file` is a key, beside `api_keys`; without keys, requests must name a host of
@@ -91,15 +91,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an EAGLE-3 head reads of its target: the hidden states after `layers`, together `width` numbers a token."""
+    """The hidden states that an EAGLE-3 head reads of its target: after `layers`, together `width` numbers a token."""
 
     layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
     width: Positive
 
 
 class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a draft on another machine connects, and the folder with the keys of those that may. With `own` it reads
-    only the requests of the client whose key has the same name."""
+    """The address to which a draft on another machine connects, and the folder with the keys of permitted drafts.
+
+    With `own` a draft reads only the requests of the client whose key has the same name."""
 
     bind: str
     keys: str | None = None
@@ -107,8 +108,10 @@ class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine on another machine that verifies for `ssd edge`: where it takes clients and where drafts, with the
-    folders of this machine's keys for both. The draft may share tensors with a copy of the target, the `lender`."""
+    """The engine on another machine that verifies for `ssd edge`.
+
+    Its clients connect to `connect`, its drafts to `draft_connect`. This machine's keys for them are in the folders
+    `keys` and `draft_keys`. The draft may share tensors with a copy of the target, the `lender`."""
 
     connect: str
     draft_connect: str
@@ -118,7 +121,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A type of weights and products, or 8 bits for linear layers beside float32."""
+    """A dtype of weights and products, or 8-bit linear layers in a model that is otherwise float32."""
 
     dtype: DType = "float32"
     quantize: Quantize = "none"
@@ -128,7 +131,7 @@ class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person may ask for (`ssd.launch.options`) and the configuration has as it was asked for."""
+    """Options of the engine (`ssd.launch.options`) that the configuration takes over unchanged."""
 
     quantize: Quantize = "none"
     activations: Activations = "int16"
@@ -150,21 +153,21 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """All that a child process needs to know. Facts found at run time never come back into it.
 
     - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
-      With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is, and
-      the directory `target` has its tokenizer alone.
+      With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is on
+      another machine, and the directory `target` has only its tokenizer.
       `digest` names the target's files. With `load_format` "mock", `ssd.emulation.mock` takes the target's place.
-      Of several `draft_formats` the draft's process times each at its start and takes the fastest.
+      The draft's process times each of several `draft_formats` at its start and takes the fastest.
     - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
-    - `speculation` and `sampling`: how requests are served that say nothing about it.
-    - Places: the target has `tensor_parallel_size` ranks, all here, or with the `executor` "ray" only rank 0. Its cores
-      are divided equally over the ranks here. An empty list of cores leaves the placement to the operating system. With
-      `elastic_cores` either model also computes on the other's cores while the other one rests.
+    - `speculation` and `sampling`: the defaults of requests that do not give their own.
+    - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
+      cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
+      system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
     - GPUs: `attention` is the backend. With `kv_cache_dtype` "fp8" the target's keys and values take 8 bits. With
       `enforce_eager` no CUDA graphs are captured.
     - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
-    - `idle_draft_s`: after so many seconds without use the draft's process ends, where `parks_draft` allows it.
+    - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
-      models of random weights agree, `failpoints` allows processes to be made to fail (`ssd.system.failpoints`)."""
+      models of random weights agree, `failpoints` permits injected faults (`ssd.system.failpoints`)."""
 
     dtype: DType = "float32"
     max_num_seqs: SequenceCount = 8
@@ -215,28 +218,29 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def has_draft(self) -> bool:
-        """Tells whether there may be a draft, here or on another machine."""
+        """Return True if there may be a draft, here or on another machine."""
         return self.draft is not None or self.link is not None
 
     @property
     def parks_draft(self) -> bool:
-        """Tells whether an unused draft's process may end. On a GPU its return would capture graphs anew."""
+        """Return True if an unused draft's process may end. On a GPU its return would capture graphs anew."""
         return self.draft is not None and gpus.number(self.draft_device) is None and self.speculation.mode == "auto"
 
     @property
     def ranks(self) -> range:
-        """The target's ranks that the supervisor starts itself, on its machine. Ray starts the others."""
+        """Return the target's ranks that the supervisor starts, on its machine. Ray starts the others."""
         return range(1 if self.executor == "ray" else self.tensor_parallel_size)
 
     @property
     def one_bus(self) -> bool:
-        """Tells whether target and draft share the bandwidth of one memory."""
+        """Return True if target and draft share the bandwidth of one memory."""
         apart = self.emulate is not None or self.link is not None
         return not apart and gpus.number(self.device) == gpus.number(self.draft_device)
 
     def cpus_of(self, role: str, rank: int = 0) -> Cpus:
-        """The cores of a process, its own before those that it may borrow. All ranks have equally many, since all wait
-        for the slowest."""
+        """Return the cores of a process, its own before those that it may borrow.
+
+        All ranks have equally many cores, because all wait for the slowest."""
         if role == "draft":
             return self.draft_cpus + self.target_cpus * self.elastic_cores
         if self.elastic_cores:
@@ -245,7 +249,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.target_cpus[rank * each : (rank + 1) * each]
 
     def core_counts(self, role: str) -> tuple[int, int]:
-        """How many cores a process has of its own, and how many with those that it may borrow."""
+        """Return the number of a process's own cores, and the number with those that it may borrow."""
         own = self.draft_cpus if role == "draft" else self.target_cpus
         return len(own), len(self.cpus_of(role))
 
@@ -268,7 +272,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 def check_text(options: msgspec.Struct) -> None:
     """Raise UsageError, naming the option, for a text that is not UTF-8 or has a NUL.
 
-    No child could be told such a text, and no file has such a name. Bytes that are not UTF-8 arrive as surrogates."""
+    Such a text cannot be sent to a child, and no file has such a name. Bytes that are not UTF-8 become surrogates."""
     for name in options.__struct_fields__:
         value = getattr(options, name)
         for text in value if isinstance(value, tuple) else (value,):

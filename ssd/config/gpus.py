@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as nvidia-smi tells them: no library is loaded, no context is made."""
+"""The GPUs of this machine, as nvidia-smi lists them: no library is loaded, no context is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 def present() -> list[Gpu] | None:
-    """Return the GPUs that a process started from here can use, as cuda:0, cuda:1, ...; None: nobody can tell."""
+    """Return the GPUs that a process started from here can use, as cuda:0, cuda:1, ...; None: unknown."""
     if shutil.which(_QUERY[0]) is None:
         return None
     try:
@@ -36,7 +36,7 @@ def present() -> list[Gpu] | None:
 
 
 def parsed(table: str, visible: str | None) -> list[Gpu] | None:
-    """Return the GPUs of nvidia-smi's `table` that CUDA_VISIBLE_DEVICES, `visible`, shows; None for no such table."""
+    """Return the GPUs in nvidia-smi's `table` that CUDA_VISIBLE_DEVICES, `visible`, shows; None for other text."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
     try:
         found = {(row[0], row[1]): _gpu(*row[2:]) for row in rows}
@@ -51,7 +51,7 @@ def _gpu(total: str, free: str, capability: str) -> Gpu:
 
 
 def _seen(keys: Sequence[tuple[str, str]], visible: str | None) -> list[tuple[str, str]]:
-    """Read `visible` as CUDA does: numbers, or beginnings of ids, up to the first that names no GPU."""
+    """Return the keys in `visible` as CUDA reads it: numbers, or beginnings of ids, up to the first without a GPU."""
     if visible is None:
         return list(keys)
     chosen: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What a caller may ask of one request. The client library, the frontend and the target share it."""
+"""The parameters of one request, which the client library, the frontend and the target share."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
 MAX_GRAMMAR = 256 * 2**10
-"""Characters of a grammar as a client writes it, where the engine's limits allow as many."""
+"""Most characters of a client's grammar; the engine's limits may be lower."""
 MAX_COMPILED = 4 * MAX_GRAMMAR
 
 FanOutChoice = FanOut | Literal["theorem"]
-"""What an option takes: numbers, () for a joint allocation, or lists by Theorem 12."""
+"""The value of the option: numbers, () for a joint allocation, or lists by Theorem 12."""
 
 
 def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
-    """Return the fields of `Speculation` that an option sets."""
+    """Return the fields of `Speculation` that the fan-out option sets."""
     if asked == "theorem":
         return {"fan_out": (), "allocation": "theorem"}
     return {"fan_out": asked, "allocation": "joint"}
 
 
 def field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
-    """Return what msgspec knows of the type of each field."""
+    """Return msgspec's description of the type of each field."""
     return {field.name: field.type for field in inspect.type_info(options).fields}  # type: ignore[attr-defined]
 
 
 def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
-    """Return what is wrong with a field of `values`, with its value, and its choices where it has some."""
+    """Return an error for people: the wrong field of `values`, its value, the cause or the choices."""
     cause, _, path = str(error).partition(" - at `")
     names = re.findall(r"\w+", path.rpartition("$")[2])
     if not names:
@@ -75,18 +75,18 @@ def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
 
 
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one request is speculated on. It changes the speed, never the distribution of the tokens.
+    """The speculation of one request. It changes the speed, never the distribution of the tokens.
 
     With the sampler `coupled`, or at temperature 0, it does not even change the tokens.
 
     `mode` is plain decoding (`ar`), the same with proposals from prompt lookup (`ngram`), speculative decoding with a
-    draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or whatever is fastest (`auto`).
-    `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. K = 0
-    and an empty `fan_out` are chosen while the engine runs, with at most `budget` chains: by `allocation` joint the
-    likeliest outcomes of all accepted lengths get them, by theorem each length its share (Theorem 12). Beside a fan-out
-    `either` means the one of both that would have hit more often. `backup` is
-    auto, jit, none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro
-    sampling, for the sampler `rejection`; 1 is ordinary sampling."""
+    draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or the fastest of them (`auto`).
+    `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. The
+    engine chooses K = 0 and an empty `fan_out` while it runs, with at most `budget` chains. `allocation` `joint` gives
+    them to the likeliest outcomes of all accepted lengths, `theorem` gives each length its share (Theorem 12).
+    With a fan-out, `either` is the one of `fan_out` and `joint` that would have hit more often. `backup` is auto, jit,
+    none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro sampling, for the
+    sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 4
@@ -118,48 +118,48 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fan_out_choice(self) -> FanOutChoice:
-        """The fan-out as an option takes it."""
+        """Return the fan-out as the value of the option."""
         return "theorem" if self.allocation == "theorem" and not self.fan_out else self.fan_out
 
     @property
     def auto(self) -> bool:
-        """Tells whether mode, K or fan-out is chosen while the engine runs."""
+        """Return True if mode, K or fan-out is chosen while the engine runs."""
         return self.mode == "auto" or (self.mode in DRAFTED and not (self.num_speculative_tokens and self.fan_out))
 
     def ratio_rule(self, temperature: float) -> bool:
-        """Tells whether draft tokens are accepted by the ratio of probabilities, not by equality with the target's."""
+        """Return True if draft tokens are accepted by the ratio of probabilities, not by equality with the target's."""
         return self.sampler == "rejection" and temperature > 0.0
 
     @property
     def longest(self) -> int:
-        """The largest K that may be chosen."""
+        """Return the largest K that may be chosen."""
         return self.num_speculative_tokens or AUTO_LOOKAHEAD
 
     @property
     def chains(self) -> int:
-        """The largest B = F_0 + ... + F_K that may be chosen."""
+        """Return the largest B = F_0 + ... + F_K that may be chosen."""
         if not self.fan_out:
             return self.budget
         return self.fan_out[0] * (self.longest + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
 
 
 class Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the output must be: `source` says it in the language of `kind`.
+    """The required form of the output: `source`, in the language of `kind`.
 
     `json`: a JSON Schema. `json_object`: any JSON object, without a source. `regex`: a regular expression. `choice`: a
     JSON array of strings. `grammar`: Lark's notation or GBNF. `structural_tag`: vLLM's object of `structures` and
-    `triggers`. `compiled`: the text of `llguidance`, which the frontend makes of the others."""
+    `triggers`. `compiled`: the text for `llguidance`, which the frontend makes of the others."""
 
     kind: GrammarKind
     source: Annotated[str, Meta(max_length=MAX_COMPILED)] = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are sampled and where they end. Names follow the OpenAI API and vLLM.
+    """The sampling of tokens and the end of the output. Names follow the OpenAI API and vLLM.
 
     - `temperature` 0 is greedy; ties go to the lowest id. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
     - The penalties count tokens of the output, `repetition_penalty` those of the prompt too. `logit_bias` is added to
-      the logits of its ids. No other tokens than `allowed_token_ids` are possible, if there are some.
+      the logits of its ids. If there are `allowed_token_ids`, no other tokens are possible.
     - The output obeys `structured`, and ends when that is complete: `ignore_eos` has no effect then, and `min_tokens`
       only as long as the grammar allows more.
     - Neither a token nor a stop string ends the output before `min_tokens`, unless all `allowed_token_ids` end it.
@@ -168,7 +168,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       likeliest alternatives (0: of the token alone). `prompt_logprobs`: the same for the prompt but its first token.
     - The output ends before a stop string, or with it if `include_stop_str_in_output`. Special tokens are no part of
       its text, unless `skip_special_tokens` is false.
-    - Of a prompt only the last `truncate_prompt_tokens` are used.
+    - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
@@ -197,7 +197,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise RequestError for values that a decoder would refuse; a plain constructor checks nothing."""
-        if self.temperature != self.temperature:  # not math.isnan, which refuses what is no number at all
+        if self.temperature != self.temperature:  # not math.isnan, which raises TypeError for other types
             raise RequestError("invalid_request", "temperature is not a number")
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
@@ -214,14 +214,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def plain(self) -> bool:
-        """Tells whether logits are taken as the model gives them, whatever the output is so far."""
+        """Return True if the model's logits are used unchanged, for any output so far."""
         neutral = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
         free = not self.logit_bias and not self.allowed_token_ids and self.structured is None
         return neutral and free and not self.min_tokens
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sampling of requests that say nothing about it. Fields are those of `SamplingParams`; None: its own."""
+    """The default sampling of requests. Fields are those of `SamplingParams`; None keeps its own default."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

@@ -13,27 +13,27 @@ from ssd.system.registered import entries
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
 AUTO, NONE = "auto", "none"
-"""What options take beside names: the parser that fits the chat template, and no parser."""
+"""Values of the options beside names: the parser that fits the chat template, and no parser."""
 
 
 @cache
 def names(group: str) -> list[str]:
-    """Returns the names of a group's parsers."""
+    """Return the names of a group's parsers."""
     return sorted({entry.name for entry in entries(group)})
 
 
 @cache
 def load(group: str, name: str) -> Any:
-    """Returns the class that a group has under a name. Raises what the import of a plugin raises."""
+    """Return the class that a group has under a name. Raises any error of a plugin's import."""
     return next(entry for entry in entries(group) if entry.name == name).load()
 
 
 def check(group: str, option: str, name: str) -> None:
-    """Raises UsageError where `option` names no parser."""
+    """Raise UsageError if the value `name` of `option` is not a parser's."""
     if name not in (AUTO, NONE, *names(group)):
         raise UsageError(f"{option} {name!r}: there are {', '.join([AUTO, NONE, *names(group)])}")
 
 
 def fitting(group: str, template: str) -> str:
-    """Returns the name of the first parser that fits a chat template; "" where none does."""
+    """Return the name of the first parser that fits a chat template; "" if none does."""
     return next((name for name in names(group) if load(group, name).fits(template)), "")

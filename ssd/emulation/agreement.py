@@ -1,4 +1,4 @@
-"""From the agreement that is asked for to a scripted draft: how many wrong tokens it ranks above the right one."""
+"""The scripted draft for a wanted agreement: the number of wrong tokens that it ranks above the right one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import MOST, hit_chance
 from ssd.speculation.theory import acceptance_for
 
-MOST_DECOYS = MOST + 1  # with so many, no fan-out holds the right token
+MOST_DECOYS = MOST + 1  # with this many, no fan-out holds the right token
 _HALVINGS = 60
 
 
 def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
-    """The agreement at which a round of `sd` brings `acceptance_length` tokens.
+    """Return the agreement at which a round of `sd` yields `acceptance_length` tokens on average.
 
-    The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError for what is
-    impossible."""
+    The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError for an impossible
+    agreement."""
     if not 1 <= acceptance_length <= lookahead + 1:
         raise UsageError(
             f"an acceptance length of {acceptance_length:g} cannot be: with K = {lookahead} it is from 1 to "
@@ -32,10 +32,10 @@ def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: in
 
 
 def decoys(asked: Agreement) -> list[float]:
-    """The probability that more than d wrong tokens rank above the right one, for d from 0 to `MOST_DECOYS` - 1.
+    """Return the probability that more than d wrong tokens rank above the right one, for each d below `MOST_DECOYS`.
 
-    For d = 0 it is 1 - a, with a the acceptance. Beyond, it falls by the paper's law c F^-r, with the c that gives the
-    hit rate. Raises UsageError if there is no such c."""
+    For d = 0 it is 1 - a, with a the acceptance. For larger d it falls by the paper's law c F^-r, with the c that gives
+    the hit rate. Raises UsageError if there is no such c."""
     a, miss_rate = asked.acceptance, 1 - asked.hit_rate
     least, most = _hit_rates(a, asked.lookahead, asked.fan_out)
     if not (0 <= a <= 1 and least - 1e-9 <= asked.hit_rate <= most + 1e-9):
@@ -54,16 +54,18 @@ def decoys(asked: Agreement) -> list[float]:
 
 
 def _beyond(c: float, guesses: int) -> float:
-    """The share of wrong drafts with more than `guesses` tokens above the right one, the drafted one included."""
+    """Return the share of wrong drafts with more than `guesses` tokens above the right one, with the drafted one."""
     return 1 - hit_chance(guesses, (c, PAPER.misses.r)) if guesses else 1.0
 
 
 def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
-    """The share of rounds that miss. After a rejection the drafted token is no guess; else it is the first one."""
+    """Return the share of rounds that miss.
+
+    After a rejection the drafted token is not among the guesses; after full acceptance it is the first guess."""
     full = a**lookahead
     return (1 - full) * _beyond(c, fan_out) + full * (1 - a) * _beyond(c, fan_out - 1)
 
 
 def _hit_rates(a: float, lookahead: int, fan_out: int) -> tuple[float, float]:
-    """The lowest and highest possible hit rate."""
+    """Return the lowest and highest possible hit rate."""
     return 1 - _misses(a, float(MOST_DECOYS), lookahead, fan_out), 1 - _misses(a, 0.0, lookahead, fan_out)

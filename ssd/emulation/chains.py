@@ -1,11 +1,11 @@
 """A scripted target and draft that agree as often as asked: Markov chains as checkpoints of the Llama family.
 
-After token s the target likes the tokens of one block of the vocabulary, `next(s)` most and those behind it e times
-less each, and `next` is one cycle through the whole vocabulary: greedy texts do not repeat before all of it was said,
-and sampled ones visit every token equally often. The draft believes the same, but that after some tokens a number of
-decoys come first, which the target (nearly) never chooses. So the token that is right, greedily or under whatever noise
-both share, has as many wrong ones above it as the draft has decoys there. Attention and feed-forward run as in any
-model and add nothing: a forward is nearly free."""
+After token s the target prefers the tokens of one block of the vocabulary: `next(s)` is the likeliest, and each token
+behind it is e times less likely than the one before. `next` is one cycle through the whole vocabulary, so a greedy text
+visits all of it before it repeats, and sampled texts visit every token equally often. The draft has the same
+distributions, but after some tokens it ranks a number of decoys first, which the target (nearly) never chooses. So the
+right token, greedy or under any noise that both share, has as many wrong tokens above it as the draft has decoys there.
+Attention and feed-forward run as in any model and add nothing: a forward is nearly free."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ssd.emulation.agreement import decoys
 
 _BLOCKS, _BLOCK = 32, 32
 VOCABULARY = _BLOCKS * _BLOCK
-# A row of logits is a sum of two: one over blocks, one over places in a block. A third part of the hidden states makes
-# all of them equally long, so that the norm changes none.
+# A logit is the sum of a score of the block and a score of the place in the block. A third part of each hidden state
+# makes all of them equally long, so that the norm changes none.
 _WIDTH, _HEAD, _INNER = _BLOCKS + _BLOCK + 1, 2, 2
-_OF_BLOCK, _OF_DECOYS = 128.0, 64.0  # logits: no decoy of another block comes before a token of the block that is liked
-_LENGTH = 256.0  # of hidden states; more than any row of logits has
+_OF_BLOCK, _OF_DECOYS = 128.0, 64.0  # logits: another block's decoys stay below all of the preferred block
+_LENGTH = 256.0  # norm of each hidden state, larger than the norm of its first two parts
 _CONTEXT = 8192
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -53,13 +53,13 @@ class Pair(NamedTuple):
 def write_pair(directory: Path, asked: Agreement, seed: int = 0) -> Pair:
     """Write a pair that agrees as `asked`, at every temperature up to about 2, with every sampler.
 
-    Raises UsageError for what is impossible."""
+    Raises UsageError for an impossible agreement."""
     target, draft = pair(asked, seed)
     return Pair(_written(directory / "target", target), _written(directory / "draft", draft))
 
 
 def pair(asked: Agreement, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Target and draft of `write_pair`, each as its hidden state after every token, [V, width]."""
+    """Return target and draft of `write_pair`, each as its hidden state after every token, [V, width]."""
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(VOCABULARY, generator=random)
     following = torch.empty_like(order)
@@ -70,12 +70,12 @@ def pair(asked: Agreement, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def logits(states: Tensor) -> Tensor:
-    """Logits [V, V] of every token after every token."""
+    """Return the logits [V, V] of every token after every token."""
     return states @ _head().T
 
 
 def _states(following: Tensor, numbers: Tensor) -> Tensor:
-    """Hidden states [V, width] after each token, from the likeliest next token and its number of decoys.
+    """Return hidden states [V, width] after each token, from the likeliest next token and its number of decoys.
 
     Decoys rank above the likeliest token. They are the tokens of its block that would otherwise be least likely."""
     blocks = _OF_BLOCK * (torch.arange(_BLOCKS) == (following // _BLOCK)[:, None])
@@ -87,7 +87,7 @@ def _states(following: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _head() -> Tensor:
-    """The head [V, width]: a token's logit is the score of its block plus that of its place in the block."""
+    """Return the head [V, width]: a token's logit is the score of its block plus that of its place in the block."""
     tokens = torch.arange(VOCABULARY)[:, None]
     block, place = tokens // _BLOCK == torch.arange(_BLOCKS), tokens % _BLOCK == torch.arange(_BLOCK)
     return torch.cat([block, place, torch.zeros(VOCABULARY, 1)], dim=-1)
@@ -119,7 +119,7 @@ def _written(directory: Path, states: Tensor) -> Path:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    """A word for every token: "t0", "t1", ..., with spaces between them."""
+    """Write a tokenizer with a word for every token, "t0", "t1", ..., with spaces between them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"t{token}": token for token in range(VOCABULARY)}

@@ -12,8 +12,8 @@ from ssd.errors import UsageError
 class Preset(NamedTuple):
     """A pair of models as the paper ran it.
 
-    `fan_out` is the same for all accepted lengths. `acceptance` is that of a draft token by temperature, as if it were
-    the same at every position."""
+    `fan_out` is the same for all accepted lengths. `acceptance` is a draft token's acceptance rate by temperature,
+    taken as equal at every position."""
 
     name: str
     models: str
@@ -24,7 +24,7 @@ class Preset(NamedTuple):
     hit_rate: float
 
     def agreement(self, temperature: float) -> Agreement:
-        """The pair's agreement at a temperature. Raises UsageError if it is not known."""
+        """Return the pair's agreement at a temperature. Raises UsageError if it is not known."""
         if temperature not in self.acceptance:
             known = ", ".join(f"{t:g}" for t in self.acceptance)
             raise UsageError(
@@ -52,13 +52,13 @@ _QWEN = Preset(
     hit_rate=0.75,
 )
 PRESETS = {preset.name: preset for preset in (_LLAMA, _QWEN)}
-"""From the public figures of arXiv 2603.03251 and a public re-run of the authors' code at batch 1.
+"""Presets by name, from the public figures of arXiv 2603.03251 and a public re-run of the authors' code at batch 1.
 
-llama: the re-run. A verification took 15.0 ms and `ar` as much a token; a depth (19.4 - 15.0 - 2.9) / (.12 x 7) ms,
-what a round had beyond verification and overhead, over the depths that misses waited for; `sd`, at 181.7 tok/s,
-confirms it: 1.75 ms. Tokens a round, .88 x 5.68 + .12 x 4.01 with K = 7, give the acceptance at T = 0; the paper's `sd`
-at T = 1 is .70 times as fast. Hits are the paper's at T = 0; with noise that target and draft share there are as many
-at T = 1.
-qwen: `ar` at 88.8 tok/s; a depth of Llama's draft is assumed, and what a fan-out of 2 misses. `sd` at 136.8 tok/s with
-K = 4 and the re-run's overhead gives the acceptance at T = 0; that at T = 1 is assumed to fall as Llama's does. K and F
-are the authors' for this pair."""
+llama: from the re-run. A verification took 15.0 ms, and so did a token of `ar`. A depth took (19.4 - 15.0 - 2.9) /
+(.12 x 7) ms: a round's time beyond verification and overhead, divided by the depths that misses waited for. `sd`, at
+181.7 tok/s, confirms it: 1.75 ms. The tokens of a round, .88 x 5.68 + .12 x 4.01 with K = 7, give the acceptance at
+T = 0. At T = 1 the paper's `sd` is .70 times as fast. The hit rate is the paper's at T = 0; with noise that target and
+draft share it is equal at T = 1.
+qwen: `ar` runs at 88.8 tok/s. The depth time of Llama's draft and the miss rate of a fan-out of 2 are assumed. `sd` at
+136.8 tok/s with K = 4 and the re-run's overhead give the acceptance at T = 0. The acceptance at T = 1 is assumed to
+fall as Llama's does. K and F are the authors' for this pair."""

@@ -14,7 +14,7 @@ from ssd.models.interface import Model
 
 log = logging.getLogger("ssd.emulation")
 
-# Sleeping is late by less than this; the rest is spent looking at the clock.
+# A sleep ends late by less than this; the rest of the time is spent polling the clock.
 _AWAKE_S = 0.3e-3
 
 
@@ -22,7 +22,7 @@ class PacedRunner(Runner):
     """Computes, then waits until the forward has taken the time that `takes` gives for the tokens of the batch."""
 
     def __init__(self, takes: ForwardTime, model: Model, *runner: Any) -> None:
-        """`runner`: the further arguments of `Runner`."""
+        """Make a runner; `runner` are the further arguments of `Runner`."""
         super().__init__(model, *runner)
         self.overlaps = True
         self._takes = takes.line
@@ -37,7 +37,7 @@ class PacedRunner(Runner):
 def runner(
     model: Model, pages: int, page_size: int, deterministic: bool, takes: ForwardTime | None, attention: str = "auto"
 ) -> Runner:
-    """A plain runner, or, if times are given, a paced one."""
+    """Return a plain runner, or a paced one if times are given."""
     if takes is None:
         return Runner(model, pages, page_size, deterministic, attention)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
@@ -45,7 +45,7 @@ def runner(
 
 
 def wait_until(end: float) -> None:
-    """Return when `time.perf_counter()` is `end`, some microseconds late at most where a core is free."""
+    """Wait until `time.perf_counter()` is `end`; return some microseconds late at most if a core is free."""
     left = end - time.perf_counter()
     if left > _AWAKE_S:
         time.sleep(left - _AWAKE_S)

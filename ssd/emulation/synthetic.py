@@ -17,7 +17,7 @@ from ssd.errors import UsageError
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models.interface import ForwardContext, Model
 
-_SIDE = 32  # a script token is carried in two digits, which every dtype of hidden states can hold
+_SIDE = 32  # a script token is stored as two digits, which every dtype of hidden states can hold
 _NEVER = -1000.0  # the logit of tokens outside of the script, beyond the reach of any noise
 
 
@@ -32,7 +32,7 @@ class Scripted:
         self._ids = ranks.part(model.shape.outputs)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        """The model's hidden states, with the two digits of the script token appended to each."""
+        """Return the model's hidden states, with the two digits of the script token appended to each."""
         hidden = self._model.forward(token_ids, context)
         token = token_ids % len(self._table)
         return torch.cat((hidden, torch.stack((token // _SIDE, token % _SIDE), dim=-1).to(hidden.dtype)), dim=-1)
@@ -41,11 +41,11 @@ class Scripted:
         own, digits = hidden[:, :-2].contiguous(), hidden[:, -2:].long()
         said = self._table[digits[:, 0] * _SIDE + digits[:, 1]]
         said = F.pad(said, (0, self.shape.outputs - said.shape[1]), value=_NEVER)[:, self._ids.start : self._ids.stop]
-        return torch.add(said, self._model.logits(own), alpha=0)  # computed, as any head's would be
+        return torch.add(said, self._model.logits(own), alpha=0)  # the head is computed for its time alone
 
 
 def scripted(model: Model, asked: Agreement, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
-    """The target or draft of a pair that agrees as `asked`. Raises UsageError if its vocabulary is too small."""
+    """Return the target or draft of a pair that agrees as `asked`. Raises UsageError if its vocabulary is too small."""
     if model.shape.outputs < chains.VOCABULARY:
         raise UsageError(
             f"synthetic acceptance needs a vocabulary of {chains.VOCABULARY} tokens; the {role} has "

@@ -1,1 +1,1 @@
-"""What passes between processes: messages, sockets, the speculation board."""
+"""Communication between processes: messages, sockets, the speculation board."""

@@ -54,11 +54,12 @@ class HostTensor:
 
 class Exported:
     """`size` zeroed bytes on a GPU of this process; `handle` lets another process open them as `name`.
+
     Close it only when no process has it open. It is freed when this process ends. Raises CudaError."""
 
     def __init__(self, name: str, size: int, device: torch.device) -> None:
         self._device = device.index or 0
-        # A random mark follows the bytes: whoever opens them checks that they are what was exported, and readable.
+        # A random mark follows the bytes. The importer reads it to check that it opened the right, readable memory.
         total = -(-(size + MARK_BYTES) // cuda.GRAIN) * cuda.GRAIN
         self._address = cuda.allocate(self._device, total)
         try:
@@ -107,7 +108,7 @@ def settle(tensor: Tensor) -> None:
 
 
 def _tensor(address: int, size: int, device: torch.device) -> Tensor:
-    """uint8 [size] at an address; the tensor does not own its memory."""
+    """Return a uint8 tensor [size] over the memory at `address`, which it does not own."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
@@ -126,8 +127,9 @@ class Arena:
         self._rows = self._shaped(self._host.data)
 
     def place(self, data: Tensor | None) -> None:
-        """Keep the rows in `data`, uint8 [layout.row_bytes], from now on, or, if None, in the memory file.
-        Both sides have to do it. Nothing is copied."""
+        """Keep the rows in `data`, uint8 [layout.row_bytes], from now on; None: in the memory file.
+
+        Both sides must call it. No row is copied."""
         self._rows = self._shaped(self._host.data if data is None else data)
 
     def _shaped(self, data: Tensor) -> Tensor:
@@ -136,12 +138,14 @@ class Arena:
 
 
 def leading(true: npt.NDArray[np.bool_]) -> int:
-    """How many elements come before the first False."""
+    """Return the number of elements before the first False."""
     return len(true) if true.all() else int(true.argmin())
 
 
 class TargetArenas:
-    """The target's arenas on the GPU of `device`, if both processes run on GPUs. `handles` are for its draft."""
+    """The target's arenas, with rows on the GPU `device` if both processes run on GPUs, else in host memory.
+
+    The draft opens the rows on the GPU by `handles`."""
 
     def __init__(self, config: EngineConfig, arenas: Iterable[Arena | None], device: torch.device) -> None:
         self.arenas = {arena.name: arena for arena in arenas if arena is not None}
@@ -162,7 +166,8 @@ class TargetArenas:
             self.handles = [exported.handle for exported in self._exported]
 
     def withdraw(self) -> None:
-        """Use host memory from now on: the draft cannot open what was exported.
+        """Use host memory from now on, because the draft cannot open the exported memory.
+
         The exported memory is not freed: an older draft may still have it open."""
         self.handles = []
         for arena in self.arenas.values():
@@ -179,8 +184,9 @@ class DraftArenas:
         self._imported: list[Imported] = []
 
     def open(self, handles: Sequence[ArenaHandle]) -> bool:
-        """Use what the target exports, and close what it no longer exports.
-        Returns False if that fails; the rows then lie in host memory."""
+        """Open the memory that `handles` describe, instead of any opened before.
+
+        Return False if that fails; the rows then lie in host memory."""
         if handles == self._handles:
             return True
         self.close()

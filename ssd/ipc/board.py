@@ -34,29 +34,31 @@ IDS = 11
 KEY = slice(EPOCH, RANK)
 _PLACE = slice(RANK, DEPTH)
 _WORDS = IDS + MAX_LOOKAHEAD
-SALT = 0x5353445F424F4132  # another one for each layout
+SALT = 0x5353445F424F4132  # change it with the layout
 _HALF = _WORDS // 2
-# Progress, tree steps, nanoseconds in them, tokens that chains grew by; then the figures of a link, round trip first,
-# which is 0 without one; the rest reserved.
+# Words of the header: progress, tree steps, nanoseconds in them, tokens that chains grew by; then `LinkFigures`, whose
+# round trip is 0 without a link. The rest is reserved.
 _HEADER_WORDS = 16
 _PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
 _LINK = slice(4, 11)
-_MOST = 2**59  # of a counter; in nanoseconds 18 years
+_MOST = 2**59  # largest plausible counter; 18 years in nanoseconds
 
 Words = npt.NDArray[np.int64]
-# SplitMix64's finaliser: weights on an even grid would not see differences that cancel, such as +1, -2, +1.
+# SplitMix64's finaliser. Evenly spaced weights would miss differences that cancel, such as +1, -2, +1.
 _SPREAD = np.arange(1, _WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
 _SPREAD = (_SPREAD ^ (_SPREAD >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 WEIGHTS = (_SPREAD ^ (_SPREAD >> np.uint64(31))) | np.uint64(1)
-WEIGHTS[[VERSION, CHECKSUM]] = 0  # they are not covered
+WEIGHTS[[VERSION, CHECKSUM]] = 0  # not covered by the checksum
 _NUMBERS: list[int] = WEIGHTS.tolist()
 _MASK64 = 2**64 - 1
 _PAYLOAD = struct.Struct(f"{_WORDS - EPOCH}q")
 
 
 class Key(NamedTuple):
-    """What a speculation answers: the outcome (accepted, token) of `round` of `request`, begun at length `base`."""
+    """The outcome (`accepted`, `token`) of `round` of `request` that a speculation answers.
+
+    The round began with `base` committed tokens. `epoch` is the draft's."""
 
     epoch: int
     request: int
@@ -74,9 +76,11 @@ class Place(NamedTuple):
 
 
 class LinkFigures(NamedTuple):
-    """What a receiver measures: round trip and its mean deviation in nanoseconds, entries that came and those of them
-    that came after their verification, bytes in both directions, tokens committed meanwhile, and how many of them the
-    draft is behind."""
+    """A receiver's figures of the link to the draft.
+
+    `rtt` is the mean round trip and `jitter` its mean deviation, both in nanoseconds. `entries` counts arrived entries,
+    `late` those that arrived after their verification. `bytes` counts both directions, `tokens` the tokens committed
+    with a draft. `ahead` is the number of tokens that are committed while a speculation travels."""
 
     rtt: int
     jitter: int
@@ -95,12 +99,14 @@ class Cached(NamedTuple):
 
 
 def size_bytes(slots: int) -> int:
-    """Bytes of shared memory that a board of `slots` slots needs."""
+    """Return the bytes of shared memory that a board of `slots` slots needs."""
     return 8 * (_HEADER_WORDS + slots * ENTRIES * _WORDS)
 
 
 def _checksum(rows: Words) -> Words:
-    """One word per row over every word but version and checksum; zeroed rows never check out."""
+    """Return one checksum per row, over all words but version and checksum.
+
+    A row of zeros never has the right checksum."""
     words = rows.view(np.uint64)
     mixed = (words ^ (words >> np.uint64(29))) * WEIGHTS
     total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(SALT)
@@ -108,7 +114,7 @@ def _checksum(rows: Words) -> Words:
 
 
 def _summed(row: Sequence[int]) -> int:
-    """The checksum of one row in plain numbers: of few words that is quicker than with arrays."""
+    """Return the checksum of one row in plain integers, which is faster than NumPy for one row."""
     total = 0
     for word, weight in zip(row, _NUMBERS, strict=True):
         if word:
@@ -127,7 +133,7 @@ class _Board:
 
 
 class DraftBoard:
-    """What a draft publishes on: shared memory, or a link to another machine. It counts the draft's steps as well."""
+    """The draft's side of a board, in shared memory or over a link. It also counts the draft's steps."""
 
     def __init__(self) -> None:
         self._part_of_step = 0.0
@@ -135,8 +141,8 @@ class DraftBoard:
     def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
         """Show that the draft is alive, and count a forward if there was one.
 
-        The forward took `step_seconds`, made chains deeper by `depths` tokens on average and by `grown` in all. One
-        that brings two tokens counts as two tree steps."""
+        The forward took `step_seconds` and lengthened the chains by `depths` tokens on average, by `grown` in all. A
+        forward that adds two tokens to each chain counts as two tree steps."""
         if step_seconds is None:
             self.count(1)
             return
@@ -152,14 +158,16 @@ class DraftBoard:
         chains: Sequence[Sequence[int]],
         places: Sequence[Place] = (),
     ) -> None:
-        """Write entries: what each answers, its ids so far, its place if it was prepared. All appear at once."""
+        """Write entries: for each its key, its ids so far, and its place if it was prepared.
+
+        The target sees none of them before all are written."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Send what has been published, where that is not read in place."""
+        """Send the published entries, if the target does not read them in place."""
 
     def clear(self, slot: int) -> None:
-        """Forget every entry of a slot, where the target's side does not."""
+        """Forget every entry of a slot, unless the receiver does so."""
 
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
         """Add to the counters."""
@@ -173,7 +181,7 @@ class BoardWriter(_Board, DraftBoard):
         super().__init__(descriptor, slots)
         DraftBoard.__init__(self)
         self._version = 0
-        self._header[:] = 0  # whatever the draft before has left there
+        self._header[:] = 0  # an earlier draft has left its counters there
 
     def publish(
         self,
@@ -210,17 +218,17 @@ class BoardWriter(_Board, DraftBoard):
         if steps or nanoseconds:
             self._header[_STEP_NS] += nanoseconds
             self._header[_GROWN] += grown
-            self._header[_STEPS] += steps  # last: who waits for a step reads at once how long it took
+            self._header[_STEPS] += steps  # last: a reader that waits for a step then finds its duration
 
     def show_link(self, figures: LinkFigures) -> None:
-        """Write what is known of the link to the draft."""
+        """Write the figures of the link to the draft."""
         self._header[_LINK] = figures
 
 
 class BoardReader(_Board):
-    """The target's side. Whatever bytes the memory holds, a lookup returns valid ids or nothing.
+    """The target's side of the board. For any bytes in the memory, a look-up returns valid ids or None.
 
-    `rejected` counts entries that were not sound, `stale` look-ups that found only what answers another outcome."""
+    `rejected` counts unsound entries, `stale` look-ups in slots whose entries all belong to other rounds."""
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
@@ -229,16 +237,16 @@ class BoardReader(_Board):
         self.rejected = self.stale = 0
 
     def lookup(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> list[int] | None:
-        """The ids cached for an outcome; see `find`."""
+        """Return the ids cached for an outcome, at most `most`; None on a miss. See `find`."""
         found = self.find(slot, key, most)
         return None if found is None else found.ids
 
     def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
-        """Returns what is cached for an outcome: the ids that exist now, at most `most`; None on a miss.
+        """Return the entry for an outcome with the ids that exist now, at most `most`; None on a miss.
 
-        A chain that is registered but has no token yet has no ids."""
+        An entry whose chain has no token yet has no ids."""
         entries = self._slots[slot]
-        # Few tokens are alike, so that hardly anything is left to compare.
+        # Few entries have the same token, so few keys are left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
             before = entries[index, VERSION]
             row = entries[index].copy()
@@ -256,13 +264,16 @@ class BoardReader(_Board):
         return None
 
     def place(self, slot: int, entry: int) -> Place:
-        """The place of an entry that was found. For statistics: it may be scribbled on meanwhile."""
+        """Return the place of an entry that `find` returned.
+
+        Use it for statistics only: the draft may overwrite the entry meanwhile."""
         return Place(*self._slots[slot, entry, _PLACE].tolist())
 
     def prepared(self, slot: int, key: Key) -> dict[int, int]:
-        """The fan-out by accepted length of all that answers the key's round.
+        """Return the fan-out by accepted length, over the entries for the key's round.
 
-        For statistics: what is being written meanwhile may be missed."""
+        Count the look-up in `stale` if the slot has entries, but none for that round. Use the result for statistics
+        only: it may lack entries that are being written."""
         rows = self._slots[slot]
         written = rows[:, VERSION] != 0
         mine = written & (rows[:, EPOCH:_ACCEPTED] == key[: _ACCEPTED - EPOCH]).all(axis=1)
@@ -271,16 +282,16 @@ class BoardReader(_Board):
 
     @property
     def slots(self) -> Words:
-        """The entries in place, [slots, ENTRIES, words], for those who look up where they compute."""
+        """Return the entries in place, int64 [slots, ENTRIES, words], for look-ups on a device."""
         return self._slots
 
     def link(self) -> LinkFigures | None:
-        """What a receiver has measured; None where there is no link, or the figures are impossible."""
+        """Return the figures of the link; None without a link, or if a figure is impossible."""
         found = LinkFigures(*self._header[_LINK].tolist())
         return found if found.rtt > 0 and min(found) >= 0 and max(found) <= _MOST else None
 
     def telemetry(self) -> DraftTelemetry:
-        """The draft's counters. Impossible ones are 0: whatever the draft writes there must fit into a message."""
+        """Return the draft's counters, impossible ones as 0, so that they fit into a message."""
         progress, steps, nanoseconds, grown = counters = self._counters.tolist()
         if min(counters) < 0 or max(counters) > _MOST:
             progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)

@@ -1,4 +1,4 @@
-"""A client's connection to an engine, which knows whether the engine is still there."""
+"""A client's connection to an engine, which notices when the engine goes away."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _EVENTS = (
 
 
 class Connection:
-    """A DEALER to the gateway at `address`, until its peer is lost. For one thread; only `wait` waits.
+    """A DEALER to the gateway at `address`, until its peer is lost. For one thread; only `wait` blocks.
+
     The transport's monitor tells when the peer comes and goes; silence alone means a slow engine. `trouble` says why
-    no connection has come up, as far as that is known. Once `refused` is set, none will."""
+    there is no connection yet, if that is known. Once `refused` is true, there will be none."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Connection:
         direction: Direction = public.FRONTEND_TO_CLIENT,
         silent_ms: int = 60_000,
     ) -> None:
-        """`direction`: what the peer sends. Its transport is taken for lost when it is silent for `silent_ms`."""
+        """Begin to connect to a peer that sends `direction`; it counts as lost after `silent_ms` without data."""
         self.up = False
         self.refused = False
         self.trouble = ""
@@ -75,41 +76,43 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """True also in a fork of the process that has connected: ZeroMQ's threads are not there."""
+        """Return True after `close`, and in a fork of the connecting process, which lacks ZeroMQ's threads."""
         return not self._end.alive or os.getpid() != self._pid
 
     @property
     def stuck(self) -> bool:
-        """True if an `offer` would fail now, and will until there is news."""
+        """Return True if an `offer` has to wait for a connection or for room in the queue."""
         if self.closed:
             return False
         self._hear()
         return not (self.refused or self._lost or (self.up and self._socket.poll(0, zmq.POLLOUT)))
 
     def offer(self, message: Message, epoch: int = 0) -> bool:
-        """Sends without waiting. False while there is no room, no peer, or a loss that was not taken yet."""
+        """Send without waiting; return False without a peer, without room, or after the peer was lost."""
         self._hear()
         return self.up and not self._lost and sockets.send(self._socket, message, epoch)
 
     def take(self) -> Answer | EngineDeadError | None:
-        """Returns the next message, or None.
-        After the peer's last message, or for a message that no engine sends, it returns an EngineDeadError. Then
-        this connection is over."""
+        """Return the next message, or None if there is none.
+
+        Return an EngineDeadError after a lost peer's last message, and for a message that no engine sends. Then this
+        connection is over."""
         framed = self.take_framed()
         return None if framed is None else framed[1]
 
     def take_framed(self) -> tuple[int, Any] | None:
-        """Does the same, with the number in the message's header before it."""
+        """Return (number in the message's header, message) as `take` does, or None."""
         framed = self._receive()
         if framed is None:
             self._hear()
-            if self._lost:  # by now, all that came before the loss is in the socket
+            if self._lost:  # all messages from before the loss are in the socket now
                 return self._receive() or (0, EngineDeadError(f"the engine at {self._address} went away"))
         return framed
 
     def wait(self, sending: bool, deadline: float | None) -> None:
-        """Waits until there may be something to `take` or, when `sending`, until an `offer` may succeed.
-        It returns at `deadline` (time.monotonic) at the latest. Raises EngineDeadError in a fork."""
+        """Wait until there may be something to `take` or, when `sending`, until an `offer` may succeed.
+
+        Return at `deadline` (time.monotonic) at the latest. Raises EngineDeadError after `close` and in a fork."""
         if self.closed:
             raise EngineDeadError(f"process {os.getpid()} is a fork of process {self._pid}, which has asked")
         poller = zmq.Poller()
@@ -119,16 +122,16 @@ class Connection:
         poller.poll(None if deadline is None else max(0, math.ceil(1000 * (deadline - time.monotonic()))))
 
     def descriptors(self) -> tuple[int, int]:
-        """Returns descriptors for an event loop: readable on news, until `acknowledge` or `take`."""
+        """Return two descriptors for an event loop; they are readable on news, until `acknowledge` or `take`."""
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def acknowledge(self) -> None:
-        """Silences the descriptors until there is more news."""
+        """Silence the descriptors until there is more news."""
         self._hear()
         self._socket.getsockopt(zmq.EVENTS)
 
     def close(self) -> None:
-        """Closes the connection. Closing twice is fine."""
+        """Close the connection. Closing twice is fine."""
         self._end()
 
     def _receive(self) -> tuple[int, Any] | None:
@@ -139,7 +142,7 @@ class Connection:
         return None if received is None else received[1:]
 
     def _hear(self) -> None:
-        """Reads the events of the transport's monitor."""
+        """Read the events of the transport's monitor."""
         while True:
             try:
                 news = self._monitor.recv_multipart(flags=zmq.NOBLOCK)
@@ -162,8 +165,9 @@ def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
 
 
 def validate(request: Generate) -> None:
-    """Raises RequestError for a request that a gateway would drop: out of bounds, broken text, too large.
-    It needs no engine, so that bad input can be told before one is started."""
+    """Raise RequestError for a request that a gateway would drop: out of bounds, broken text, too large.
+
+    It needs no engine, so bad input is reported before one starts."""
     if request.params is not None:
         request.params.check()
     try:

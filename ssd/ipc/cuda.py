@@ -1,7 +1,7 @@
 """GPU memory that another process can open (CUDA IPC), by direct calls of the driver, without torch.
 
-Torch's own sharing does not serve: it counts readers in files, and a killed reader is counted for ever; and it exports
-whole blocks of its allocator, with whatever else lies in them. Here an allocation is exported as a whole and holds
+Torch's own sharing is not used, for two reasons. It counts readers in files, and never forgets a killed reader. It
+exports whole blocks of its allocator, other tensors included. Here each allocation is exported as a whole and holds
 nothing else. The driver unmaps all memory of a process when the process ends, however it ends.
 
 `device` is N of cuda:N. Every function raises CudaError."""
@@ -38,7 +38,7 @@ class _Uuid(ctypes.Structure):
 
 
 def allocate(device: int, size: int) -> int:
-    """Allocate `size` bytes, not initialised; returns their address."""
+    """Allocate `size` uninitialised bytes and return their address."""
     address = _Address()
     with _current(device):
         _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -59,7 +59,7 @@ def free(device: int, address: int) -> None:
 
 
 def export(device: int, address: int) -> bytes:
-    """The handle by which another process opens an allocation."""
+    """Return the handle by which another process opens an allocation."""
     handle = _Handle()
     with _current(device):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), _Address(address))
@@ -67,7 +67,7 @@ def export(device: int, address: int) -> bytes:
 
 
 def open_exported(device: int, handle: bytes) -> int:
-    """Open what another process has exported; returns its address for kernels of `device`."""
+    """Open memory that another process has exported and return its address for kernels of `device`."""
     address = _Address()
     with _current(device):
         given = _Handle.from_buffer_copy(handle)
@@ -96,7 +96,7 @@ def write(device: int, address: int, content: bytes) -> None:
 
 
 def uuid(device: int) -> bytes:
-    """The name of a device that is the same in every process, whatever its number."""
+    """Return a device's UUID, which is the same in every process, unlike its number."""
     found = _Uuid()
     _call("cuDeviceGetUuid_v2", ctypes.byref(found), _device(device))
     return bytes(found.bytes)
@@ -119,7 +119,7 @@ def check_reach(device: int, other: bytes) -> None:
 
 @contextmanager
 def _current(device: int) -> Iterator[None]:
-    """Make the context that torch uses, too, the current one of this thread."""
+    """Make the device's primary context, which torch uses too, current in this thread."""
     _call("cuCtxPushCurrent_v2", _context(device))
     try:
         yield
@@ -129,7 +129,7 @@ def _current(device: int) -> Iterator[None]:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """The device's primary context. It is held until the process ends, as torch holds it."""
+    """Return the device's primary context, held until the process ends, as torch holds it."""
     found = _Context()
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), _device(device))
     return found

@@ -19,7 +19,7 @@ from ssd.ipc.keys import KeyPair
 log = logging.getLogger("ssd.curve")
 
 CURVE_BYTES = 33
-"""What encryption adds to a frame: a command name, a nonce, flags and an authenticator."""
+"""Bytes that encryption adds to a frame: a command name, a nonce, flags and an authenticator."""
 
 _HANDSHAKE_MS = 5000
 _DOMAIN = "ssd"
@@ -33,14 +33,14 @@ class ClientKeys:
     server: bytes
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Sets the keys on a socket, before it connects."""
+        """Set the keys on a socket, before it connects."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
 
 
 def client_keys(folder: Path) -> ClientKeys:
-    """Loads the keys that `ssd keys` has made for a client. Raises UsageError for any other folder."""
+    """Load the keys that `ssd keys` has made for a client. Raises UsageError for any other folder."""
     if keys.has_server(folder):
         raise UsageError(f"{folder} holds the engine's keys; a client's are in {folder}/clients/NAME")
     return ClientKeys(keys.load_pair(folder / "client.secret"), keys.load_public(folder / "server.pub"))
@@ -49,9 +49,10 @@ def client_keys(folder: Path) -> ClientKeys:
 def secure_router(
     context: zmq.Context[Any], directory: Path, max_bytes: int = sockets.PUBLIC_BYTES
 ) -> zmq.Socket[bytes]:
-    """Returns an unbound ROUTER that only clients on the list in `directory` can talk to; one a context.
-    No frame may have more than `max_bytes`.
-    A thread reads the list at each handshake, and ends with `context`. Raises UsageError for bad keys."""
+    """Return an unbound ROUTER that admits only clients on the list in `directory`; at most one per context.
+
+    A frame has at most `max_bytes`. A thread reads the list at each handshake and ends with `context`. Raises
+    UsageError for bad keys."""
     keys.check_server(directory)
     pair = keys.load_pair(directory / "server.secret")
     socket = sockets.public_router(context, max_bytes + CURVE_BYTES)
@@ -66,7 +67,7 @@ def secure_router(
 
 
 def _guard(context: zmq.Context[Any], directory: Path) -> None:
-    """Answers libzmq's question about each handshake in `context`: is this client's key on the list?"""
+    """Answer libzmq's question at each handshake in `context`: is this client's key on the list?"""
     # A shadow context: destroying `context` must not close this thread's socket, which ends by itself.
     authenticator = Authenticator(zmq.Context.shadow(context.underlying), log=log)
     authenticator.configure_curve_callback(_DOMAIN, _AllowList(directory))
@@ -75,7 +76,7 @@ def _guard(context: zmq.Context[Any], directory: Path) -> None:
 
 
 async def _answer(authenticator: Authenticator) -> None:
-    """Runs in a thread and an event loop of its own, so it may block."""
+    """Answer handshakes, in a thread and an event loop of its own, where blocking is fine."""
     try:
         while True:
             await authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart())
@@ -86,7 +87,7 @@ async def _answer(authenticator: Authenticator) -> None:
 
 
 def user_of(frame: zmq.Frame | None) -> str:
-    """Returns the public key that a frame's peer has shown; empty without keys."""
+    """Return the public key that a frame's peer has shown; empty without keys."""
     try:
         return "" if frame is None else str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -94,7 +95,7 @@ def user_of(frame: zmq.Frame | None) -> str:
 
 
 def name_of(directory: Path, key: str) -> str | None:
-    """Returns the name that a public key has on the list in `directory`; None if it is not there."""
+    """Return the name of a public key on the list in `directory`; None if it is not there."""
     for name, path in keys.authorizations(directory):
         try:
             if keys.load_public(path).decode() == key:
@@ -109,7 +110,7 @@ class _AllowList:
         self._directory = directory
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """True if a client may connect. Never raises: that would end the thread, and nobody could connect any more."""
+        """Return True if a client may connect. Never raise: that would end the thread and lock out all clients."""
         try:
             name = name_of(self._directory, key.decode())
         except OSError as error:  # the folder is gone, or no descriptor is left to read it

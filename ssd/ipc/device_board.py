@@ -1,8 +1,8 @@
-"""Looks up board entries where the target computes: a GPU finds its next draft tokens without the host.
+"""Board look-ups on the target's device: a GPU finds its next draft tokens without the host.
 
-The draft writes into shared memory (`ssd.ipc.board`), wherever it runs. The target page-locks its view of that memory.
-So the device copies the entries when its own work has come so far, and sees what is published by then. What was torn on
-the way fails its checksum, as on the host."""
+The draft writes into shared memory (`ssd.ipc.board`), on any device. The target page-locks its view of that memory. So
+the device copies the entries itself, after its earlier work, and sees all that is published by then. An entry that is
+torn by the copy fails its checksum, as on the host."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger("ssd.ipc")
 
 
 class Found(NamedTuple):
-    """What was found, int64 [rows]: the `entry`'s number (-1 on a miss), its `depth` in ids, `unsound` entries.
+    """The result of a look-up, int64 [rows]: the `entry`'s number (-1 on a miss) and its `depth` in ids.
 
-    `unsound` counts the entries that answered the outcome and were damaged. `ids` is int64 [rows, MAX_LOOKAHEAD]; those
-    beyond `depth` mean nothing."""
+    `unsound` counts the damaged entries for the outcome. `ids` is int64 [rows, MAX_LOOKAHEAD]; ids beyond `depth` mean
+    nothing."""
 
     entry: Tensor
     depth: Tensor
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 class DeviceBoard:
-    """What `reader` sees, on `device`. It finds what `BoardReader.find` finds."""
+    """A copy of the entries of `reader` on `device`. It finds what `BoardReader.find` finds."""
 
     def __init__(self, reader: BoardReader, device: torch.device) -> None:
         self.reader = reader
@@ -44,7 +44,7 @@ class DeviceBoard:
 
     @property
     def words(self) -> tuple[Tensor, Tensor, int]:
-        """What was fetched, int64 [slots, entries, words]; the weights of the checksum; the vocabulary's size."""
+        """Return the fetched entries, int64 [slots, entries, words], the checksum's weights and the vocabulary size."""
         return self._words, self._weights, self.reader.vocab_size
 
     def fetch(self, slots: int) -> None:
@@ -52,7 +52,7 @@ class DeviceBoard:
         self._words[:slots].copy_(self._host[:slots], non_blocking=True)
 
     def find(self, slots: Tensor, keys: Tensor) -> Found:
-        """Looks up outcomes `keys` [rows, 6] (`ssd.ipc.board.Key`) at `slots` [rows], in what was fetched."""
+        """Look up outcomes `keys` [rows, 6] (`ssd.ipc.board.Key`) at `slots` [rows] in the fetched entries."""
         rows = self._words[slots]
         versions, depths = rows[..., board.VERSION], rows[..., board.DEPTH]
         ids = rows[..., board.IDS :]
@@ -70,7 +70,7 @@ class DeviceBoard:
         return Found(entry.masked_fill(missed, -1), depth, (answers & ~sound).sum(-1), ids)
 
     def _checksum(self, rows: Tensor) -> Tensor:
-        """The checksum of `ssd.ipc.board`, in signed words, which wrap as unsigned ones do."""
+        """Return the checksum of `ssd.ipc.board`, in signed words, which wrap as unsigned ones do."""
         shifted = (rows >> 29) & (2**35 - 1)
         mixed = (rows ^ shifted) * self._weights
         total = mixed.sum(-1) - mixed[..., board.VERSION] - mixed[..., board.CHECKSUM]
@@ -78,11 +78,11 @@ class DeviceBoard:
 
 
 def page_locked(reader: BoardReader) -> bool:
-    """Let GPUs copy the reader's memory by themselves; False where the driver refuses."""
+    """Page-lock the reader's memory so that GPUs can copy it; return False if the driver refuses."""
     words = reader.slots
     error = int(torch.cuda.cudart().cudaHostRegister(words.ctypes.data, words.nbytes, 0))
     if error:
         with suppress(RuntimeError):
-            torch.zeros(1, device="cuda")  # or whoever launches next is told of it
+            torch.zeros(1, device="cuda")  # clears the error, which the next launch would raise
         log.warning("verifications do not overlap: CUDA cannot lock the board's memory (error %d)", error)
     return not error

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-3  # how far the sum of a row may be from 1
 
 
 class DraftProbsArena(Arena):
-    """The view of either side."""
+    """One side's view of the arena; both sides use it."""
 
     name = "draft_probs"
 
@@ -39,7 +39,7 @@ class DraftProbsArena(Arena):
 
     @classmethod
     def of(cls, start: Start) -> DraftProbsArena | None:
-        """The engine's arena; None if its sampler does not need one."""
+        """Return the engine's arena; None if its sampler does not need one."""
         config = start.config
         if start.draft_probs_fd < 0:
             return None
@@ -47,6 +47,7 @@ class DraftProbsArena(Arena):
 
     def write(self, slot: int, entry: int, key: Key, start: int, tokens: Sequence[int], rows: Sequence[Tensor]) -> None:
         """Stage `rows`, each [<= V], of a board entry's tokens from the `start`-th on, until `show`.
+
         Rows beyond the arena are dropped, and the target does not use their tokens."""
         if (number := self._number(entry)) is None:
             return
@@ -70,7 +71,8 @@ class DraftProbsArena(Arena):
             self._headers[place][_VERSION] = self._version
 
     def read(self, slot: int, entry: int, key: Key, tokens: Sequence[int]) -> Tensor:
-        """Draft probabilities float32 [n, V] of the first n `tokens` of a board entry.
+        """Return the draft probabilities, float32 [n, V], of the first n `tokens` of a board entry.
+
         n counts the leading rows that are there, are distributions and give their token a probability above 0."""
         number, tokens = self._number(entry), tokens[: self.depth]
         if number is None or not tokens:
@@ -85,15 +87,16 @@ class DraftProbsArena(Arena):
         return rows[: leading(sound & whole)]
 
     def _number(self, entry: int) -> int | None:
-        """The arena's number for a board entry, the trunk last; None beyond the arena."""
+        """Return the arena's number for a board entry, the trunk last; None beyond the arena."""
         if entry == TRUNK:
             return self.entries - 1
         return entry if entry < self.entries - 1 else None
 
 
 def _are_distributions(rows: Tensor, tokens: Sequence[int]) -> list[bool]:
-    """Whether each token can have been drawn from its row of [n, V].
-    Waits until the rows are copied. A NaN fails every comparison."""
+    """Return for each row of [n, V] if it is a distribution from which its token can be drawn.
+
+    Wait until the rows are copied. A NaN fails every comparison."""
     chances = rows.gather(1, torch.tensor(tokens, dtype=torch.long, device=rows.device)[:, None])[:, 0]
     sound = (rows >= 0).all(dim=1) & ((rows.sum(dim=1) - 1).abs() <= _TOLERANCE) & (chances > 0)
     found: list[bool] = sound.tolist()

@@ -1,12 +1,11 @@
-"""Hidden states in shared memory: what a draft that is an EAGLE-3 head reads of its target.
+"""The target's hidden states in shared memory, for a draft that is an EAGLE-3 head.
 
-There is a row for each slot of the target's KV cache, so that whatever the prefix cache keeps has its features, too. A
-table holds the pages of every running sequence. The target is the only writer, the draft the only reader; there is no
-lock.
+Each slot of the target's KV cache has a row, so tokens in the prefix cache have their features too. A table holds the
+pages of every running sequence. The target is the only writer, the draft the only reader; there is no lock.
 
 A row has a version, 0 while it is being written (a seqlock, as on the board), and a tag: a hash of the text up to its
-token. The reader asks for tags, so that a stale row is not found: a page that now holds another text, a rejected token,
-or the table of the slot's last owner.
+token. The reader compares tags, so it never uses a stale row: one of a rejected token, one of a page that now holds
+another text, or one found through the page table of the slot's last owner.
 
 Rows may lie on a GPU (`ssd.ipc.arenas`). Versions, tags and table always lie in host memory. The target writes a
 version after its device has finished the rows, and the draft compares versions after its own has copied them."""
@@ -62,16 +61,16 @@ class FeatureArena(Arena):
 
     @classmethod
     def of(cls, start: Start, writable: bool = False) -> FeatureArena | None:
-        """The engine's arena; None if the draft is no EAGLE-3 head."""
+        """Return the engine's arena; None if the draft is not an EAGLE-3 head."""
         return None if start.features_fd < 0 else cls(start.features_fd, start.config, writable)
 
     def place(self, data: Tensor | None) -> None:
         super().place(data)
         if self._writable:
-            self._versions[:] = 0  # the rows they describe are elsewhere
+            self._versions[:] = 0  # their rows were in the other memory
 
     def write(self, parts: Sequence[Part], rows: Tensor) -> None:
-        """Show the features [n, width] of the tokens of `parts`, one part after the other."""
+        """Write the features [n, width] of the tokens of `parts`, one part after the other."""
         for slot, pages, _, _ in parts:
             self._table[slot, : len(pages)] = pages
         where = np.concatenate([self._places(np.asarray(p.pages), p.start, len(p.tags)) for p in parts])
@@ -84,7 +83,9 @@ class FeatureArena(Arena):
         self._versions[where] = self._version
 
     def read(self, slot: int, start: int, tags: Sequence[int]) -> Tensor:
-        """The features [m, width] of the first m tokens from position `start` on, as many as are there."""
+        """Return the features [m, width] of the first m tokens from position `start` on.
+
+        m counts the leading rows that are whole, finite and have the right one of `tags`."""
         pages = self._table[slot]
         where = self._places(pages, start, max(0, min(len(tags), len(pages) * self._page_size - start)))
         known = (where >= 0) & (where < len(self._versions))
@@ -97,7 +98,7 @@ class FeatureArena(Arena):
         return rows[: leading(sound)]
 
     def _places(self, pages: Words, start: int, count: int) -> Words:
-        """The row of each of `count` tokens from position `start` on."""
+        """Return the row of each of `count` tokens from position `start` on."""
         positions = np.arange(start, start + count)
         found: Words = pages[positions // self._page_size] * self._page_size + positions % self._page_size
         return found

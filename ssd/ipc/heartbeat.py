@@ -19,9 +19,9 @@ class Heartbeats:
         self._turns = memoryview(mmap.mmap(descriptor, SIZE_BYTES)).cast("q")
 
     def beat(self, role: str) -> None:
-        """Counts one more turn of the loop of `role`. Only that process may call it."""
+        """Count one more turn of the loop of `role`. Only that process may call it."""
         self._turns[_PLACES[role]] += 1
 
     def turns(self, role: str) -> int:
-        """Returns the turns that `role` has counted."""
+        """Return the turns that `role` has counted."""
         return self._turns[_PLACES[role]]

@@ -36,7 +36,8 @@ class KeyPair:
 
 
 def new_server(directory: Path) -> None:
-    """Makes the engine's pair in `directory`, readable by its owner alone.
+    """Make the engine's pair in `directory`, readable by its owner alone.
+
     Raises UsageError if there is one already, or if others may write there."""
     _create_folder(directory)
     if directory.stat().st_mode & 0o022:
@@ -50,7 +51,7 @@ def has_server(directory: Path) -> bool:
 
 
 def check_server(directory: Path) -> None:
-    """Raises UsageError where there are no keys of an engine."""
+    """Raise UsageError if `directory` has no keys of an engine."""
     if not has_server(directory):
         raise UsageError(f"{directory} holds no keys of an engine; make them: ssd keys new {directory}")
 
@@ -62,7 +63,8 @@ def check_name(name: str) -> None:
 
 
 def new_client(directory: Path, name: str) -> Path:
-    """Makes a pair for client `name`, authorizes it and returns the folder that the client needs.
+    """Make a pair for client `name`, authorize it and return the folder that the client needs.
+
     Raises UsageError for a name that is taken or invalid."""
     check_name(name)
     server = _server_public(directory)
@@ -76,7 +78,7 @@ def new_client(directory: Path, name: str) -> Path:
 
 
 def _server_public(directory: Path) -> bytes:
-    """Returns the engine's public key. A lost or missing file is written again."""
+    """Return the engine's public key; write its file again if it is missing."""
     path = directory / "server.pub"
     if not path.exists() and has_server(directory):
         _write(path, _certificate(load_pair(directory / "server.secret").public))
@@ -84,13 +86,13 @@ def _server_public(directory: Path) -> bytes:
 
 
 def authorizations(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yields (name, file with the public key) for every client that may connect."""
+    """Yield (name, file with the public key) for every client that may connect."""
     for path in sorted((directory / "authorized").glob("*.pub")):
         yield path.stem, path
 
 
 def load_public(path: Path) -> bytes:
-    """Returns the public key in `path`. Raises UsageError where there is none."""
+    """Return the public key in `path`. Raises UsageError if there is none."""
     try:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:  # others could block, or never end
@@ -102,7 +104,7 @@ def load_public(path: Path) -> bytes:
 
 
 def load_pair(path: Path) -> KeyPair:
-    """Returns the pair in `path`. Raises UsageError where there is none, or where others may read it."""
+    """Return the pair in `path`. Raises UsageError if there is none, or if others may read it."""
     public = load_public(path)
     if path.stat().st_mode & 0o077:
         raise UsageError(f"{path} holds a secret that others may read: chmod 600 {path}")
@@ -144,7 +146,7 @@ def _create_folder(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a new file that only its owner can read from its first moment on."""
+    """Write `text` to a new file that only its owner can read, from its creation on."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -14,6 +14,7 @@ DRAFT_PROBS_WORDS = 2 + len(Key._fields)  # version, token, key
 
 class Layout(NamedTuple):
     """`words` of 64 bits, always in host memory, and rows of numbers of `shape` and `dtype`.
+
     In a memory file the rows follow the words; pages that nobody writes take no memory."""
 
     words: int
@@ -34,24 +35,27 @@ class Layout(NamedTuple):
 
 
 def on_gpus(device: str, draft_device: str) -> bool:
-    """True if target and draft both run on GPUs, so that rows may lie on one, too."""
+    """Return True if target and draft both run on GPUs, so that rows may lie on a GPU."""
     return "cpu" not in (device, draft_device)
 
 
 def draft_probs_layout(slots: int, speculation: Speculation, vocab_size: int) -> Layout:
-    """[slots, entries, depth, V] for the most chains and depth of `speculation`; the last entry: the trunk."""
+    """Return the layout [slots, entries, depth, V] for the most chains and depth of `speculation`.
+
+    The last entry is the trunk's."""
     places = slots, speculation.chains + 1, speculation.longest
     return Layout(prod(places) * DRAFT_PROBS_WORDS, (*places, vocab_size))
 
 
 def feature_layout(config: EngineConfig) -> Layout:
-    """[slots of the target's KV cache, width], in the target's type.
-    Words: a version and a tag for each row, then the page table of every sequence."""
+    """Return the layout [slots of the target's KV cache, width], in the target's dtype.
+
+    Its words are a version and a tag for each row, then the page table of every sequence."""
     assert config.features is not None
     rows = config.num_pages * config.page_size
     return Layout(2 * rows + prod(table_shape(config)), (rows, config.features.width), config.dtype)
 
 
 def table_shape(config: EngineConfig) -> tuple[int, int]:
-    """(sequences, pages of each) of the page table."""
+    """Return the shape of the page table: (sequences, pages of each)."""
     return config.max_num_seqs, -(-config.max_model_len // config.page_size)

@@ -1,4 +1,4 @@
-"""HTTP's listening socket and API keys, opened before any process starts: errors are known at once."""
+"""HTTP's listening socket and API keys, opened before any process starts, so that errors are known at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ssd.system.files import read_bounded
 _BACKLOG = 2048
 _MOST_KEY_BYTES = 2**20
 _MOST_PEM_BYTES = 2**20
-_SEND_BYTES = 128 * 2**10  # a connection; what lies in the kernel's buffer looks read (default: megabytes)
+_SEND_BYTES = 128 * 2**10  # per connection; bytes in the kernel's buffer look read (default: megabytes)
 
 
 def listen(server: ServerConfig) -> socket.socket:
-    """Returns a non-blocking listening socket on `server.uds`, or on its host and port. Raises UsageError."""
+    """Return a non-blocking listening socket on `server.uds`, or on its host and port. Raises UsageError."""
     try:
         listening = _unix(Path(server.uds)) if server.uds is not None else tcp(server.host, server.port)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -34,7 +34,7 @@ def listen(server: ServerConfig) -> socket.socket:
 
 
 def listen_for_ranks(host: str) -> socket.socket:
-    """Returns a blocking listening socket on a free port, for ranks on other machines. Raises UsageError."""
+    """Return a blocking listening socket on a free port, for ranks on other machines. Raises UsageError."""
     try:
         listening = tcp(host, 0)
         listening.listen(_BACKLOG)
@@ -48,7 +48,7 @@ def _refused(where: str, error: OSError) -> UsageError:
 
 
 def url(listening: socket.socket, tls: bool = False) -> str:
-    """Returns where a client finds the socket."""
+    """Return the address at which a client finds the socket."""
     if listening.family == socket.AF_UNIX:
         return f"unix:{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
@@ -57,7 +57,7 @@ def url(listening: socket.socket, tls: bool = False) -> str:
 
 
 def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
-    """Returns the certificate and its key, ready for connections; None without one. Raises UsageError."""
+    """Return a TLS context with the certificate and its key; None without a certificate. Raises UsageError."""
     if server.ssl_certfile is None:
         return None
     for option, path in (("--ssl-certfile", server.ssl_certfile), ("--ssl-keyfile", server.ssl_keyfile)):
@@ -80,7 +80,7 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
 
 
 def close(listening: socket.socket) -> None:
-    """Closes the socket, and removes its file if it has one."""
+    """Close the socket, and remove its file if it has one."""
     if listening.family == socket.AF_UNIX:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(listening.getsockname())
@@ -88,7 +88,7 @@ def close(listening: socket.socket) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches `host`."""
+    """Return True if only this machine reaches `host`."""
     if host == "localhost":
         return True
     try:
@@ -108,7 +108,7 @@ def tcp(host: str, port: int) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """Binds a socket for this user alone. Takes over a file that a dead server left behind."""
+    """Bind a socket for this user alone; replace a file that a dead server left behind."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -133,7 +133,7 @@ def _bound(listening: socket.socket, address: object) -> socket.socket:
 
 
 def api_keys(server: ServerConfig) -> list[bytes]:
-    """Returns all API keys. Raises UsageError for one that no header can carry, and for a file as `read_api_keys`."""
+    """Return all API keys. Raises UsageError for one that no header can carry, and as `read_api_keys` does."""
     if not all(re.fullmatch(r"[!-~]{1,4096}", key) for key in server.api_keys):
         raise UsageError("--api-key: a key has printable ASCII characters, without spaces")
     from_file = read_api_keys(server.api_key_file) if server.api_key_file is not None else []
@@ -141,7 +141,9 @@ def api_keys(server: ServerConfig) -> list[bytes]:
 
 
 def read_api_keys(path: str) -> list[bytes]:
-    """Returns the API keys in a file, one a line. Raises UsageError if others can read it or it has no keys."""
+    """Return the API keys in a file, one per line.
+
+    Raises UsageError if others can read it, if it has no keys, or if a line is empty."""
     file = Path(path)
     try:
         lines = read_bounded(file, _MOST_KEY_BYTES).splitlines()

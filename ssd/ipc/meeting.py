@@ -1,7 +1,7 @@
-"""Ranks of a target on several machines: the store in which they meet.
+"""The store in which the ranks of a target on several machines meet.
 
 The store is torch.distributed's. The supervisor keeps it, so that it outlives every group of ranks. Nothing in it is
-secret, and nobody who reaches it is authenticated."""
+secret, and it does not authenticate its users."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _ANSWER = timedelta(seconds=30)  # for a value that exists
 
 
 def host(address: str) -> tuple[Store, str]:
-    """Returns a store on a free port of this machine's `address`, and its endpoint, "HOST:PORT".
-    Raises UsageError where nobody can listen there."""
+    """Return a store on a free port of this machine's `address`, and its endpoint, "HOST:PORT".
+
+    Raises UsageError if this process cannot listen there."""
     from torch.distributed import TCPStore
 
     listening = listen_for_ranks(address)  # on this address alone; the store would listen on all
@@ -30,7 +31,7 @@ def host(address: str) -> tuple[Store, str]:
 
 
 def connect(endpoint: str) -> Store:
-    """Returns the store at an endpoint. Raises SsdError where it cannot be reached."""
+    """Return the store at an endpoint. Raises SsdError if it cannot be reached."""
     from torch.distributed import TCPStore
 
     try:
@@ -41,7 +42,7 @@ def connect(endpoint: str) -> Store:
 
 
 def own_address(endpoint: str) -> str:
-    """Returns this machine's address that the others reach: the one that would talk to the endpoint."""
+    """Return this machine's address for other machines: the one from which it reaches the endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_parts(endpoint))
         return str(probe.getsockname()[0])

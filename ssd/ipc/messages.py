@@ -22,8 +22,8 @@ MAX_ROUNDS, MAX_ENDED = 8192, 1024  # events in one report
 
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 DraftState = Literal["down", "up", "open", "half_open", "parked"]
-"""Not running; in use; left alone by the circuit breaker (`ssd.verifier.draft_session`); on trial; ended for want of
-use until a plan or a request wants it."""
+"""`down`: not running. `up`: in use. `open`: unused, by the circuit breaker (`ssd.verifier.draft_session`).
+`half_open`: on trial. `parked`: ended because nothing used it, until a plan or a request wants it."""
 
 
 class InternalMessage(Message, frozen=True):
@@ -48,8 +48,9 @@ class Hello(InternalMessage, frozen=True):
 
 
 class Readers(InternalMessage, frozen=True):
-    """From a receiver whose drafts have changed: what they read now (see `Hello`), and the requests that are `lost`
-    with a draft that has left."""
+    """From a receiver whose drafts have changed: the clients they read now (see `Hello`), and `lost` requests.
+
+    A request is lost if its draft has left."""
 
     reads: list[Name] | None
     lost: list[RequestId]
@@ -99,11 +100,11 @@ class Abort(InternalMessage, frozen=True):
 
 
 class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one step gave one request.
+    """The result of one step for one request.
 
-    `finish_reason` ends the request; `error` explains the reason `error`. Of `drafted` verified tokens `accepted` were
-    accepted. `cache` is the result of the speculation cache look-up: "hit", the reason of a miss (the names of
-    `ssd.ipc.trace_ring.Mark`), or empty where there was no look-up."""
+    `finish_reason` ends the request; `error` explains the reason `error`. The step verified `drafted` tokens and
+    accepted `accepted` of them. `cache` is the result of the look-up in the speculation cache: "hit", the reason of a
+    miss (the names of `ssd.ipc.trace_ring.Mark`), or empty without a look-up."""
 
     request: RequestId
     token_ids: Tokens
@@ -118,9 +119,12 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The link to a draft on another machine: mean round trip and its mean deviation in seconds, speculations that came
-    and those of them that came after their verification, bytes in both directions, tokens committed meanwhile, and how
-    many of them the draft is behind. The four in the middle are totals since the receiver started."""
+    """Figures of the link to a draft on another machine.
+
+    `rtt` is the mean round trip and `jitter` its mean deviation, both in seconds. `entries` counts arrived
+    speculations, `late` those that arrived after their verification. `bytes` counts both directions, `tokens` the
+    tokens committed with a draft. These four are totals since the receiver started. `ahead` is the number of tokens
+    that are committed while a speculation travels."""
 
     rtt: Number
     jitter: Number
@@ -132,13 +136,13 @@ class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How busy the target is after a step.
+    """The target's load after a step.
 
-    `running` and `waiting` are requests, `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the forward pass
-    of this step, `wait_seconds` the wait for the draft before it. `plan` says in a sentence what mode `auto` does, and
-    why. The fields between these are totals since the target started: board entries refused as unsound, tree steps of
-    the draft and their seconds, look-ups that found only an entry for another outcome, and sequences that lost their
-    pages to others."""
+    `running` and `waiting` count requests; `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the time of
+    this step's forward, `wait_seconds` the wait for the draft before it. `plan` says in a sentence what mode `auto`
+    does, and why. Totals since the target started: `rejected_speculations` counts board entries refused as unsound,
+    `draft_steps` the draft's tree steps, which took `draft_step_seconds`. `stale_speculations` counts look-ups that
+    found only entries for other rounds, `preemptions` sequences that lost their pages to others."""
 
     running: Count = 0
     waiting: Count = 0
@@ -157,7 +161,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class Step(InternalMessage, frozen=True):
-    """All emissions of one step: one message a round for the whole batch."""
+    """All emissions of one step, in one message for the whole batch."""
 
     emissions: Annotated[list[Emission], Meta(max_length=4096)]
     load: Load = Load()
@@ -167,9 +171,10 @@ class Step(InternalMessage, frozen=True):
 
 
 class Admit(InternalMessage, frozen=True):
-    """Begins or rebuilds a sequence from its committed `token_ids`, all that a draft needs.
-    `round` is the verification in flight, which carries no draft tokens. The tokens after the first `prompt_length` are
-    `structured`, if that is given. `owner`: the name of the client's key, for a receiver; no draft hears of it."""
+    """Begin or rebuild a sequence from its committed `token_ids`, all that a draft needs.
+
+    `round` is the verification in flight, which carries no draft tokens. If `structured` is given, the tokens after
+    the first `prompt_length` obey it. `owner` is the name of the client's key, for a receiver alone."""
 
     request: RequestId
     slot: Count
@@ -189,8 +194,9 @@ class Admit(InternalMessage, frozen=True):
 
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Verification `round` of `request` accepted `accepted` draft tokens and emitted `token` after them.
-    `in_flight` is how many tokens of the entry cached for this outcome are now being verified. It is -1 where the
-    target waits for a backup and has not decided; a `Launched` follows."""
+
+    `in_flight` tokens of the entry cached for this outcome are now being verified. It is -1 if the target waits for a
+    backup and has not decided; a `Launched` follows."""
 
     request: RequestId
     round: Count
@@ -207,7 +213,8 @@ class Outcomes(InternalMessage, frozen=True):
 
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Verification `round` of `request` has `in_flight` draft tokens.
-    They are the draft's own first ones, unless `tokens` is given: then the target has them from another source."""
+
+    They are the first of the draft's own tokens, or `tokens` if the target has them from another source."""
 
     request: RequestId
     round: Count
@@ -235,6 +242,7 @@ class Release(InternalMessage, frozen=True):
 
 class Rehearse(InternalMessage, frozen=True):
     """Run tree steps of `rows` made-up chains until the next message, for the target to measure; 0 rows end that.
+
     `in_turn`: the target rests meanwhile, as in mode `sd`."""
 
     rows: Annotated[int, Meta(ge=0, le=64)]
@@ -296,7 +304,7 @@ class Loading(InternalMessage, frozen=True):
 
 
 class DraftWanted(InternalMessage, frozen=True):
-    """From a target that has told its draft to leave: start one again. It is repeated until the draft joins."""
+    """From a target that has told its draft to leave: start one again. Repeated until the draft joins."""
 
 
 class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -356,7 +364,7 @@ class Watch(InternalMessage, frozen=True):
 
 
 def internal(union: Any) -> public.Direction:
-    """Returns the direction that accepts a union of internal messages."""
+    """Return the direction that accepts a union of internal messages."""
     return public.Direction(INTERNAL_VERSION, msgspec.msgpack.Decoder(union))
 
 

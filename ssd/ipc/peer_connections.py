@@ -1,8 +1,8 @@
-"""The connections of a ROUTER whose peers are not trusted: how many there are, and what libzmq holds of each.
+"""The connections of a ROUTER whose peers are not trusted: their number, and the bytes that libzmq holds of each.
 
-libzmq bounds neither. Its high water mark counts whole messages, so the frames of a message without an end pile up. It
-accepts until the process has no descriptor left, and then aborts it. So this module asks the kernel how many bytes
-libzmq has read from each connection, and subtracts the messages that came out: the rest is what libzmq holds."""
+libzmq bounds neither. Its high water mark counts whole messages, so the frames of an endless message pile up. It
+accepts connections until the process has no descriptor left, and then aborts it. So this module asks the kernel how
+many bytes libzmq has read from each connection, and subtracts the messages that came out: libzmq holds the rest."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def raise_descriptor_limit() -> None:
 
 
 class PeerConnection:
-    """One connection of libzmq's. Holds a duplicate of its descriptor, so that the number cannot become another's."""
+    """One connection of libzmq. Its duplicate of the descriptor stays valid after libzmq closes its own."""
 
     def __init__(self, fd: int) -> None:
         self.peer = b""
         self.sent = 0
         self.closing = False
-        self.looks = 0  # since a message has come out of libzmq
+        self.looks = 0  # calls of `unread` since a message has come out of libzmq
         self._taken = 0.0
         self._since = time.monotonic()
         self._socket = socket.socket(fileno=os.dup(fd))
@@ -64,7 +64,7 @@ class PeerConnection:
         self.looks = 0
 
     def unread(self) -> int:
-        """Count the bytes that libzmq holds of this connection; 0 where the kernel does not count."""
+        """Return the bytes that libzmq holds of this connection; 0 if the kernel does not count."""
         try:
             received = self._received()
         except (OSError, struct.error):
@@ -77,26 +77,26 @@ class PeerConnection:
         return int(received - self._taken)
 
     def settle(self) -> None:
-        """Count all that libzmq has read as taken: it holds at most the beginning of a message."""
+        """Count all bytes that libzmq has read as taken: it holds at most the beginning of a message."""
         with contextlib.suppress(OSError, struct.error):
             self._taken = self._received()
 
     def stuck(self) -> bool:
-        """Tell if more than `UNSENT_BYTES` were sent since the peer last read everything."""
+        """Return True if more than `UNSENT_BYTES` were sent since the peer last read everything."""
         if self.sent > UNSENT_BYTES and self._waiting(termios.TIOCOUTQ) == 0:
             self.sent = 0
         return self.sent > UNSENT_BYTES
 
     @property
     def name(self) -> bytes:
-        """Address of the other end of a connection within this machine; empty if it has gone."""
+        """Return the address of the other end of a connection within this machine; empty if it has gone."""
         try:
             return bytes(self._socket.getpeername())
         except OSError:
             return b""
 
     def cut(self) -> None:
-        """Reset the connection; libzmq finds that the peer has gone."""
+        """Reset the connection, so that libzmq finds its peer gone."""
         self.closing = True
         with contextlib.suppress(OSError):  # it may have gone
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
@@ -127,10 +127,10 @@ class PeerConnection:
 
 
 class PeerConnections:
-    """The connections of one ROUTER, from before it is bound. `shed` is called for one too many.
+    """The connections of one ROUTER, which is not bound yet. It calls `shed` with each connection beyond the limit.
 
-    `margin`: bytes that a message counts for beside its own. Too many hide a flood of small messages; too few add up,
-    until `drained` is called."""
+    Each message counts `margin` bytes more than its own. A large margin hides a flood of small messages. The error of a
+    small one adds up until `drained` is called."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class PeerConnections:
             connection.sent += size
 
     def stuck(self, peer: bytes) -> bool:
-        """Tell if as many bytes wait for a peer as may."""
+        """Return True if too many bytes wait for a peer."""
         connection = self._peers.get(peer)
         return connection is not None and connection.stuck()
 
@@ -177,7 +177,7 @@ class PeerConnections:
         return list(self._connections.values())
 
     def unread(self) -> list[tuple[int, PeerConnection]]:
-        """List the connections of which libzmq holds something, with the bytes."""
+        """List (bytes held by libzmq, connection) for the connections that hold more than a handshake."""
         found = [(connection.unread(), connection) for connection in self.open()]
         return [(unread, connection) for unread, connection in found if unread > _HANDSHAKE]
 
@@ -189,7 +189,7 @@ class PeerConnections:
         self._connections.clear()
 
     def hear(self) -> None:
-        """Take account of the connections that have come and gone."""
+        """Note the connections that have come and gone since the last call."""
         while not self.monitor.closed:
             try:
                 event, fd = struct.unpack_from("=Hi", self.monitor.recv_multipart(flags=zmq.NOBLOCK)[0])

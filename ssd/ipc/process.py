@@ -29,19 +29,19 @@ from ssd.ipc.trace_ring import NO_TRACE, TRACED, State, TraceRing
 log = logging.getLogger("ssd.ipc")
 
 IDLE_MS = 100
-"""How long an engine without work sleeps before it shows a heartbeat again."""
+"""Longest sleep of an engine without work, before it shows a heartbeat again."""
 
 _PR_SET_PDEATHSIG = 1
 _LOADING_S = 0.1  # between two messages
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child is told at its start, as JSON through an inherited file descriptor.
+    """The settings of a child, which it reads at its start as JSON from an inherited file descriptor.
 
-    `death_fd` reaches end of file when the supervisor ends. The other descriptors are memfds: the speculation board,
-    draft probabilities, hidden states (`features_fd`), heartbeats and trace rings. `http_fd` is the
-    socket that listens for HTTP. -1 means that the child needs none. The ranks of a target share a `group`, named by
-    the epoch of its first. On several machines they meet in the store at `meeting`, "HOST:PORT"."""
+    `death_fd` reaches end of file when the supervisor ends. `http_fd` is the socket that listens for HTTP. The other
+    descriptors are memfds: the speculation board, draft probabilities, hidden states (`features_fd`), heartbeats and
+    trace rings. -1 means that the child needs none. The ranks of a target share a `group`, the epoch of its first
+    rank. On several machines they meet in the store at `meeting`, "HOST:PORT"."""
 
     role: str
     epoch: int
@@ -64,7 +64,9 @@ class Child:
     """A child's view of its engine: configuration, addresses, heartbeat, trace, the supervisor."""
 
     def __init__(self, start: Start, cores: Iterable[int] = ()) -> None:
-        """`cores` are those that ZeroMQ's threads may use; without any they share this process's."""
+        """Open the shared memory and connect to the supervisor.
+
+        ZeroMQ's threads run on `cores`; without any they share this process's cores."""
         self.start = start
         self.config = start.config
         self.epoch = start.epoch
@@ -79,15 +81,15 @@ class Child:
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
     def address(self, name: str) -> str:
-        """Returns the ZeroMQ address of a socket of this run."""
+        """Return the ZeroMQ address of a socket of this run."""
         return f"ipc://{self.start.run_directory}/{name}"
 
     def beat(self) -> None:
-        """Shows that this process goes on. Call it once in every turn of its loop."""
+        """Show that this process goes on. Call it once in every turn of its loop."""
         self._heartbeats.beat(self.start.role)
 
     def loading(self, done: int, total: int) -> None:
-        """Reports progress in reading weights, in bytes, now and then. The message may be lost."""
+        """Report progress in reading weights, in bytes, at most ten times a second. The message may be lost."""
         if (now := time.monotonic()) >= self._loading_told + _LOADING_S:
             self._loading_told = now
             self._tell(Loading(done, total))
@@ -105,7 +107,7 @@ class Child:
         self._tell(DraftWanted())
 
     def report(self, report: FrontendReport) -> None:
-        """Sends what a watcher wants. The message may be lost."""
+        """Send a report for those who watch the engine. The message may be lost."""
         self._tell(report)
 
     def _tell(self, message: Message) -> None:
@@ -114,7 +116,7 @@ class Child:
     def answer_hello(
         self, socket: zmq.Socket[bytes], peer: bytes, hello: Hello, arenas: Sequence[ArenaHandle] = ()
     ) -> bool:
-        """Answers a peer of the target; a draft is told of the exported `arenas`. False if the peer is refused."""
+        """Answer a peer of the target, a draft with the exported `arenas`; return False if the peer is refused."""
         reason = self._objection(hello)
         answer = Ready(list(arenas) if hello.role == "draft" else []) if reason is None else Refused(reason)
         if not sockets.send(socket, answer, self.epoch, peer):
@@ -137,9 +139,7 @@ class Child:
 
 
 def run(module: str) -> None:
-    """Entry point of every child (`python -m ssd.<role> FD`).
-
-    Calls `main(child)` of `module`; never returns.
+    """Run a child, `python -m ssd.<role> FD`: call `main(child)` of `module` and end the process with its exit code.
 
     The module is imported last: loading torch takes a second, in which the parent may already die."""
     descriptor = int(sys.argv[1])
@@ -169,7 +169,7 @@ def run(module: str) -> None:
 
 
 def log_level() -> str:
-    """Returns the level named by SSD_LOG. Raises UsageError for any other word."""
+    """Return the level named by SSD_LOG. Raises UsageError for any other word."""
     level = os.environ.get("SSD_LOG", "WARNING").upper()
     if level not in logging.getLevelNamesMapping():
         raise UsageError(f"SSD_LOG is {level!r}; give DEBUG, INFO, WARNING or ERROR")
@@ -177,7 +177,7 @@ def log_level() -> str:
 
 
 def _die_with_parent(start: Start) -> None:
-    """Ends this process when the supervisor ends, whatever it is busy with."""
+    """End this process when the supervisor ends, even if its main thread is busy or stopped."""
     parent = os.pidfd_open(os.getppid())
 
     def watch() -> None:
@@ -194,7 +194,7 @@ def _die_with_parent(start: Start) -> None:
 
 
 def memory_file(name: str, size: int) -> int:
-    """Returns the descriptor of a sealed anonymous shared-memory file of `size` bytes."""
+    """Return the descriptor of a sealed anonymous shared-memory file of `size` bytes."""
     import fcntl
 
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -46,7 +46,7 @@ class Message(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class Direction(NamedTuple):
-    """What one end of a socket accepts: a union of messages, in one protocol version."""
+    """The messages that one end of a socket accepts: a union, in one protocol version."""
 
     version: int
     decoder: msgspec.msgpack.Decoder[Any]
@@ -68,9 +68,10 @@ Logprobs = Annotated[list[TokenLogprob], Meta(max_length=MAX_PROMPT_TOKENS)]
 
 class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one request. A round is one verification; times are means per round in milliseconds.
+
     `hit_rate` leaves out the first round after prefill and is 0 in modes `ar` and `sd`. `acceptance_histogram[a]`
     counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`. In mode `auto`
-    `plan` says what was in force at the end, and why."""
+    `plan` says which plan was in force at the end, and why."""
 
     mode: Name = "ar"
     rounds: Count = 0
@@ -109,8 +110,9 @@ class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn. `tool_calls` and `reasoning_content` are an assistant's. A `tool` says what the call with
-    `tool_call_id`, of the tool `name`, has returned."""
+    """One turn. `tool_calls` and `reasoning_content` are an assistant's.
+
+    The content of a `tool` is the result of the call `tool_call_id` of the tool `name`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
@@ -125,7 +127,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the model's chat template makes a prompt of messages.
+    """Options for the model's chat template, which makes a prompt of messages.
 
     By default the prompt ends where the assistant's answer begins. With `continue_final_message` it ends with the last
     message, which the answer then continues. `template_kwargs` is a JSON object: more variables for the template.
@@ -141,7 +143,8 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generate(Message, frozen=True):
-    """Asks for one completion. Exactly one of `prompt`, `token_ids` and `messages` is given; `chat` is about the last.
+    """Ask for one completion of exactly one of `prompt`, `token_ids` and `messages`; `chat` is for the last.
+
     `id` is the client's own name for the request, unique among its open ones. Without `params` it is sampled as the
     engine's `Description.sampling` says."""
 
@@ -154,21 +157,22 @@ class Generate(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Stops a request. It still ends with one `Done` (reason `abort`), unless it had already ended."""
+    """Stop a request. It still ends with one `Done` (reason `abort`), unless it had already ended."""
 
     id: RequestId
 
 
 class Describe(Message, frozen=True):
-    """Asks what is served; answered by `Description`."""
+    """Ask for the `Description` of the served model."""
 
 
 # -- engine -> client -----------------------------------------------------------------------------------------------
 
 
 class Description(Message, frozen=True):
-    """What is served: `model`, under all of `names`. `max_model_len` counts tokens of prompt and output together.
-    `speculation` and `sampling` are in force for requests that say nothing about it."""
+    """The served `model`, under all of `names`. `max_model_len` counts tokens of prompt and output together.
+
+    `speculation` and `sampling` are the defaults of requests that do not give their own."""
 
     model: Name
     names: Annotated[list[Name], Meta(max_length=64)]
@@ -195,7 +199,7 @@ class Chunk(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The one end of an admitted request. `text` is what was still held back."""
+    """The end of an admitted request, sent once. `text` is the text that was still held back."""
 
     id: RequestId
     finish_reason: FinishReason
@@ -206,7 +210,7 @@ class Done(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The one end of a request that was refused or broke. `code` is stable, `message` is for people."""
+    """The end of a request that was refused or failed, sent once. `code` is stable, `message` is for people."""
 
     id: RequestId
     code: Name
@@ -219,20 +223,21 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(message: Message, epoch: int = 0, version: int | None = None) -> list[bytes]:
-    """Returns a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body.
-    `version`: another one than the message's own."""
+    """Return a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body.
+
+    `version`, if given, replaces the message's own."""
     return [_HEADER.pack(MAGIC, message.version if version is None else version, epoch), _encoder.encode(message)]
 
 
 def version_of(frames: list[bytes]) -> int | None:
-    """Returns the version that a frame says it has; None for a frame that is none of ours."""
+    """Return the protocol version in a message's header; None if the frames are not of our protocol."""
     if len(frames) != 2 or len(frames[0]) != _HEADER.size or not frames[0].startswith(MAGIC):
         return None
     return int(_HEADER.unpack(frames[0])[1])
 
 
 def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:
-    """Returns (epoch, message). Raises `BadFrame`, and nothing else, for any bytes that are no message."""
+    """Return (epoch, message). Raises `BadFrame`, and nothing else, for any other bytes."""
     if len(frames) != 2 or len(frames[0]) != _HEADER.size:
         raise BadFrame("expected a header frame and a body frame")
     magic, version, epoch = _HEADER.unpack(frames[0])
@@ -247,7 +252,7 @@ def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """Return what a peer has said for a log or a terminal: in one line, without control characters, and bounded."""
+    """Return a peer's text for a log or a terminal: in one line, without control characters, and bounded."""
     said = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
     return said if len(text) <= most else f"{said}…"
 

@@ -1,7 +1,7 @@
 """The private directory of a running engine, where its sockets are: made, found and removed.
 
-An engine's directory is known by its name, owner, mode and lock file. One that lacks any of these belongs to somebody
-else: it is neither read nor removed."""
+An engine's directory is recognised by its name, owner, mode and lock file. A directory that lacks any of these belongs
+to somebody else: it is neither read nor removed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _MADE = re.compile(r"(client|engine|supervisor|telemetry|link|rank-\d+)\.sock|ra
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """Yields a new run directory and removes it at the end.
-    Its sockets' addresses stay under the kernel's limit of 107 bytes. Directories of engines whose processes were
-    all killed at once are removed now. Raises SsdError where there is no place for one."""
+    """Yield a new run directory and remove it at the end.
+
+    Its sockets' addresses stay under the kernel's limit of 107 bytes. Directories of dead engines, whose processes were
+    all killed at once, are removed first. Raises SsdError if there is no place for one."""
     import fcntl
     import tempfile
 
@@ -47,12 +48,13 @@ def run_directory() -> Iterator[Path]:
 
 
 def run_directories() -> list[Path]:
-    """Returns the directories of all of this user's engines with the same environment, dead ones included."""
+    """Return the directories of all of this user's engines with the same environment, dead ones included."""
     return _of_engines(_parent())
 
 
 def remove(directory: Path) -> None:
-    """Removes what an engine has made in its run directory, and the directory if nothing else is in it.
+    """Remove an engine's files from its run directory, and the directory if it is then empty.
+
     Files that are gone already are no error."""
     try:
         folder = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -73,7 +75,7 @@ def _of_engines(parent: Path) -> list[Path]:
 
 
 def _is_engines(directory: Path) -> bool:
-    """True for the run directory of an engine of this user. Never blocks."""
+    """Return True for the run directory of an engine of this user. Never block."""
     lock = _lock_of(directory)
     if lock is not None:
         os.close(lock)
@@ -81,7 +83,7 @@ def _is_engines(directory: Path) -> bool:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Removes an engine's run directory if nobody holds its lock."""
+    """Remove an engine's run directory if nobody holds its lock."""
     import fcntl
 
     lock = _lock_of(directory)
@@ -97,7 +99,7 @@ def _remove_if_dead(directory: Path) -> None:
 
 
 def _lock_of(directory: Path) -> int | None:
-    """Returns a descriptor of the directory's lock, or None if it is no engine's of this user. Never blocks."""
+    """Return a descriptor of the directory's lock; None unless this user's engine made it. Never block."""
     try:
         about = directory.lstat()
         private = stat.S_ISDIR(about.st_mode) and stat.S_IMODE(about.st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""The engines of this user that run on this machine, and the addresses that people give of them."""
+"""This user's running engines on this machine, and the ways in which people address them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HTTP = re.compile(r"(?:https?://)?(\[[^\]/]+\]|[^:/\[\]]+):(\d{1,5})(?:/.*)?|ht
 
 
 class RunningEngine(msgspec.Struct, frozen=True):
-    """Who runs in a run directory: `pid` is the supervisor's, `url` where HTTP is served, "" if nowhere."""
+    """The engine of a run directory: `pid` is the supervisor's; `url` is HTTP's, "" if it is not served."""
 
     model: str = ""
     url: str = ""
@@ -34,7 +34,7 @@ class RunningEngine(msgspec.Struct, frozen=True):
 
 
 def announce(directory: Path, model: str, url: str | None) -> None:
-    """Write what others learn of the engine of this process, into its run directory."""
+    """Write the facts about this process's engine into its run directory, for other processes."""
     about = RunningEngine(model, url or "", os.getpid(), f"{IPC}{directory}/{sockets.CLIENT}")
     (directory / ABOUT).write_bytes(msgspec.json.encode(about))
 
@@ -45,9 +45,9 @@ def running_engines() -> list[RunningEngine]:
 
 
 def address_of(text: str) -> str:
-    """Return the ZeroMQ address of the engine that `text` names: such an address, a URL or host:port of HTTP, or a pid.
+    """Return the ZeroMQ address of the engine that `text` names: an address, HTTP's URL or host:port, or a pid.
 
-    Raises UsageError where no engine here has that URL or pid."""
+    Raises UsageError if no engine here has that URL or pid."""
     found = _HTTP.fullmatch(text)
     if found is None and not text.isdecimal():
         return text

@@ -20,9 +20,9 @@ INTERNAL_BYTES = 16 * 2**20
 PUBLIC_BYTES = 4 * 2**20
 HIGH_WATER_MARK = 1000
 PUBLIC_QUEUE = 2
-"""Messages of one client that may wait to be read. More of the largest would take too much memory."""
+"""Messages of one client that may wait to be read. More messages of the largest size would take too much memory."""
 
-# A stopped frontend reads nothing. The supervisor replaces it after half of this (`ssd.launch.liveness`).
+# A stopped frontend reads nothing. The supervisor replaces it after half of this time (`ssd.launch.liveness`).
 _PATIENCE_S, _RETRY_S = 10.0, 0.005
 _SUBSCRIPTION_BYTES = 256
 
@@ -35,7 +35,7 @@ LINK = "link.sock"
 
 
 def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """Returns a bound ROUTER. Sending to a peer that is gone fails at once (ROUTER_MANDATORY)."""
+    """Return a bound ROUTER. Sending to a peer that is gone fails at once (ROUTER_MANDATORY)."""
     socket = _unbound_router(context, INTERNAL_BYTES)
     if address.startswith("tcp:"):
         notice_silence(socket)
@@ -44,15 +44,16 @@ def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 def public_router(context: zmq.Context[Any], max_bytes: int = PUBLIC_BYTES) -> zmq.Socket[bytes]:
-    """Returns an unbound ROUTER for clients, which are not trusted."""
+    """Return an unbound ROUTER for clients, which are not trusted."""
     socket = _unbound_router(context, max_bytes)
     socket.setsockopt(zmq.RCVHWM, PUBLIC_QUEUE)
     return socket
 
 
 def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Returns a socket that tells who connects to `socket` and who leaves, with the descriptor.
-    Its queue has no bound: libzmq would wait for room in it and do nothing else."""
+    """Return a socket that reports connections to `socket` and their ends, with the descriptor.
+
+    Its queue has no bound: libzmq would block until a full queue has room."""
     address = f"inproc://monitor-{socket.underlying:x}"
     socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
     listener = socket.context.socket(zmq.PAIR)
@@ -64,7 +65,8 @@ def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 def dealer(
     context: zmq.Context[Any], address: str, identity: bytes | None = None, max_bytes: int = INTERNAL_BYTES
 ) -> zmq.Socket[bytes]:
-    """Returns a connected DEALER. Up to HIGH_WATER_MARK messages wait until the connection is up.
+    """Return a connected DEALER. Up to HIGH_WATER_MARK messages wait until the connection is up.
+
     Not IMMEDIATE: with it libzmq 4.3.5 discards unread messages when the peer disconnects, and has been seen to
     abort the process over half a message."""
     socket = context.socket(zmq.DEALER)
@@ -76,7 +78,7 @@ def dealer(
 
 
 def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[bytes]:
-    """Returns a bound XPUB. It keeps `most` messages for a subscriber that does not read and drops the rest."""
+    """Return a bound XPUB. It keeps `most` messages for a subscriber that does not read and drops the rest."""
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report every subscription, not only the first
     _limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
@@ -86,8 +88,7 @@ def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[
 
 
 def subscription(socket: zmq.Socket[bytes]) -> bool | None:
-    """Returns the next news of a publisher's subscribers:
-    True for a new one, False when the last has left, None for no news."""
+    """Return True for a new subscriber, False when the last has left, None without news."""
     while True:
         try:
             frames = socket.recv_multipart(flags=zmq.NOBLOCK)
@@ -98,7 +99,7 @@ def subscription(socket: zmq.Socket[bytes]) -> bool | None:
 
 
 def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """Returns a SUB to everything that is published at `address`."""
+    """Return a SUB to everything that is published at `address`."""
     socket = context.socket(zmq.SUB)
     _limit(socket, INTERNAL_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -107,8 +108,9 @@ def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 def notice_silence(socket: zmq.Socket[bytes], silent_ms: int = 60_000) -> None:
-    """Takes a TCP peer for gone when its transport is silent for `silent_ms`; a quarter of that is between heartbeats.
-    A minute is longer than an engine bears with a slow reader, whose transport is just as silent."""
+    """Treat a TCP peer as gone after `silent_ms` without data; send a heartbeat four times in that time.
+
+    A minute is longer than an engine tolerates a slow reader, whose transport is just as silent."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, silent_ms // 4)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silent_ms)
 
@@ -128,13 +130,13 @@ def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
 
 
 def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> Sent:
-    """Sends without waiting. Returns "full" if the peer's queue is full, "gone" if there is no such peer."""
+    """Send without waiting; return "full" if the peer's queue is full, "gone" if there is no such peer."""
     frames = pack(message, epoch)
     return offer_frames(socket, frames if to is None else [to, *frames])
 
 
 def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = True) -> Sent:
-    """Does the same for a packed message. Without `copy` all who are sent a frame share its memory."""
+    """Send a packed message as `offer` does. Without `copy`, all peers that are sent a frame share its memory."""
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=copy)
     except zmq.Again:
@@ -147,13 +149,14 @@ def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = Tr
 
 
 def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
-    """Sends without waiting. False if the peer is gone or its queue is full: the caller decides what to do."""
+    """Send without waiting; return False if the peer is gone or its queue is full. The caller decides what to do."""
     return offer(socket, message, epoch, to) == "sent"
 
 
 def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) -> bool:
-    """Sends what must not be dropped. False if the receiver is gone.
-    A slow receiver slows the sender. Raises SsdError for one that reads nothing for ten seconds."""
+    """Send a message that must not be dropped; return False if the receiver is gone.
+
+    A slow receiver slows the sender. Raises SsdError if it reads nothing for ten seconds."""
     for _ in range(int(_PATIENCE_S / _RETRY_S)):
         sent = offer(socket, message, epoch, to)
         if sent != "full":
@@ -165,9 +168,10 @@ def deliver(socket: zmq.Socket[bytes], message: Message, epoch: int, to: bytes) 
 def receive(
     socket: zmq.Socket[bytes], direction: Direction, took: Callable[[bytes, zmq.Frame, int], None] | None = None
 ) -> tuple[bytes, int, Any] | None:
-    """Returns (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
-    `took` is called for whatever arrives, with the peer, its first frame and the size in bytes. Raises
-    `BadFrame` for a frame that is not a message of `direction`; it is consumed."""
+    """Return (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
+
+    `took` is called for every arrival, valid or not, with the peer, its first frame and the size in bytes. Raises
+    `BadFrame` for frames that are not a message of `direction`; they are consumed."""
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None  # in a tenth of the time that an exception takes
     first = socket.recv(flags=zmq.NOBLOCK, copy=False)
@@ -187,7 +191,7 @@ def receive(
 
 
 def drained(socket: zmq.Socket[bytes], direction: Direction) -> Iterator[tuple[bytes, int, Any]]:
-    """Yields what `receive` returns until nothing is left. Bad frames are dropped with a warning."""
+    """Yield what `receive` returns until nothing is left. Bad frames are dropped with a warning."""
     while True:
         try:
             received = receive(socket, direction)

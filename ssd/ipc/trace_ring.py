@@ -33,7 +33,8 @@ Records = npt.NDArray[np.int64]  # [n, 4]
 
 
 class State(IntEnum):
-    """What a process can be busy with.
+    """The activity of a process.
+
     `detail` is the tokens of the step (VERIFY, PREFILL), the depth (DEPTH) or the request (PROMOTE)."""
 
     IDLE = 0
@@ -62,13 +63,13 @@ class Mark(IntEnum):
 
 
 MARKS = {mark.name.lower(): mark for mark in Mark}
-"""By the name of the look-up's result in emissions and metrics."""
+"""Marks by the name of the look-up's result in emissions and metrics."""
 
 _STATES, _CODES = frozenset(State), frozenset(Mark)
 
 
 class Span(NamedTuple):
-    """A state from `begin` to `end` (ns). The present state ends when its ring was read."""
+    """A state from `begin` to `end` (ns). The current state ends at the time when its ring was read."""
 
     state: State
     begin: int
@@ -83,12 +84,12 @@ class Moment(NamedTuple):
 
 
 def _start(role: str) -> int:
-    """Returns the offset of a role's ring."""
+    """Return the offset of a role's ring."""
     return TRACED.index(role) * _RING_BYTES
 
 
 def _plausible(count: int) -> int:
-    """Returns a ring's count of records, or 0 for one that cannot be: every process can write this memory."""
+    """Return a ring's count of records, or 0 for an impossible one: every process can write this memory."""
     return count if 0 <= count < _MOST else 0
 
 
@@ -102,13 +103,13 @@ class TraceRing:
         self._state: int = -1
 
     def enter(self, state: State, detail: int = 0) -> None:
-        """Records that the process is now in `state`. A repeated state without `detail` is not recorded."""
+        """Record that the process is now in `state`. A repeated state without `detail` is not recorded."""
         if state != self._state or detail:
             self._state = state
             self._write(state, detail)
 
     def looked_up(self, request: int, verdict: str) -> None:
-        """Marks the result of a cache look-up (`Emission.cache`) for `request`; an empty one is not recorded."""
+        """Record the result of a cache look-up (`Emission.cache`) for `request`, unless it is empty."""
         if verdict:
             self._write(MARKS[verdict], request)
 
@@ -147,7 +148,7 @@ class TraceReader:
         self._read = 0
 
     def news(self) -> Records:
-        """Returns a copy of the records since the last call that are still there, in order. Shape [n, 4]."""
+        """Return a copy of the records since the last call that are still there, in order. Shape [n, 4]."""
         count = _plausible(int(self._count[0]))
         known = self._read if self._read <= count else 0
         numbers = np.arange(max(known, count - CAPACITY), count)
@@ -157,13 +158,14 @@ class TraceReader:
         return records[(records[:, 0] == numbers) & (numbers > int(self._count[0]) - CAPACITY)]
 
     def rewind(self) -> None:
-        """Lets the next `news` begin with the oldest record."""
+        """Let the next `news` begin with the oldest record."""
         self._read = 0
 
 
 def spans(records: Records, until: int) -> tuple[list[Span], list[Moment]]:
-    """Turns records into states and moments; the last state lasts `until` (ns).
-    A state before a missing record becomes LOST, because nobody knows when it ended."""
+    """Turn records into states and moments; the last state lasts until `until` (ns).
+
+    A state before a missing record becomes LOST, because its end is unknown."""
     states: list[Span] = []
     moments: list[Moment] = []
     expected = None

@@ -18,17 +18,17 @@ from ssd.system import cgroups, interpreter
 
 _NONE: Mapping[str, str] = {}
 _LAST_WORDS_S = 0.5
-# Looks of a compute thread for more work, before it sleeps: some 0.1 ms, longer than the host needs between two layers.
+# Spins of a compute thread before it sleeps: about 0.1 ms, longer than the host needs between two layers.
 _SPINS = 10_000
 _oom_kills = 0
 
 
 class ChildProcess:
-    """One running child process, with these environment `variables`. Raises OSError where it cannot be started.
+    """One running child process, with additional environment `variables`. Raises OSError if it cannot be started.
 
     `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal, or 1 if it hung.
-    `failure` is the cause that it gave, or that the supervisor gave for it. `loading` says how much of its weights it
-    has read."""
+    `failure` is the cause that the child or the supervisor gave. `loading` counts the bytes of weights that it has
+    read."""
 
     def __init__(
         self, package: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
@@ -60,13 +60,13 @@ class ChildProcess:
         self.failure: Status | None = None
 
     def kill(self, why: str, hangs: bool = False) -> None:
-        """End the process at once, stopped or not. One that hangs counts as one that has failed."""
+        """End the process at once, even a stopped one. With `hangs`, count it as one that has failed."""
         self._hangs = hangs
         self.failure = Status(self.role, "failed", why, 1)
         self._handle.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of a process that is about to end. Returns its `code`."""
+        """Wait for the end of a process that is about to end, and return its `code`."""
         code = self._handle.wait()
         self.code = 1 if self._hangs else code
         if self.pidfd >= 0:
@@ -75,9 +75,9 @@ class ChildProcess:
         return self.code
 
     def cause(self, hear: Callable[[float], None]) -> str:
-        """Return how the process ended, in its own words if it had any; they may still be on their way. Call it once.
+        """Return the cause of the process's end, in its own words if it sent any. Call it once.
 
-        `hear` takes in messages of children; it waits for at most the seconds that it is given."""
+        `hear` reads messages of children, and waits at most the given seconds for words that are still on their way."""
         for_memory = self.wait() == -signal.SIGKILL and _new_oom_kills() > 0
         hear(0.0)
         if self.code < 0 and self.failure is None:
@@ -99,7 +99,7 @@ class ChildProcess:
 
 
 def _new_oom_kills() -> int:
-    """Return how often the kernel has killed for want of memory since a child started, or was last found killed."""
+    """Return the number of out-of-memory kills since the last call or the last start of a child."""
     global _oom_kills
     before, _oom_kills = _oom_kills, cgroups.oom_kills()
     return _oom_kills - before

@@ -1,4 +1,4 @@
-"""What an engine takes where nobody has asked for anything else: it depends on the device alone."""
+"""Defaults of the engine's options that depend on the device alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ssd.launch.options import ChosenOptions, EngineOptions, within_bounds
 
 # From this compute capability on a GPU multiplies bfloat16 (Ampere).
 _BFLOAT16 = (8, 0)
-# A GPU of so much memory takes more requests and longer steps. vLLM draws the line at 70 GiB.
+# A GPU with this much memory takes more requests and longer steps. vLLM draws the line at 70 GiB.
 _LARGE_BYTES = 64 * 2**30
 _OF_CPU = {"dtype": "float32", "draft_device": "cpu", "max_num_seqs": 8, "max_num_batched_tokens": 256}
 _OF_GPU = {"max_num_seqs": 32, "max_num_batched_tokens": 2048}
@@ -21,11 +21,11 @@ _OF_LARGE_GPU = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
 
 
 def chosen(options: EngineOptions) -> ChosenOptions:
-    """Return the options with a choice for each that nobody made. Raises UsageError for values out of bounds.
+    """Return the options with a default for each that was not given. Raises UsageError for values out of bounds.
 
-    On a CPU the numbers are small, as steps are slow. On a GPU weights are in bfloat16, prompts go through flash-attn
-    where that is installed, and the draft runs on a GPU too: on the first one that the target leaves free, or else
-    beside it."""
+    On a CPU the numbers are small, because steps are slow. On a GPU weights are in bfloat16, and prompts go through
+    flash-attn if it is installed. The draft then runs on a GPU too: the first one that the target leaves free, or else
+    the target's."""
     ranks = gpus.of_ranks(options.device, options.ranks_here)
     found: dict[str, Any] = dict(_OF_CPU)
     if ranks:

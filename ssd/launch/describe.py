@@ -1,4 +1,4 @@
-"""Describes a checkpoint for `ssd models NAME`, by its config and headers alone: no weights, no torch."""
+"""The description of a checkpoint for `ssd models NAME`, from its config and headers alone: no weights, no torch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ class Description:
 
 
 def describe(options: EngineOptions) -> Description:
-    """Return what `options.target` is, what it takes for `max_num_seqs` sequences of `max_model_len` tokens (by default
-    the model's context), and whether the draft fits it. Raises UsageError for a checkpoint that cannot be read."""
+    """Return the description of `options.target`: its model, its memory, and if the draft fits it.
+
+    The memory is for `max_num_seqs` sequences of `max_model_len` tokens, by default of the model's context. Raises
+    UsageError for a checkpoint that cannot be read."""
     options = chosen(options)
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
@@ -90,7 +92,7 @@ def describe(options: EngineOptions) -> Description:
 
 
 def _family(model: Checkpoint) -> str:
-    """Where the family comes from, or why it is not supported."""
+    """Return the source of the model's family, or why it is not supported."""
     if pairs.is_head(model):
         return "EAGLE-3 head: a draft only"
     known = registry.families().get(str(model.config.get("model_type")))
@@ -101,7 +103,7 @@ def _family(model: Checkpoint) -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> str:
-    """The kind of rope scaling and its factor; of each kind of layer if they differ."""
+    """Return the kind of rope scaling and its factor; for each kind of layer if they differ."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         return "unknown"
@@ -113,7 +115,7 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:
-    """Why `draft` cannot draft for `target`; None if it can."""
+    """Return why `draft` cannot draft for `target`; None if it can."""
     try:
         if pairs.is_head(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
             raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")

@@ -1,4 +1,4 @@
-"""Finds processes that live but do not work: stopped by a signal, or with a loop that stands still."""
+"""Detection of processes that live but do not work: stopped by a signal, or with a loop that stands still."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ssd.ipc.heartbeat import Heartbeats
 
 LOOK_S = 0.25
 _LOAD_TIMEOUT_S = 600.0
-# Clients wait for a stopped target or frontend, and nothing of theirs is lost meanwhile. Nobody waits for a draft
-# that has loaded.
+# After this time a process that a signal has stopped counts as dead. Clients of a stopped target or frontend wait, and
+# lose nothing meanwhile. A stopped draft that has loaded is left alone, because nobody waits for it.
 _STOPPED_S = 5.0
 
 
@@ -20,19 +20,19 @@ class _Seen:
     pid: int
     ready: bool
     turns: int
-    still: float = 0.0  # seconds since its counter has moved, and
-    stopped: float = 0.0  # since a signal has stopped it meanwhile
+    still: float = 0.0  # seconds since its counter has moved
+    stopped: float = 0.0  # seconds of these in which a signal has stopped it
 
 
 class Stuck(NamedTuple):
-    """The reason to take a process for dead. `hangs`: no signal has stopped it, so the next one would hang too."""
+    """The reason to treat a process as dead. `hangs`: no signal has stopped it, so the next one would hang too."""
 
     why: str
     hangs: bool
 
 
 class Liveness:
-    """Tells from turn counters which processes hang. `step_timeout`: seconds that one turn of a loop may take."""
+    """Finds hanging processes by their turn counters. `step_timeout`: seconds that one turn of a loop may take."""
 
     def __init__(self, heartbeats: Heartbeats, step_timeout: float) -> None:
         self._heartbeats, self._step_timeout = heartbeats, step_timeout
@@ -40,10 +40,10 @@ class Liveness:
         self._looked = 0.0
 
     def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, Stuck]:
-        """Return the roles of the processes that must be taken for dead, and why.
+        """Return the roles of the processes to treat as dead, and why.
 
-        `processes` has pid and readiness by role. Call it every LOOK_S seconds of `now`: time beyond that is not held
-        against the processes, since this one was not running either."""
+        `processes` has pid and readiness by role. Call it every LOOK_S seconds of `now`. A longer pause does not count
+        against the processes, because this one was not running either."""
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
         reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}
@@ -70,7 +70,7 @@ class Liveness:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether a signal has stopped a process. A debugger that holds it does not count."""
+    """Return True if a signal has stopped a process. A debugger that holds it does not count."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except OSError:

@@ -1,6 +1,6 @@
-"""How much memory an engine takes: the pages of its KV caches, and what must fit beside them.
+"""The memory plan of an engine: the pages of its KV caches, and the weights and buffers that must fit beside them.
 
-All of it is sums of bytes: nothing is allocated, no device is touched."""
+This module only adds up bytes: nothing is allocated, no device is touched."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from ssd.system import cgroups
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
 CONTEXT = 2**30
-# Beyond what can be used at once, pages keep prefixes that come again. Each costs the host some hundred bytes.
+# Pages beyond those in use at once keep prefixes for later requests. Each costs the host some hundred bytes.
 _SPARE_PAGES = 2**18
-# Of the host's memory that the weights leave, the caches of target and draft take at most a quarter and an eighth.
+# The caches of target and draft take at most a quarter and an eighth of the host's memory that the weights leave.
 _TARGET_SHARE, _DRAFT_SHARE = 4, 8
-# On a CPU a cache has pages for this number of tokens of each sequence by default, and for one sequence of any length.
+# By default a cache on a CPU has pages for this number of tokens per sequence, and for one sequence of any length.
 _USUAL_TOKENS = 2048
-# Memory of the processes beside weights and caches, as measured under load (docs/reliability.md, "Memory limits"): of a
-# process with a model, and of all the others together: supervisor, frontend, text workers, a grammar being compiled.
+# Memory of the processes beside weights and caches, as measured under load (docs/reliability.md, "Memory limits"): one
+# process with a model, and all others together (supervisor, frontend, text workers, a grammar being compiled).
 _MODEL_PROCESS, _OTHER_PROCESSES = 320 * 2**20, 256 * 2**20
 _LEAST_CONTEXT = 512  # tokens, below which a start by default is refused
-# Of each sequence and id of the vocabulary a target on one GPU keeps how often it was written, and a bias.
+# Bytes that a target on one GPU keeps for each sequence and id of the vocabulary: the id's count in the text, a bias.
 ADJUSTED = 8
 
 
 class NoRoom(UsageError):
-    """A model has no room on its GPU, alone or beside the other one."""
+    """A model has no room on its GPU, alone or beside the other model."""
 
 
 class GpuPlaces(NamedTuple):
-    """Which GPUs the target's ranks and the draft are on, and all GPUs of this machine (None: nobody can tell)."""
+    """The GPUs of the target's ranks and of the draft, and all GPUs of this machine (None: unknown)."""
 
     target: range
     draft: int | None
@@ -67,12 +67,12 @@ def cache_pages(
 ) -> tuple[int, int]:
     """Return the pages of the caches of target and draft.
 
-    `wanted` pages can be used, if every sequence is as long as can be; `free` bytes of the host the weights leave. The
-    target gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, or on GPUs what their budget leaves
-    (`pages_on_gpus`). The draft on a CPU gets at most an eighth of `free`, but the pages of one sequence in any case.
-    If neither a length nor a size was asked for, no cache on a CPU has more than `_usual_pages`.
-    `shared` is what target and draft exchange, which lies beside the target where the draft is on a GPU too: bytes of
-    draft probabilities, and hidden state numbers per token. Raises UsageError where there is no room."""
+    `wanted` pages are in use if every sequence has the greatest length. `free` bytes of the host remain beside the
+    weights. The target gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, or on GPUs the rest of
+    their budget (`pages_on_gpus`). The draft on a CPU gets at most an eighth of `free`, but always the pages of one
+    sequence. If neither a length nor a size was asked for, no cache on a CPU has more than `_usual_pages`. `shared` is
+    (bytes of draft probabilities, hidden state numbers per token): they lie on the target's GPU if the draft is on a
+    GPU too. Raises UsageError if there is no room."""
     size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
     item = cache_item_bytes(options, target.dtype)
     page = size * ModelSizes.of(target.model).kv_values_per_token * item
@@ -104,7 +104,7 @@ def cache_item_bytes(options: ChosenOptions, dtype: DType) -> int:
 
 
 def _usual_pages(options: ChosenOptions, wanted: int) -> int:
-    """Return the pages that a cache in the host's memory gets, if there is room, of the `wanted` ones."""
+    """Return the pages, at most `wanted`, that a cache in the host's memory gets if there is room."""
     asked = options.max_model_len is not None or options.kv_cache_memory_bytes is not None
     if asked or options.device != "cpu":
         return wanted
@@ -115,7 +115,7 @@ def _usual_pages(options: ChosenOptions, wanted: int) -> int:
 def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized], free: int) -> int:
     """Return the tokens of the longest sequence for which the caches in the host's memory have pages.
 
-    `free` bytes of it the weights leave. A model on a GPU counts as one with room for any."""
+    `free` bytes of that memory remain beside the weights. A model on a GPU does not limit the result."""
     tokens = []
     if options.device == "cpu":
         given = options.kv_cache_memory_bytes
@@ -135,7 +135,7 @@ def host_processes(options: ChosenOptions, has_draft: bool) -> int:
 def check_room(
     options: ChosenOptions, target: Sized, drafts: Sequence[Sized], weights: int, processes: int, available: int
 ) -> None:
-    """Raise UsageError, with the memory needed, where the host has no room for the engine and its least context."""
+    """Raise UsageError, with the memory needed, if the host has no room for the engine and its least context."""
     if "cpu" not in (options.device, options.draft_device if drafts else ""):
         return
     tokens = min(options.max_model_len or _LEAST_CONTEXT, ModelSizes.of(target.model).context)
@@ -157,7 +157,7 @@ def check_room(
 
 
 def _draft_tokens(drafts: Sequence[Sized], free: int) -> int:
-    """Return how many tokens the caches of all drafts hold in their share of the host's memory."""
+    """Return the number of tokens that the drafts' caches hold in their share of the host's memory."""
     return free // _DRAFT_SHARE // _token_bytes(drafts)
 
 
@@ -166,13 +166,13 @@ def _token_bytes(models: Sequence[Sized]) -> int:
 
 
 def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized, drafts: Sequence[Sized]) -> Need:
-    """Return what all drafts, which run in one process, keep on its GPU."""
+    """Return the memory that all drafts, which run in one process, keep on its GPU."""
     chains, rows = options.max_num_seqs * speculation.chains, options.max_num_seqs * (1 + speculation.longest)
     largest = max(shape.tokens for shape in draft_shapes(options.max_num_seqs, chains))
     total = Need(0, 0, 0)
     for draft in drafts:
         whole = _whole(draft.model, target.model)
-        # A draft keeps the logits of its largest shape alone.
+        # A draft keeps the logits of its largest shape only.
         own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, [largest])
         branches = own.page // options.page_size * chains * (MAX_LOOKAHEAD + 1)
         own = own._replace(working=own.working + branches)
@@ -183,9 +183,10 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
 def _need(
     sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int], stored: int | None = None
 ) -> Need:
-    """Return what one of a model's `ranks` keeps on its GPU. A forward has logits for `rows` tokens; static shapes,
-    in memory of their own, keep the logits of `kept` tokens each. `stored`: bytes of a number in the KV cache, by
-    default of one of the model."""
+    """Return the memory that one of a model's `ranks` keeps on its GPU.
+
+    A forward has logits for `rows` tokens. Static shapes have memory of their own for the logits of `kept` tokens each.
+    `stored`: bytes of a number in the KV cache, by default of a number in the model's dtype."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
     return Need(
         weights=device_bytes(sized.model, item) // ranks,
@@ -199,7 +200,7 @@ def _need(
 
 
 class Need(NamedTuple):
-    """What one process keeps on a GPU, in bytes: its weights, what a forward needs meanwhile, and each page."""
+    """The memory of one process on a GPU, in bytes: its weights, the buffers of a forward, and each page."""
 
     weights: int
     working: int
@@ -211,15 +212,15 @@ class Need(NamedTuple):
 
 
 def working(tokens: int, rows: int, width: int, inner: int, vocab_size: int) -> int:
-    """Return the bytes that a forward over `tokens` needs meanwhile, with logits for `rows` of them.
+    """Return the bytes of the buffers of a forward over `tokens`, with logits for `rows` of them.
 
-    These are some copies of the hidden states, both halves of the feed-forward, and four 32-bit numbers per logit to
-    sample: itself, its noise, and two for making the noise or the sum. The logits as they come are not among them."""
+    They hold copies of the hidden states, both halves of the feed-forward, and four 32-bit numbers per logit to sample:
+    itself, its noise, and two for making the noise or the sum. The model's own logits are not included."""
     return 4 * tokens * (6 * width + 2 * inner) + 16 * rows * vocab_size
 
 
 class Budget:
-    """What may be used of each GPU: a share of its memory, `utilization`, and no more than is free."""
+    """The usable memory of each GPU: a share of its memory, `utilization`, and no more than is free."""
 
     def __init__(self, gpus: Sequence[Gpu], utilization: float) -> None:
         self._gpus, self._utilization = gpus, utilization
@@ -245,10 +246,10 @@ def pages_on_gpus(
     wanted: int,
     least: int,
 ) -> tuple[int, int]:
-    """Return the pages of target and draft. The draft gets the `wanted` pages that it can use, the target the rest.
+    """Return the pages of target and draft: the draft gets the `wanted` pages, the target the rest.
 
-    Where they share a GPU that is too small for that, both get equally many. A draft on no GPU (None) gets `wanted`.
-    Raises NoRoom where either has fewer than the `least` pages that one sequence needs."""
+    If they share a GPU that is too small for that, both get equally many. A draft on no GPU (None) gets `wanted`.
+    Raises NoRoom if either has fewer than the `least` pages that one sequence needs."""
     drafts = wanted
     if draft_gpu is not None:
         room = budget.of(draft_gpu) - draft.fixed
@@ -283,7 +284,7 @@ def _no_room(
 
 
 def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_size: int) -> int:
-    """Return the bytes that the draft's probabilities take. Only the sampler `rejection` reads them."""
+    """Return the bytes of the draft probabilities. Only the sampler `rejection` reads them."""
     if speculation.mode in ("ar", "ngram") or speculation.sampler != "rejection":
         return 0
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
@@ -292,7 +293,7 @@ def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_si
 def host_weights(
     options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoint], formats: Sequence[WeightFormat]
 ) -> int:
-    """Return the bytes of the weights that are in the memory of the host, the drafts' in the largest of `formats`."""
+    """Return the bytes of the weights in the host's memory, the drafts' in the largest of `formats`."""
     size = 0
     if options.device == "cpu" and options.load_format != "mock":
         whole = resident_bytes(target.model, target.dtype, options.quantize == "int8")
@@ -306,20 +307,20 @@ def host_weights(
 
 
 def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """Return a draft with the tensors that it reads from its target's files."""
+    """Return a draft with the tensors that it borrows from its target's files."""
     return pairs.borrowed(draft, target) if draft.tensors else draft
 
 
 def check_random_weights(options: ChosenOptions, size: int, available: int) -> None:
-    """Raise UsageError where random weights of `size` bytes, which no file bounds, do not fit into what is free."""
+    """Raise UsageError if random weights of `size` bytes, which no file bounds, exceed the `available` memory."""
     if options.load_format == "dummy" and size > available:
         raise UsageError(f"random weights of {options.target} need {_gib(size)}, more than the memory that is free")
 
 
 def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None:
-    """Raise UsageError where what target and draft share is too large for the host, unless it lies on a GPU.
+    """Raise UsageError if the arenas of target and draft are too large for the host, unless they lie on a GPU.
 
-    `draft_probs` is what the draft's probabilities take, `available` what is free on the host, in bytes."""
+    `draft_probs` is the size of the draft probabilities, `available` the host's free memory, both in bytes."""
     if on_gpus(config.device, config.draft_device):
         return
     arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]

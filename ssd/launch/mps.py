@@ -1,7 +1,7 @@
-"""CUDA's Multi-Process Service: processes that share a GPU run at the same time instead of by turns.
+"""CUDA's Multi-Process Service: processes that share a GPU run at the same time instead of in turn.
 
-CUDA uses it where its control daemon runs; with `--mps` an engine starts one of its own. A draft that shares the
-target's GPU gets a small part of its processors and gives way to the target."""
+CUDA uses it if its control daemon runs; with `--mps` an engine starts its own daemon. A draft that shares the target's
+GPU gets a small part of its processors and a lower priority."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ssd.errors import UsageError
 _TOOL = "nvidia-cuda-mps-control"
 _PIPES, _DEFAULT_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _LOGS = "CUDA_MPS_LOG_DIRECTORY"
-# Ends the daemon when nobody holds its standard input any more, however that came about.
+# Ends the daemon when its standard input is closed, even because this process was killed.
 _ENDS = f'read -r _; echo quit -t 5 | {_TOOL}; rm -rf "$0"'
 _TIMEOUT_S = 5.0
 
-# Percent of the processors. A draft mostly waits; a verification, bound by memory, loses little. A guess, not measured.
+# Percent of the processors. A draft mostly waits; a memory-bound verification loses little. Guessed, not measured.
 DRAFT_SHARE = 20
 _BELOW_NORMAL = 1  # of CUDA_MPS_CLIENT_PRIORITY; 0 is normal
 
@@ -32,8 +32,8 @@ State = Literal["running", "stopped", "missing"]
 
 
 def state() -> State:
-    """Return whether a daemon answers. `missing`: neither a daemon nor the program that would start one."""
-    if shutil.which(_TOOL) is None:  # in a container there may be but the daemon's pipes
+    """Return the daemon's state. `missing`: neither a daemon nor the program that would start one."""
+    if shutil.which(_TOOL) is None:  # a container may have only the daemon's pipes
         return "running" if (Path(os.environ.get(_PIPES, _DEFAULT_PIPES)) / "control").exists() else "missing"
     try:
         done = subprocess.run(
@@ -46,8 +46,9 @@ def state() -> State:
 
 @contextmanager
 def service() -> Iterator[dict[str, str]]:
-    """Run a daemon while the block lasts; yield the variables by which processes find it. It also ends when this
-    process is killed. Raises UsageError where it does not start."""
+    """Run a daemon while the block lasts, and yield the environment variables by which processes find it.
+
+    The daemon also ends when this process is killed. Raises UsageError if it does not start."""
     if shutil.which(_TOOL) is None:
         raise UsageError(f"--mps needs {_TOOL}, which is not installed here")
     folder = tempfile.mkdtemp(prefix="ssd-mps-")
@@ -67,7 +68,7 @@ def service() -> Iterator[dict[str, str]]:
 
 
 def advice(found: State) -> str:
-    """Return how to get MPS, where it is not running."""
+    """Return advice for people on how to start MPS."""
     if found == "missing":
         return f"CUDA's MPS, under which they would run side by side, is not installed ({_TOOL})"
     pipes = os.environ.get(_PIPES)
@@ -76,6 +77,6 @@ def advice(found: State) -> str:
 
 
 def draft_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a draft that shares the target's GPU, but for those that the user has `given`."""
+    """Return variables for a draft that shares the target's GPU, without those that the user has `given`."""
     ours = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(DRAFT_SHARE), "CUDA_MPS_CLIENT_PRIORITY": str(_BELOW_NORMAL)}
     return {name: value for name, value in ours.items() if name not in given}

@@ -1,5 +1,4 @@
-"""What a person may ask of an engine: the options of the command line and of `ssd.LLM`, and what they say by
-themselves, before any model is looked at."""
+"""The engine's options, for the command line and `ssd.LLM`, with the checks that need no model."""
 
 from __future__ import annotations
 
@@ -78,22 +77,22 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """The names of the drafts: those asked for (an empty name is none), or the built-in one."""
+        """Return the names of the drafts: the given ones without empty names, or the built-in draft."""
         asked = tuple(name for name in self.draft if name)
         return asked or (("smollm2-draft",) if self.target == "smollm2" else ())
 
     @property
     def ranks_here(self) -> int:
-        """The number of the target's ranks that are sure to be on this machine."""
+        """Return the number of the target's ranks that are certainly on this machine."""
         return 1 if self.executor == "ray" else self.tensor_parallel_size
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page of the KV caches."""
+        """Return the number of tokens in a page of the KV caches."""
         return _FLASH_PAGE_SIZE if self.attention == "flash-attn" else _PAGE_SIZE
 
     def speculation(self) -> Speculation:
-        """Return how requests are speculated on by default. Raises UsageError."""
+        """Return the default speculation of requests. Raises UsageError."""
         names = set(Speculation.__struct_fields__) - {"fan_out", "allocation"}
         speculation = Speculation(**{name: getattr(self, name) for name in names}, **fan_out_fields(self.fan_out))
         if self.backup not in speculators.names():
@@ -105,7 +104,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         return within_bounds(speculation)
 
     def synthetic(self) -> Agreement | None:
-        """Return how often models of random weights are to agree, if that is asked for. Raises UsageError."""
+        """Return the wanted agreement of models of random weights; None if not asked for. Raises UsageError."""
         length, hit_rate = self.synthetic_acceptance_length, self.synthetic_hit_rate
         if length is None:
             if hit_rate is not None:
@@ -120,7 +119,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         return agreement_of(length, hit_rate, self.num_speculative_tokens, self.fan_out[0])
 
     def draft_revisions(self, drafts: int) -> list[str | None]:
-        """Return a revision for each of so many drafts. Raises UsageError."""
+        """Return a revision for each of this number of `drafts`. Raises UsageError."""
         asked = self.draft_revision if drafts else ()
         if asked and len(asked) != drafts:
             raise UsageError(f"--draft-revision: {len(asked)} given for {drafts} drafts; give one each, empty for none")
@@ -128,7 +127,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ChosenOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options in which nothing is left to the device."""
+    """Options in which every default that depends on the device is filled in."""
 
     dtype: DType
     max_num_seqs: SequenceCount
@@ -137,7 +136,7 @@ class ChosenOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def within_bounds(values: _Values) -> _Values:
-    """Return the same values, with types and bounds checked; a plain constructor checks nothing. Raises UsageError."""
+    """Return the values after checking types and bounds, as a plain constructor does not. Raises UsageError."""
     try:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
@@ -145,5 +144,5 @@ def within_bounds(values: _Values) -> _Values:
 
 
 def display_name(name: str) -> str:
-    """Return a model's name for people: of a path its last part."""
+    """Return a model's name for people: the last part of a path."""
     return Path(name).resolve().name if Path(name).exists() else name

@@ -1,5 +1,4 @@
-"""Turns what a person asks for (names, sizes, cores) into the one `EngineConfig`, or into a message that says what is
-wrong.
+"""Resolution of the user's options (names, sizes, cores) into an `EngineConfig`, or into an error message.
 
 It reads files and /proc only: nothing is loaded or started, and torch is not imported."""
 
@@ -35,8 +34,8 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     """Find and check the models, and fit everything into this machine. Raises UsageError for what cannot work.
 
     A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
-    served. The load format `mock` implies mode `ar`. A draft whose device nobody named runs on the CPU where GPUs have
-    no room for it."""
+    served. The load format `mock` implies mode `ar`. A draft without a given device runs on the CPU if the GPUs have no
+    room for it."""
     check_text(options)
     wanted = chosen(within_bounds(options))
     try:
@@ -72,7 +71,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     features = _features(options, drafts, target)
     widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
-    available = cgroups.available_bytes()  # read once: what depends on it must fit together
+    available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
     host_weights = memory.host_weights(options, sized, drafts, formats)
     memory.check_random_weights(options, host_weights, available)
     processes = memory.host_processes(options, bool(drafts))
@@ -85,7 +84,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         speculation,
         sized,
         sized_drafts,
-        options.max_num_seqs * (-(-length // options.page_size) + 1),  # a page each for tokens not yet accepted
+        options.max_num_seqs * (-(-length // options.page_size) + 1),  # one more page each, for tokens not yet accepted
         free,
         _gpu_places(options, bool(drafts)),
         (draft_probs, 0 if features is None else features.width),
@@ -120,7 +119,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
 
 
 def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
-    """Return who is on which GPU, and say how well they share one. Raises UsageError for a GPU that is not there."""
+    """Return the GPUs of target and draft, and log if they share one. Raises UsageError for a missing GPU."""
     target = gpus.of_ranks(options.device, options.ranks_here)
     draft = gpus.number(options.draft_device)
     draft = draft if has_draft else None
@@ -150,7 +149,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
 def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
     """Return target and drafts, checked, also against each other.
 
-    In mode `ar`, or where the draft is `remote`, there is none."""
+    There is no draft in the modes `ar` and `ngram`, or if it is `remote`."""
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
@@ -168,9 +167,9 @@ def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint
 
 
 def _sampling(directory: Path) -> SamplingDefaults:
-    """Return the sampling that the generation_config.json of a target recommends, without values that are not valid.
+    """Return the sampling that a target's generation_config.json recommends, without invalid values.
 
-    The built-in target's file is the packaged one, of which its folder may have an older version. An explicit
+    For the built-in target the packaged file is read, because its folder may have an older version. An explicit
     `do_sample` false is temperature 0, as in transformers."""
     if directory == BUILTIN["smollm2"].directory:
         directory = BUILTIN["smollm2-draft"].directory
@@ -192,7 +191,9 @@ def _sampling(directory: Path) -> SamplingDefaults:
 def _features(
     options: ChosenOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 ) -> Features | None:
-    """Return what an EAGLE-3 head among the drafts reads of the target. Raises UsageError."""
+    """Return the hidden states that an EAGLE-3 head among the drafts reads of the target; None without one.
+
+    Raises UsageError."""
     found = [draft for draft in drafts if pairs.is_head(draft)]
     if not found:
         return None
@@ -208,7 +209,7 @@ def _features(
 
 
 def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
-    """Return the longest sequence: by default the model's own, or as long as there is `room` for. Raises UsageError."""
+    """Return the longest sequence: the given one, or the model's own if there is `room`. Raises UsageError."""
     length = options.max_model_len
     if length is None:
         # With no room for two tokens, EngineConfig refuses the model's own length: the message names what is missing.
@@ -227,9 +228,9 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
 
 
 def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> tuple[WeightFormat, ...]:
-    """Return the formats that the draft may have: the requested one, the target's, or several for its process to time.
+    """Return the draft's possible formats: the requested one, the target's, or several for its process to time.
 
-    A draft may be rounded: its bits change no token. Raises UsageError for a format that cannot be."""
+    A draft may be rounded, because its weights change no token. Raises UsageError for a format that cannot be."""
     dtype, quantize, on_cpu = options.draft_dtype, options.draft_quantize, options.draft_device == "cpu"
     if options.quantize == "int8" and quantize is None and dtype in (None, "float32") and on_cpu:
         quantize = "int8"

@@ -1,4 +1,4 @@
-"""What the processes of an engine share on one machine: the run directory, the death pipe and the shared memory."""
+"""Resources that an engine's processes share on one machine: run directory, death pipe and shared memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ssd.ipc.run_directory import run_directory
 
 
 class SharedResources:
-    """Makes what the processes share, and tells a process where it is. `held` gives everything back when it closes.
+    """Owns the shared resources and names them to each process. `held` releases them when it closes.
 
-    A machine other than the supervisor's runs ranks of the target alone, which need `only_ranks`: no board, no draft
-    probabilities, no hidden states, no trace rings."""
+    A machine other than the supervisor's runs only ranks of the target. They need no board, no draft probabilities, no
+    hidden states and no trace rings: `only_ranks`."""
 
     def __init__(self, held: ExitStack, config: EngineConfig, only_ranks: bool = False) -> None:
         self._held, self._config = held, config
@@ -38,7 +38,7 @@ class SharedResources:
             self._descriptors["features_fd"] = self._memory("features", feature_layout(config).size_bytes)
 
     def hold(self, descriptor: int) -> int:
-        """Have a descriptor closed with all others."""
+        """Close a descriptor with all others, when `held` closes; return it."""
         self._held.callback(os.close, descriptor)
         return descriptor
 
@@ -46,13 +46,13 @@ class SharedResources:
         return self.hold(memory_file(f"ssd-{name}", size))
 
     def heartbeats(self) -> heartbeat.Heartbeats:
-        """Map the turn counters that every process moves. Who keeps them keeps a descriptor open."""
+        """Map the turn counters of all processes. The result keeps a descriptor open."""
         return heartbeat.Heartbeats(self._descriptors["heartbeat_fd"])
 
     def start(
         self, role: str, epoch: int, cpus: Cpus, rank: int, group: int, http_fd: int = -1, meeting: str = ""
     ) -> Start:
-        """Return what a process is told at its start."""
+        """Return the settings that a process reads at its start."""
         return Start(
             role=role,
             epoch=epoch,

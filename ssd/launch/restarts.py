@@ -1,4 +1,4 @@
-"""When a process that died is started again. Pure: times are given, in seconds."""
+"""The times at which a process that died is started again. Pure: times are given, in seconds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _WINDOW_S = 60.0
 class Restarts:
     """Back-off of one process: 0.1 s, doubled with each death that counts, up to `longest` seconds.
 
-    A death counts for a minute, and after that until the process comes up. After more than `per_minute` that count the
-    process stays off. `due` is when to start it; None: not at all."""
+    A death counts for a minute, and after that until the process comes up. If more than `per_minute` deaths count, the
+    process stays off. `due` is the time of the next start; None: there is none."""
 
     def __init__(self, per_minute: float = 5, longest: float = 30.0) -> None:
         self.due: float | None = None
@@ -44,11 +44,11 @@ class Restarts:
         return delay
 
     def replace(self, now: float) -> None:
-        """Have it started at once, without counting a death."""
+        """Make the next start due at once, without counting a death."""
         self.due = now
 
     def taken(self, now: float) -> bool:
-        """Tell, once, that it is time to start it."""
+        """Return True once if it is time to start the process."""
         if self.due is None or now < self.due:
             return False
         self.due = None

@@ -1,4 +1,4 @@
-"""Turns the server options of `ssd launch` into a checked `ServerConfig`."""
+"""The server options of `ssd launch`, and their resolution into a checked `ServerConfig`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
-    """Check the options before anything starts. `model` is the served name where none is given. Raises UsageError."""
+    """Check the options before anything starts, and return the configuration. Raises UsageError.
+
+    `model` is the served name if none is given."""
     check_text(options)
     if options.http:
         _check_http(options)
@@ -89,7 +91,7 @@ def _check_http(options: ServerOptions) -> None:
 
 
 def _check_doors(server: ServerConfig, insecure: bool) -> None:
-    """Read keys and certificate, and see that nobody is let in unasked. Raises UsageError."""
+    """Read keys and certificate. Raises UsageError for access from other machines without keys or `insecure`."""
     keys = api_keys(server)
     tls_context(server)
     if not keys and server.uds is None and not is_loopback(server.host) and not insecure:
@@ -107,7 +109,7 @@ def _check_traces(endpoint: str | None) -> None:
         )
     try:
         missing = find_spec("opentelemetry.sdk") is None or find_spec(_EXPORTER) is None
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # its parent package is missing
         missing = True
     if missing:
         raise UsageError("--otlp-traces-endpoint needs OpenTelemetry: install ssd-engine[otel]")
@@ -127,7 +129,7 @@ def _check_zmq(options: ServerOptions) -> None:
 
 
 def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | None:
-    """Return where drafts on other machines connect, if they may. Raises UsageError for what cannot work."""
+    """Return the link for drafts on other machines; None without one. Raises UsageError for what cannot work."""
     bind, folder, own = server.draft_bind, server.draft_keys, server.draft_prompts == "own"
     if bind is None:
         if folder is not None or own:
@@ -160,7 +162,7 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
 
 
 def tcp_host(option: str, address: str) -> str:
-    """Return the host of an option's TCP address. Raises UsageError for an address that is none."""
+    """Return the host of an option's TCP address. Raises UsageError for any other text."""
     found = re.fullmatch(r"tcp://(\[[^]]+\]|[^:/]+):(\d{1,5})", address)
     if found is None or int(found[2]) > 65535:
         raise UsageError(f"{option} {address}: give an address such as tcp://127.0.0.1:5555")

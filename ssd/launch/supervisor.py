@@ -1,7 +1,7 @@
 """The supervisor: starts the processes of an engine, watches them, restarts them and ends them.
 
 It runs in a thread of the process that starts the engine (`ssd launch`, `ssd generate`, `ssd.LLM`). When that process
-ends, however it ends, the death pipe closes and every child ends with it."""
+ends, even killed, the death pipe closes and every child ends with it."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ from ssd.monitor.publisher import Publisher
 
 log = logging.getLogger("ssd.launch.supervisor")
 
-_FAREWELL_S = 3.0  # what the frontend gets, after a drain, to tell its clients how their requests ended
+_FAREWELL_S = 3.0  # time for the frontend, after a drain, to tell its clients how their requests ended
 _TELL_AGAIN_S = 0.02
 
 
 class Engine:
-    """A running engine. `start` returns when it can serve; `address` is where `ssd.client.Client` connects.
+    """A running engine. `start` returns when it can serve; `ssd.client.Client` connects to `address`.
 
     A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
     whose target or frontend dies too often ends by itself, with the cause in `failure`."""
 
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None, stderr: int | None = None) -> None:
         self.config = config
-        self._stderr = stderr  # a descriptor for that of the processes; None: this process's
+        self._stderr = stderr  # the processes write to this descriptor; None: to this process's
         self.failure: SsdError | None = None
         self._pid = os.getpid()
         self._processes: dict[str, ChildProcess] = {}
         self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
         self._untold = False  # the frontend has to hear that the target was lost
-        self._parked = False  # the draft has left as its target told it, and no other one is ready yet
+        self._parked = False  # the target has told the draft to leave, and no other one is ready yet
         self._epoch = 0
         self._changed = threading.Condition()
         self._state = "new"  # new -> starting -> ready -> draining -> stopped
         self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
-        self._held = ExitStack()  # what is given back at the end
+        self._held = ExitStack()  # resources that are released at the end
         self._given_up_at = math.inf
         self._http: socket.socket | None = None
         self._remote: RemoteRanks | None = None
         self._drain_seconds = 0.0
         self._is_homeless = False  # its run directory is gone
-        self._mps: dict[str, str] = {}  # where CUDA's MPS is found, if it is this engine's
+        self._mps: dict[str, str] = {}  # variables by which processes find this engine's own MPS
 
     @property
     def url(self) -> str | None:
-        """The address of HTTP; None where it is not served."""
+        """Return the URL of HTTP; None if it is not served."""
         return None if self._http is None else listening.url(self._http, self.config.server.ssl_certfile is not None)
 
     @property
@@ -78,23 +78,23 @@ class Engine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process ids by role."""
+        """Return the process ids by role."""
         return {role: process.pid for role, process in self._processes.copy().items()}
 
     @property
     def loading(self) -> Loading:
-        """How much of the weights has been read, of all processes together."""
+        """Return the bytes of weights read so far, by all processes together."""
         found = [process.loading for process in self._processes.copy().values()]
         return Loading(sum(one.done for one in found), sum(one.total for one in found))
 
     def start(self, timeout: float = 600.0) -> None:
-        """Start everything and wait until it can serve. Raises the cause that a failing child gave."""
+        """Start all processes and wait until they can serve. Raises the cause that a failing child gave."""
         try:
             self._prepare()
         except BaseException:
             self._held.close()
             raise
-        self._thread.start()  # `stop` ends it, whatever interrupts this one
+        self._thread.start()  # `stop` ends it, even if this thread is interrupted
         with self._changed:
             self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
             state = self._state
@@ -103,7 +103,7 @@ class Engine:
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
 
     def _prepare(self) -> None:
-        """Take the port, and make the run directory and what the processes share."""
+        """Take the port, and make the run directory and the shared resources."""
         if self.config.server.http:
             self._http = listening.listen(self.config.server)
             self._held.callback(self._close_http)
@@ -121,7 +121,7 @@ class Engine:
             self._http = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the engine has stopped by itself. Returns False at the timeout."""
+        """Wait until the engine has stopped by itself; return False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state == "stopped", timeout)
 
@@ -132,7 +132,7 @@ class Engine:
         if os.getpid() != self._pid:
             return
         if self._thread.ident is None:
-            self._held.close()  # an interrupt came before it
+            self._held.close()  # an interrupt came before the thread started
             return
         limit = self.config.shutdown_timeout if drain is None else drain
         with self._changed:
@@ -157,7 +157,7 @@ class Engine:
     # -- the supervisor thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Run the supervisor's thread, in which everything below happens.
+        """Run the supervisor's thread; all methods below run in it.
 
         Children are started here because the kernel's parent-death signal is bound to the thread that starts them. They
         inherit its signal mask: SIGINT is for the supervisor's program alone."""
@@ -170,7 +170,7 @@ class Engine:
             partial(context.destroy, linger=0),
             partial(remove, self._shared.directory),
         )
-        for step in steps:  # whatever one of them raises, the others follow
+        for step in steps:  # if one of them raises, the others still run
             try:
                 step()
             except BaseException as error:
@@ -191,7 +191,7 @@ class Engine:
             self._turn(liveness)
 
     def _turn(self, liveness: Liveness) -> None:
-        """Wait for something to do, and do all there is."""
+        """Wait for an event, then handle all that there are."""
         poller = zmq.Poller()
         for source in (self._socket, self._publisher.socket, self._wake_read):
             poller.register(source, zmq.POLLIN)
@@ -237,26 +237,24 @@ class Engine:
             self._deal_with_end("target", loss.cause, loss.code)
 
     def _poll_ms(self) -> int:
-        """Return the milliseconds until something is due, whatever comes."""
+        """Return the milliseconds until the next timer is due."""
         now = time.monotonic()
         dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
         dues.append(self._publisher.delay(now))
         return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
 
     def _tell_frontend(self) -> None:
-        """Tell of a drain first: a frontend that knows of it does not wait for another target."""
+        """Send a drain, then the loss of the target: a frontend that drains does not wait for another target."""
         if self._state == "draining":
             self._send_frontend(Drain(self._drain_seconds))
-        if self._untold:  # a frontend that is not there yet hears it later
+        if self._untold:  # a frontend that does not read yet is told later
             self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
 
     def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
         return sockets.send(self._socket, message, to=b"frontend")
 
     def _can_serve(self) -> bool:
-        """Return True if every process that requests need is ready.
-
-        A draft is waited for until it has died once or was parked."""
+        """Return True if every process that requests need is ready, the draft too unless it has died or was parked."""
         waits_for_draft = self.config.has_draft and not self._restarts["draft"].deaths and not self._parked
         needed = (*target_roles(self.config), "frontend", *(("draft",) if waits_for_draft else ()))
         return all(role in self._processes and self._processes[role].ready for role in needed)
@@ -270,7 +268,7 @@ class Engine:
                     self._lost(role, f"cannot start it: {error}")
 
     def _spawn(self, role: str) -> None:
-        """Start a process; of the target, all its ranks."""
+        """Start a process; for the target, all its ranks."""
         config, group, variables, meeting = self.config, self._epoch + 1, self._mps, ""
         is_target = role == "target"
         if self._remote is not None:
@@ -322,7 +320,7 @@ class Engine:
                 self._advance("draining", "stopping")
 
     def _ended(self, process: ChildProcess) -> None:
-        """Deal with a child that is gone: a draft that left by itself is parked, every other one is lost."""
+        """Handle a child that is gone: a draft that left by itself is parked, every other one is lost."""
         if process.role == "draft" and process.wait() == 0:
             self._parked = True
             self._publisher.ended("draft", parked=True)
@@ -344,7 +342,7 @@ class Engine:
             self._lost(role, cause)
 
     def _hear(self, seconds: float) -> None:
-        """Wait up to `seconds` for children to say something, and take it in."""
+        """Wait up to `seconds` for messages of children, and read them."""
         self._socket.poll(int(1000 * seconds) + 1 if seconds else 0)
         self._read_statuses()
 
@@ -377,7 +375,7 @@ class Engine:
         log.warning("the %s was lost (%s), %s", name, cause, then)
 
     def _end_one(self, role: str, why: str) -> bool:
-        """Kill a process at once. Returns False where there is none."""
+        """Kill a process at once; return False if there is none."""
         process = self._processes.pop(role, None)
         if process is None:
             return False
@@ -387,7 +385,7 @@ class Engine:
         return True
 
     def _give_up(self, role: str, cause: str) -> None:
-        """Start nothing any more. The frontend, if it lives, may still tell its clients how their requests ended."""
+        """End the engine. The frontend, if it lives, may first tell its clients how their requests ended."""
         if role == "frontend" or "frontend" not in self._processes or self._state == "starting":
             self._fail(role, cause)
             return
@@ -402,7 +400,7 @@ class Engine:
         self._set("stopping")
 
     def _end_children(self) -> None:
-        """Close the death pipe, which ends every child, and kill those that do not listen."""
+        """Close the death pipe, which ends every child, and kill those that do not end in time."""
         self._shared.close_death_pipe()
         deadline = time.monotonic() + 1.0
         with ExitStack() as ends:
@@ -416,7 +414,7 @@ class Engine:
             self._remote.end()
 
     def _advance(self, before: str, after: str) -> None:
-        """Change the state only if it is `before`: a stop that was asked for stays asked for."""
+        """Change the state only if it is `before`, so that a requested stop is not overwritten."""
         with self._changed:
             if self._state == before:
                 self._state = after
@@ -429,7 +427,7 @@ class Engine:
 
 
 def _group(role: str) -> str:
-    """Return the role whose restarts a process counts among: those of all ranks are the target's."""
+    """Return the role under which a process's restarts count: all ranks count as the target."""
     return "target" if of_target(role) else role
 
 

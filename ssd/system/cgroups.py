@@ -1,4 +1,4 @@
-"""What a container, or a unit of systemd, leaves of the machine: the kernel's control groups, version 1 and 2.
+"""Limits on this process by a container or a systemd unit: the kernel's control groups, version 1 and 2.
 
 The files are those of the kernel's documentation, admin-guide/cgroup-v1 and admin-guide/cgroup-v2."""
 
@@ -12,11 +12,11 @@ _ROOT = Path("/")
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return how many cores' worth of time this process may take; None: no group limits it."""
+    """Return the processor time that this process may take, in cores; None: no group limits it."""
     found = []
     for group in _groups("cpu", root):
         quota, period = ([*_words(group / "cpu.max"), "max", "max"])[:2]
-        if quota == "max":  # of version 1, where -1 is no limit
+        if quota == "max":  # version 1, where -1 means no limit
             quota, period = _first(group / "cpu.cfs_quota_us"), _first(group / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             found.append(int(quota) / int(period))
@@ -24,7 +24,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def available_bytes() -> int:
-    """Return the free memory of the host, or of the container where that has less."""
+    """Return the free memory of the host, or of the container if that has less."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert found is not None, "/proc/meminfo tells MemAvailable since Linux 3.14"
     free, left = int(found[1]) * 1024, memory_left()
@@ -32,7 +32,7 @@ def available_bytes() -> int:
 
 
 def memory_left(root: Path = _ROOT) -> int | None:
-    """Return the bytes up to the lowest limit, files that can be dropped counted as free; None: no group limits it."""
+    """Return the bytes left below the lowest limit, counting droppable file cache as free; None without a limit."""
     found = []
     for group in _groups("memory", root):
         limit = _first(group / "memory.max") or _first(group / "memory.limit_in_bytes")
@@ -43,7 +43,7 @@ def memory_left(root: Path = _ROOT) -> int | None:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """Return how many processes the kernel has killed for want of memory: in this process's group, else anywhere."""
+    """Return the number of out-of-memory kills: in this process's group, else on the whole machine."""
     for group in _groups("memory", root):
         for name in ("memory.events", "memory.oom_control"):
             if (count := _figures(group / name).get("oom_kill")) is not None:
@@ -52,9 +52,9 @@ def oom_kills(root: Path = _ROOT) -> int:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the groups that this process is in, for both versions, from its own to the outermost.
+    """Yield the folders of the groups that this process is in, for both versions, from its own to the outermost.
 
-    A container may see its own group as the outermost one, though the path that it is told is that of the host."""
+    A container may see its own group as the outermost one, while /proc names the host's path."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -77,7 +77,7 @@ def _droppable(group: Path) -> int:
 
 
 def _figures(file: Path) -> dict[str, str]:
-    """Return a file of names and numbers by turns."""
+    """Return the content of a file in which names and numbers alternate."""
     words = _words(file)
     return dict(zip(words[::2], words[1::2], strict=False))
 

@@ -1,6 +1,6 @@
-"""Named places in the protocol at which a process can be made to die, stop, hang or wait. For tests of faults.
+"""Named places in the protocol at which a test can make a process die, stop, hang or wait.
 
-`SSD_FAILPOINTS` counts only where `EngineConfig.failpoints` allows it:
+`SSD_FAILPOINTS` has an effect only if `EngineConfig.failpoints` allows it:
 
     SSD_FAILPOINTS="draft.after_payload=kill@0.01,draft.step=delay:20"
 """
@@ -33,7 +33,7 @@ POINTS = {
     "target.step": "before a step",
     "rank.step": "a rank but the first is told what to run, and has not begun",
 }
-"""The failpoints, and what has happened when a process reaches one."""
+"""The failpoints, and the state of a process that reaches one."""
 
 _LONGEST_DELAY_MS = 3_600_000
 _GRAMMAR = re.compile(r"(?P<name>[^=]+)=(?P<action>[^:@]+)(:(?P<ms>[^@]+))?(@(?P<chance>.+))?")
@@ -63,13 +63,13 @@ def arm_from_environment(allowed: bool) -> None:
 
 
 def reach(name: str) -> None:
-    """Say that the process is at this point, which may be its end."""
+    """Run the failpoint's action if it is armed, with its probability."""
     if _armed and (armed := _armed.get(name)) is not None and random.random() < armed.probability:
         armed.act()
 
 
 def is_armed(name: str) -> bool:
-    """Tell whether a point is armed, for work that is done only to have the point."""
+    """Return True if a point is armed, for work that only the point needs."""
     return name in _armed
 
 

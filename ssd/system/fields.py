@@ -1,4 +1,4 @@
-"""Reads fields of a checkpoint's config.json and checks their types: a wrong type would be computed silently wrong.
+"""Checked access to the fields of a checkpoint's config.json: a wrong type would give silently wrong results.
 
 A field that is null counts as missing. Each function raises `UsageError`, which names the field, if the value is wrong
 or if it is missing without a `default`."""
@@ -17,7 +17,7 @@ _LARGEST = 1e30
 
 
 def flag(config: Config, name: str, default: bool = False) -> bool:
-    """A boolean; the text "false" is refused."""
+    """Return a boolean field; refuse the text "false"."""
     value = _given(config, name, default)
     if type(value) is not bool:
         raise UsageError(f"{name} must be true or false, is {_shown(value)}")
@@ -25,7 +25,7 @@ def flag(config: Config, name: str, default: bool = False) -> bool:
 
 
 def number(config: Config, name: str, default: float | None = None) -> float:
-    """A positive number."""
+    """Return a field that is a positive number."""
     value = _given(config, name, default)
     if type(value) not in (int, float) or not 0 < value < _LARGEST:
         raise UsageError(f"{name} must be a positive number, is {_shown(value)}")
@@ -33,7 +33,7 @@ def number(config: Config, name: str, default: float | None = None) -> float:
 
 
 def count(config: Config, name: str, default: int | None = None, most: int = MOST) -> int:
-    """A positive whole number up to `most`."""
+    """Return a field that is a positive whole number up to `most`."""
     value = _given(config, name, default)
     if type(value) is not int or value <= 0:
         raise UsageError(f"{name} must be a positive number, is {_shown(value)}")
@@ -43,7 +43,7 @@ def count(config: Config, name: str, default: int | None = None, most: int = MOS
 
 
 def mapping(config: Config, name: str) -> Config:
-    """A JSON object; {} if it is missing."""
+    """Return a field that is a JSON object; {} if it is missing."""
     value = _given(config, name, {})
     if not isinstance(value, Mapping):
         raise UsageError(f"{name} must be an object, is {_shown(value)}")
@@ -51,7 +51,7 @@ def mapping(config: Config, name: str) -> Config:
 
 
 def refuse(config: Config, names: Iterable[str]) -> None:
-    """Refuse a config in which one of these fields is set: the family does not compute what they ask for."""
+    """Refuse a config that sets one of these fields, which the family does not support."""
     for name in names:
         if config.get(name):
             raise UsageError(f"{name} is not supported in this family")
@@ -63,6 +63,6 @@ def _given(config: Config, name: str, default: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """The value in one short line, however long it is."""
+    """Return the value in one short line, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

@@ -1,5 +1,6 @@
-"""Where files are kept that can be fetched again, and how files that people and models name are read: never more than
-a bound, never waiting for a writer."""
+"""The cache folder, and bounded reads of files that people and models name.
+
+A read never takes more than a bound, and never waits for a writer to open a pipe."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ def cache_dir() -> Path:
 def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
     """Return all of a regular file; with `pipe`, also of a pipe that somebody writes to, as in `--config <(...)`.
 
-    Raises UsageError for any other kind of file, for one that cannot be read, and for more than `most` bytes, before
-    they are in memory."""
+    Raises UsageError for any other kind of file, for one that cannot be read, and for more than `most` bytes, without
+    reading them all."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not to wait for a pipe's writer
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             is_pipe = pipe and stat.S_ISFIFO(about.st_mode)

@@ -1,8 +1,8 @@
-"""Starts Python processes that take no code from the working directory.
+"""Commands for Python processes that import no code from the working directory.
 
-`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path. Whoever can write there, as
-the author of a downloaded model can, could replace any module. Run as a program, this file runs a module of its own
-`ssd`."""
+`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path. Anyone who can write there,
+such as the author of a downloaded model, could replace any module. Run as a program, this file runs a module of the
+`ssd` package that it belongs to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command of a process that runs `module` of this very `ssd`, wherever that was imported from."""
+    """Return the command of a process that runs `module` of this copy of `ssd`, wherever it was imported from."""
     return command(__file__, module, *arguments)
 
 
@@ -34,8 +34,8 @@ def environment() -> dict[str, str]:
 def _main() -> None:
     """Run the module that the first argument names.
 
-    The parent may have found this package only in its working directory. So the package is imported from where it is,
-    and its folder comes last on the path, where it hides nothing."""
+    The parent may have found this package only in its working directory. So the package is imported from its own
+    location, and its folder comes last on the path, where it hides nothing."""
     sys.path.append(str(_PACKAGE.parent))
     spec = importlib.util.spec_from_file_location("ssd", _PACKAGE / "__init__.py")
     assert spec is not None and spec.loader is not None

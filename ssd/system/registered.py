@@ -1,4 +1,4 @@
-"""What entry points name: parts of this package, and plugins'."""
+"""Entry points: parts of this package and of plugins, by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def entries(group: str) -> list[EntryPoint]:
     """Return the entry points of a group: those of installed packages, and those of this one.
 
-    A checkout's own are read from its pyproject.toml. So it works if it was only unpacked, and if a part was added
-    after it was installed."""
+    A checkout's own entry points are read from its pyproject.toml. So a checkout works without installation, and with
+    parts that were added after installation."""
     found = _installed(group, tuple(sys.path))
     known = {(entry.name, entry.value) for entry in found}
     return found + [entry for entry in _own(group) if (entry.name, entry.value) not in known]
@@ -23,7 +23,7 @@ def entries(group: str) -> list[EntryPoint]:
 
 @cache
 def _installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """Those of the packages on the `path`: every package's file is read."""
+    """Return the entry points of the packages on the `path`, from every package's file."""
     return list(entry_points(group=group))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ssd import __version__
 
 COMMIT_FILE = "COMMIT"
-"""In the package of a wheel or an sdist: the commit that it was made from. `setup.py` writes it."""
+"""The file in the package of a wheel or an sdist with the commit it was made from. `setup.py` writes it."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -1,9 +1,9 @@
-"""What the mock answers: pure integer functions of a request's prompt ids, seed and position.
+"""The mock's answers: pure integer functions of a request's prompt ids, seed and position.
 
 The *key* of a request is a 64-bit number: the first 8 bytes of BLAKE2b (digest size 8) over its seed as 8 bytes and
 each prompt id as 4 bytes, all little-endian. The n-th number of a request is the SplitMix64 output for the state key +
 (n + 1) * 0x9E3779B97F4A7C15. Output token p, counted from 0, is number 3 p modulo the size of the vocabulary. The round
-that begins with it brings one token where p = 0, as a prefill does, and else 1 + (number 3 p + 1) modulo 5."""
+that begins with it yields one token if p = 0, as a prefill does, and else 1 + ((number 3 p + 1) modulo 5)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _TOKEN, _ROUND, _LOGPROB, _USES = 0, 1, 2, 3
 
 
 class MockRound(NamedTuple):
-    """What one round adds: tokens, the reason if the last one ends the answer, and speculation figures.
-    `drafted`, `accepted` and `cache` are pretended; see `ssd.ipc.messages.Emission`."""
+    """The result of one round: tokens, the reason if the last one ends the answer, and speculation figures.
+
+    `drafted`, `accepted` and `cache` are made up; see `ssd.ipc.messages.Emission`."""
 
     token_ids: list[int]
     reason: FinishReason | None
@@ -34,8 +35,9 @@ class MockRound(NamedTuple):
 
 class Answer:
     """The answer to one request, whose seed must be set. `ends` are the model's end-of-sequence ids.
-    It ends as a model's would: at a stop token that comes no earlier than `min_tokens`, at `max_tokens`, or where
-    the context of `max_model_len` tokens is full. The other sampling parameters change nothing."""
+
+    It ends as a model's would: at a stop token after at least `min_tokens` tokens, at `max_tokens`, or when the
+    context of `max_model_len` tokens is full. The other sampling parameters change nothing."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Answer:
         return self._number(position, _TOKEN) % self._vocab_size
 
     def round(self, position: int) -> MockRound:
-        """Returns the round that begins with token `position`. No token of it comes after the end."""
+        """Return the round that begins with token `position`, cut at the end of the answer."""
         draw = self._number(position, _ROUND)
         drafted = LOOKAHEAD if position else 0
         accepted = draw % (drafted + 1)
@@ -72,7 +74,7 @@ class Answer:
         return MockRound(tokens, None, drafted, accepted, cache)
 
     def whole(self) -> tuple[list[int], FinishReason]:
-        """Returns all tokens and the finish reason."""
+        """Return all tokens and the finish reason."""
         tokens: list[int] = []
         while True:
             tokens.append(self.token(len(tokens)))
@@ -81,15 +83,15 @@ class Answer:
                 return tokens, reason
 
     def logprobs(self, position: int, count: int, top: int) -> list[TokenLogprob]:
-        """Returns the log-probabilities of `count` tokens from `position` on, with `top` alternatives each."""
+        """Return the log-probabilities of `count` tokens from `position` on, with `top` alternatives each."""
         return [self._logprob(place, self.token(place), top) for place in range(position, position + count)]
 
     def prompt_logprobs(self, top: int) -> list[TokenLogprob]:
-        """Returns the same for the tokens of the prompt, without the first."""
+        """Return the log-probabilities of the prompt's tokens without the first, with `top` alternatives each."""
         return [self._logprob(-place, self._prompt[place], top) for place in range(1, len(self._prompt))]
 
     def _logprob(self, position: int, token: int, top: int) -> TokenLogprob:
-        """Gives `token` at least half of the mass, and each id after it half of the rest."""
+        """Return a log-probability: `token` gets at least half of the mass, each id after it half of the rest."""
         chance = 0.5 + self._number(position, _LOGPROB) / 2**66
         likeliest = [(token, math.log(chance))]
         others = range(1, min(top, self._vocab_size))
@@ -97,13 +99,13 @@ class Answer:
         return TokenLogprob(token, likeliest[0][1], likeliest[:top])
 
     def _reason(self, token: int, position: int) -> FinishReason | None:
-        """Returns why the answer ends with `token` at `position`, or None."""
+        """Return why the answer ends with `token` at `position`, or None."""
         if token in self._stops and position + 1 >= self._min_tokens:
             return "stop"
         return "length" if position + 1 >= self._length else None
 
     def _number(self, position: int, use: int) -> int:
-        """SplitMix64 (Steele, Lea, Flood 2014) with the request's key as seed."""
+        """Return a 64-bit number for a use at a position: SplitMix64 (Steele, Lea, Flood 2014), seeded by the key."""
         z = (self._key + (_USES * position + use + 1) * 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -111,7 +113,7 @@ class Answer:
 
 
 def _cache(position: int, draw: int) -> str:
-    """Returns the pretended cache result of a round: a hit three times out of four."""
+    """Return the made-up cache result of a round: a hit three times out of four."""
     if position < 2:
         return "first_round" if position else ""
     return "hit" if draw >> 62 else "token_not_covered"

@@ -1,7 +1,7 @@
 """The mock's process: the target's socket and protocol around `ssd.emulation.mock.oracle`, without torch.
 
 It obeys no grammar. It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last.
-Its trace shows what a target would do meanwhile."""
+Its trace shows the states of a real target."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LONGEST_ROUND_MS = 60_000.0
 
 
 def main(child: Child) -> None:
-    """Says ready, then serves until the supervisor ends this process."""
+    """Report that the process is ready, then serve until the supervisor ends it."""
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
     ends = stop_token_ids(inspect(Path(child.config.target), weights=False))
     _Mock(child, socket, ends, round_seconds(os.environ.get(ROUND_VARIABLE, "0"))).serve()
 
 
 def round_seconds(text: str) -> float:
-    """Converts SSD_MOCK_ROUND_MS to seconds. Raises UsageError for anything that is no time."""
+    """Return SSD_MOCK_ROUND_MS in seconds. Raises UsageError for any other text."""
     try:
         milliseconds = float(text)
     except ValueError:
@@ -61,7 +61,7 @@ class _Request:
     histogram: list[int] = field(default_factory=lambda: [0] * (LOOKAHEAD + 1))
 
     def advance(self, round_s: float) -> Emission:
-        """Returns the next round."""
+        """Compute the next round and return its emission."""
         params, position = self.submit.params, self.position
         now = self.answer.round(position)
         if position == 0:
@@ -146,7 +146,7 @@ class _Mock:
                 self._abort_all()
 
     def _read(self) -> None:
-        """Handles every message that is there."""
+        """Handle every message that is there."""
         for peer, _, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
                 if self._child.answer_hello(self._socket, peer, message) and message.role == "frontend":
@@ -159,7 +159,7 @@ class _Mock:
                 self._running.pop(message.request, None)
 
     def _abort_all(self) -> None:
-        """Forgets all requests: nobody waits for them any more."""
+        """Forget all requests, because nobody waits for them any more."""
         self._waiting.clear()
         self._running.clear()
 
@@ -169,14 +169,14 @@ class _Mock:
         self._waiting[submit.request] = _Request(submit, answer, time.perf_counter())
 
     def _admit(self) -> None:
-        """Starts the oldest waiting requests, up to `max_num_seqs`."""
+        """Start the oldest waiting requests, up to `max_num_seqs`."""
         while self._waiting and len(self._running) < self._child.config.max_num_seqs:
             number = next(iter(self._waiting))
             request = self._running[number] = self._waiting.pop(number)
             request.started = time.perf_counter()
 
     def _step(self) -> Step:
-        """Returns one round of every running request."""
+        """Compute one round of every running request and return the emissions."""
         emissions = [request.advance(self._round_s) for request in self._running.values()]
         for emission in emissions:
             if emission.finish_reason is not None:
@@ -184,7 +184,7 @@ class _Mock:
         return Step(emissions, self._load(sum(emission.drafted + 1 for emission in emissions)))
 
     def _load(self, batched_tokens: int) -> Load:
-        """Returns the load after a round of `batched_tokens` tokens."""
+        """Return the load after a round of `batched_tokens` tokens."""
         running = len(self._running)
         return Load(
             running=running,

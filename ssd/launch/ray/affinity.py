@@ -1,7 +1,7 @@
-"""Which replica a request goes to: one that has its prompt's beginning in its prefix cache, unless it is too busy.
+"""The choice of a replica for a request: one with the prompt's beginning in its prefix cache, unless it is too busy.
 
-Ray's own router of this kind (`ray.serve.llm`) keeps what it knows in an actor; where that is lost no request is routed
-any more. This one knows what its one caller, the door, has sent."""
+Ray's own router of this kind (`ray.serve.llm`) keeps its state in an actor; if that is lost, no request is routed any
+more. This one only remembers the requests that its caller, the door, has sent."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Generic, TypeVar
 
 _Replica = TypeVar("_Replica", bound=Hashable)
 
-_SHORTEST = 64  # characters; each further beginning that is remembered is twice as long
+_SHORTEST = 64  # characters; each further remembered beginning is twice as long
 _MOST = 65536  # beginnings
 
 
 class Affinity(Generic[_Replica]):
-    """Remembers where the beginnings of prompts went. A replica with more than `slack` requests beyond the fewest is
-    passed over."""
+    """Remembers the replica of each beginning of a prompt.
+
+    It passes over a replica with more than `slack` requests beyond the least busy one."""
 
     def __init__(self, slack: float) -> None:
         self._slack = slack
         self._last: OrderedDict[int, _Replica] = OrderedDict()
 
     def ranked(self, prompt: str, requests: Mapping[_Replica, int]) -> list[_Replica]:
-        """Return the replicas, the best first; equals in any order. `requests` has how many each of them has."""
+        """Return the replicas, the best first, equals in random order. `requests` counts each one's requests."""
         by_load = sorted(sample(list(requests), len(requests)), key=lambda replica: requests[replica])
         for beginning in reversed(_beginnings(prompt)):
             known = self._last.get(beginning)
@@ -34,7 +35,7 @@ class Affinity(Generic[_Replica]):
         return by_load
 
     def sent(self, prompt: str, replica: _Replica) -> None:
-        """Remember where a prompt went."""
+        """Remember the `replica` that a prompt was sent to."""
         for beginning in _beginnings(prompt):
             self._last[beginning] = replica
             self._last.move_to_end(beginning)
@@ -43,7 +44,7 @@ class Affinity(Generic[_Replica]):
 
 
 def _beginnings(prompt: str) -> list[int]:
-    """Return hashes of the beginnings of a prompt, the shortest first. A short prompt has none."""
+    """Return hashes of the beginnings of a prompt, the shortest first; none for a short prompt."""
     lengths, length = [], _SHORTEST
     while length <= len(prompt):
         lengths.append(length)

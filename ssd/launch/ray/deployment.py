@@ -1,4 +1,4 @@
-"""What Ray Serve is told to run, and for how many requests.
+"""The deployment of replicas on Ray Serve, and its autoscaling.
 
     client -> Serve's HTTP proxy -> Door -> PrefixRouter -> Replica -> its engine's HTTP
 
@@ -28,9 +28,10 @@ _Count = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [replicas] of a configuration file: how many there are, from `min` to `max`; the requests that each
-    should have, running and waiting; and the CPUs that Ray counts for one (for each of its ranks, with a target over
-    several machines)."""
+    """The table [replicas] of a configuration file: their number, from `min` to `max`, and the size of each.
+
+    `load` is the number of requests that each should have, running and waiting. `cpus` are the CPUs that Ray counts for
+    a replica, or for each rank of a target over several machines."""
 
     min: _Count = 1
     max: _Count = 1
@@ -39,13 +40,15 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def desired_replicas(context: Any) -> tuple[float, dict[str, Any]]:
-    """Return how many replicas the open requests need: Serve's autoscaling policy. Serve adds bounds and delays."""
+    """Return the number of replicas that the open requests need: Serve's autoscaling policy.
+
+    Serve adds bounds and delays."""
     open_requests = sum(context.aggregated_metrics.get(OPEN, {}).values())
     return open_requests / context.config.get_target_ongoing_requests(), {}
 
 
 def replica_bundles(engine: EngineOptions, cpus: int) -> list[dict[str, float]]:
-    """Return what a replica needs, of each machine that it may be spread over."""
+    """Return the resources that a replica needs of each machine that it may be spread over."""
     first, draft = gpus.number(engine.device), gpus.number(engine.draft_device or "cpu")
     here: dict[str, float] = {"CPU": cpus}
     if devices := {*gpus.of_ranks(engine.device, engine.ranks_here), *(() if draft is None else (draft,))}:
@@ -78,9 +81,9 @@ def checked(engine: EngineOptions, server: ServerOptions, table: object) -> Repl
 
 
 def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
-    """Start the replicas in this machine's Ray cluster, or replace those that run, one after the other.
+    """Start the replicas in this machine's Ray cluster, or replace the running ones, one after the other.
 
-    Return the address of HTTP, when they answer. They go on without this process; `stop` ends them."""
+    Return the address of HTTP when they answer. They go on without this process; `stop` ends them."""
     replicas = checked(engine, server, table)
     with ExitStack() as held:
         connected(held, logs=False)
@@ -121,7 +124,7 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
 
 
 def cause_of(status: Any) -> str:
-    """Return what an engine said that could not start; empty if none said anything."""
+    """Return the error of an engine that could not start; empty if there is none."""
     application = status.applications.get(_APPLICATION)
     said = [] if application is None else [deployment.message for deployment in application.deployments.values()]
     causes = [line for message in said for line in message.splitlines() if line.startswith("ssd.errors.")]
@@ -129,8 +132,7 @@ def cause_of(status: Any) -> str:
 
 
 def stop() -> None:
-    """End the replicas in this machine's Ray cluster, after the requests that they have; Serve, too, if it has nothing
-    else."""
+    """End the replicas in this machine's Ray cluster after their open requests, and Serve if it runs nothing else."""
     with ExitStack() as held:
         connected(held, logs=False)
         from ray import serve

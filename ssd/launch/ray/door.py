@@ -12,7 +12,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"expect"}  # what is about one connection
+_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"expect"}  # headers of one connection only
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Door:
                 await _refuse(send, 503, "engine_restarted", lost)
                 return
             if not is_stream:
-                raise  # which breaks the connection, so that nobody takes a part for the whole
+                raise  # which breaks the connection, so that the client does not take a part for the whole
             event = b"data: " + _error(503, "engine_restarted", lost) + b"\n\ndata: [DONE]\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -81,7 +81,7 @@ class Door:
 
 
 def prompt_of(body: bytes) -> str:
-    """Return the text of a request that requests with the same beginning share; empty if there is none."""
+    """Return the prompt of a request, by which requests with the same beginning are found; empty if there is none."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.MsgspecError:
@@ -93,7 +93,7 @@ def prompt_of(body: bytes) -> str:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Return the headers, in lower case, that a proxy passes on."""
+    """Return the headers that a proxy passes on, their names in lower case."""
     return [(name.lower(), value) for name, value in headers if name.lower() not in _HOP]
 
 

@@ -1,4 +1,4 @@
-"""One rank of a target on a machine of a Ray cluster: started, watched, and its end told."""
+"""One rank of a target on a machine of a Ray cluster: starts it, watches it and reports its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ssd.models import checkpoint
 
 
 class Follower:
-    """An actor of Ray, which has a process of its own. The rank is a child of that process, and ends with it.
+    """An actor of Ray, in a process of its own. The rank is a child of that process, and ends with it.
 
     `end` is called while `run` runs, in another thread."""
 
@@ -46,7 +46,7 @@ class Follower:
             self._process.kill("the group has ended")
 
     def gpus(self) -> str:
-        """Return which GPUs Ray has given to this actor, as CUDA_VISIBLE_DEVICES has them."""
+        """Return the GPUs that Ray has given to this actor, as in CUDA_VISIBLE_DEVICES."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def _run(self, held: ExitStack, config: EngineConfig, rank: int, group: int, meeting: str) -> tuple[str, int]:
@@ -78,7 +78,7 @@ class Follower:
 
 
 def _checked(encoded: bytes) -> EngineConfig:
-    """Return the configuration. Raises UsageError where this machine has not what the supervisor's has."""
+    """Return the configuration. Raises UsageError if this machine's code or files differ from the supervisor's."""
     try:
         config = msgspec.json.decode(encoded, type=EngineConfig)
     except msgspec.MsgspecError as error:

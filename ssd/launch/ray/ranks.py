@@ -1,5 +1,6 @@
-"""The ranks of a target on the machines of a Ray cluster. Ray only places and watches them: tokens go over ZeroMQ and
-torch.distributed, as between ranks on one machine."""
+"""The ranks of a target on the machines of a Ray cluster.
+
+Ray only places and watches them: tokens go over ZeroMQ and torch.distributed, as between ranks on one machine."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ from ssd.launch.ray.follower import Follower
 
 log = logging.getLogger("ssd.launch.ray")
 
-_PATIENCE_S = 600.0  # for a place for every rank: a cluster that grows by itself takes minutes
+_PATIENCE_S = 600.0  # for the placement of every rank: a cluster that grows by itself takes minutes
 _AT_ONCE_S = 5.0
 _END_S = 1.0
 
 
 class Loss(NamedTuple):
-    """Why the ranks cannot go on: the cause, and the exit code of the rank that ended, or minus the signal."""
+    """The reason why the ranks cannot go on: the cause, and the exit code of the ended rank, or minus the signal."""
 
     cause: str
     code: int
@@ -36,16 +37,16 @@ class Loss(NamedTuple):
 class RemoteRanks:
     """All ranks of a target but rank 0, each an actor of Ray in its bundle of one placement group.
 
-    The first bundle is on the supervisor's machine, for what shares memory with it: rank 0 and the draft, which are
-    its own children. They need the environment `variables`. `meeting` is where all ranks meet. Inside an actor that has
-    a placement group, that one is used. `held` gives everything back when it closes."""
+    The first bundle is on the supervisor's machine. It is for rank 0 and the draft, which share memory with the
+    supervisor as its children, with the environment `variables`. All ranks meet in the store at `meeting`. Inside an
+    actor that has a placement group, that group is used. `held` releases everything when it closes."""
 
     def __init__(self, config: EngineConfig, held: ExitStack) -> None:
-        """Raises UsageError without Ray or a cluster, SsdError where the cluster has no place."""
+        """Take the places. Raises UsageError without Ray or a cluster, SsdError if the cluster has no place."""
         self._ray = connected(held)
         from ray.util import get_current_placement_group, get_node_ip_address
 
-        followers = replace(config, server=ServerConfig())  # they serve nobody, and API keys are nobody else's
+        followers = replace(config, server=ServerConfig())  # they serve no client, and API keys stay on this machine
         self._config, self._size = msgspec.json.encode(followers), config.tensor_parallel_size
         self._running: dict[Any, tuple[int, Any]] = {}
         self.variables: dict[str, str] = {}
@@ -88,7 +89,7 @@ class RemoteRanks:
         )
 
     def begin(self, group: int) -> None:
-        """Start this group of ranks. One whose machine is gone waits until Ray has found another place for it."""
+        """Start this group of ranks. A rank whose machine is gone waits until Ray has found another place for it."""
         for rank in range(1, self._size):
             actor = self._actor(self._group, rank)
             self._running[actor.run.remote(self._config, rank, group, self.meeting)] = rank, actor
@@ -117,7 +118,7 @@ class RemoteRanks:
 
 
 def bundles(config: EngineConfig) -> list[dict[str, float]]:
-    """Return what each rank needs; the first, with the draft, what is on the supervisor's machine."""
+    """Return the resources of each rank, the draft's with those of the first, on the supervisor's machine."""
     devices = {gpus.number(config.device), gpus.number(config.draft_device) if config.draft is not None else None}
     here: dict[str, float] = {"CPU": max(1, len({*config.target_cpus, *config.draft_cpus}))}
     each: dict[str, float] = {"CPU": max(1, len(config.target_cpus))}
@@ -131,7 +132,7 @@ def bundles(config: EngineConfig) -> list[dict[str, float]]:
 def connected(held: ExitStack, logs: bool = True) -> Any:
     """Return the module `ray`, connected to the cluster that this machine is part of. Raises UsageError.
 
-    With `logs`, stderr has what this program's actors log."""
+    With `logs`, this program's actors log to stderr."""
     try:
         import ray
     except ImportError:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 OPEN = "open_requests"
-"""The figure that replicas are counted by."""
+"""Name of the figure that decides the number of replicas."""
 
 
 class Replica:
     """Starts an engine and asks it. Ray Serve calls these methods."""
 
     def __init__(self, engine: bytes, server: bytes) -> None:
-        """The options as JSON: what they become is this machine's matter."""
+        """Start the engine. The options are JSON, and are resolved on this machine."""
         options = msgspec.json.decode(server, type=ServerOptions)
         self._held = ExitStack()
-        if is_loopback(options.host):  # then the engine looks at the Host of a request
+        if is_loopback(options.host):  # then the engine checks the Host header of a request
             options = replace(options, host="127.0.0.1", port=0)
         else:
             folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="ssd-http-"))
@@ -54,7 +54,7 @@ class Replica:
         )
 
     async def ask(self, request: Request) -> AsyncIterator[tuple[int, Headers] | bytes]:
-        """Yield the status and the headers of the engine's answer, then its body as it comes."""
+        """Yield the status and the headers of the engine's answer, then the parts of its body."""
         from yarl import URL
 
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
@@ -73,7 +73,7 @@ class Replica:
                 yield piece
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return how many requests run or wait here."""
+        """Return the number of requests that run or wait here."""
         from prometheus_client.parser import text_string_to_metric_families
 
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}

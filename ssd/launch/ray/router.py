@@ -1,4 +1,4 @@
-"""`Affinity` as a router of Ray Serve. The one file that cannot be imported without Ray: Serve finds it by its name."""
+"""`Affinity` as a router of Ray Serve, which finds it by its name. Only this file cannot be imported without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssd.launch.ray.affinity import Affinity
 
 
 class PrefixRouter(RequestRouter):
-    """Serve makes one for each handle. A request's first argument has its `prompt`."""
+    """The router of one handle, made by Serve. A request's first argument has its `prompt`."""
 
     def initialize_state(self, slack: float) -> None:
         self._affinity: Affinity[Any] = Affinity(slack)
@@ -18,7 +18,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         prompt = ""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # where all have as many as they take
+            pending_request.routing_context.should_backoff = True  # for the case that all replicas are full
             prompt = pending_request.args[0].prompt
         found = {replica.replica_id: replica for replica in candidate_replicas}
         requests = {name: self.replica_queue_len_cache.get(name) or 0 for name in found}
