@@ -1,1 +1,1 @@
-"""What `ssd bench` runs, and what it makes of the runs. The command line is in `ssd.cli.bench`."""
+"""Runs the benchmarks of `ssd bench` and reports them. The command line is in `ssd.cli.bench`."""

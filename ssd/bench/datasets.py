@@ -33,7 +33,7 @@ _MAX_BYTES = 2**30
 def texts(dataset: str, count: int) -> list[str]:
     """Return the first `count` prompts of a data set, or all if it has fewer.
 
-    Every name in `KNOWN` but "random". Raises UsageError for an unknown name, SsdError if a download fails."""
+    `dataset`: a name in `KNOWN` but "random". Raises UsageError for an unknown name, SsdError if a download fails."""
     if dataset == "humaneval":
         return human_eval()[:count]
     if dataset.startswith("hub:"):
@@ -52,14 +52,16 @@ def prompts(dataset: str, count: int, vocabulary: int, length: int = 256) -> lis
 
 
 def random_ids(count: int, length: int, vocabulary: int, seed: int, range_ratio: float = 0.0) -> list[list[int]]:
-    """Prompts of random token ids, each of `length` tokens, or of `length` * (1 - ratio) to `length` * (1 + ratio)."""
+    """Return `count` prompts of random ids below `vocabulary`.
+
+    Each has `length` * (1 - `range_ratio`) to `length` * (1 + `range_ratio`) tokens."""
     ids, lengths, spread = random.Random(seed), random.Random(f"lengths {seed}"), int(length * range_ratio)
     sizes = [lengths.randint(length - spread, length + spread) for _ in range(count)]
     return [[ids.randrange(vocabulary) for _ in range(size)] for size in sizes]
 
 
 def read_prompts(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield ("FILE, line N", prompt) for each line of a JSONL file: its `prompt`, or the first of its `turns`.
+    """Yield ("FILE, line N", prompt) of each line of a JSONL file: its `prompt`, or the first of its `turns`.
 
     Raises UsageError if the file cannot be read, is empty, or has a line without a prompt."""
     try:

@@ -22,18 +22,18 @@ _DECIDED = (
     *("target", "draft", "revision", "load_format"),
     *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
 )
-_LATE = 1.2  # a forward is late if it takes so many times what is stated
+_LATE = 1.2  # a forward is late if it takes this many times its stated time
 
 
 class Emulation(NamedTuple):
-    """What is emulated: forwards take `times`, and models agree as `stated`. Either may be None."""
+    """An emulation: forwards take `times`, and models agree as often as `stated`. Either may be None."""
 
     times: DeviceTimes | None
     stated: Agreement | None
 
     @property
     def words(self) -> str:
-        """Return what titles say."""
+        """Return the emulation in words, for titles."""
         said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]
         if self.stated is not None:
             length, hits = self.stated.acceptance_length, self.stated.hit_rate
@@ -54,7 +54,7 @@ class Emulation(NamedTuple):
         return facts
 
     def notes(self, rows: Sequence[Row]) -> list[str]:
-        """Return what a reader must know of the figures."""
+        """Return sentences that a reader of the figures must know."""
         found = []
         if self.stated is not None:
             found.append("Synthetic: the texts of a script mean nothing; their ids are compared all the same.")
@@ -75,13 +75,13 @@ class Emulation(NamedTuple):
 
 
 def emulated(times: DeviceTimes) -> str:
-    """Return times as `--emulate` takes them: "verify=15ms,depth=1.8ms"."""
+    """Return times in the notation of `--emulate`: "verify=15ms,depth=1.8ms"."""
     return f"verify={time_text(times.verify.line)},depth={time_text(times.depth.line)}"
 
 
 @contextmanager
 def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOptions]:
-    """Yield the options with the scripted pair of `emulation`, if it has one; the pair's files end with the block.
+    """Yield the options with the scripted pair of `emulation`, if it has one; delete its files after the block.
 
     Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
     if emulation.times is None and options.load_format != "dummy":
@@ -99,6 +99,6 @@ def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOpt
             raise UsageError(f"--{name.replace('_', '-')} is not for a synthetic pair")
     with tempfile.TemporaryDirectory(prefix="ssd-scripted-") as folder:
         pair = write_pair(Path(folder), emulation.stated)
-        # Rounded, the draft would agree less often than stated.
+        # Rounded weights would make the draft agree less often than stated.
         whole = {"draft_dtype": "float32", "draft_quantize": "none"}
         yield replace(options, target=str(pair.target), draft=(str(pair.draft),), **whole)

@@ -47,9 +47,9 @@ def engine_facts(config: EngineConfig) -> dict[str, Any]:
 
 
 def runs_on(config: EngineConfig, mode: Mode) -> str:
-    """Return where a mode computes: "2 cores", "1+1 cores" (the target's and the draft's), "cuda:0+cuda:1".
+    """Return where a mode computes, "" for emulated devices.
 
-    Empty for emulated devices."""
+    Examples: "2 cores", "1+1 cores" (the target's and the draft's), "cuda:0+cuda:1"."""
     if config.emulate is not None:
         return ""
     target, draft = set(config.target_cpus) or os.sched_getaffinity(0), set(config.draft_cpus)

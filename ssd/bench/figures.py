@@ -25,7 +25,7 @@ def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Ro
 
 
 def described(setting: Setting, temperature: float) -> Row:
-    """Return the columns that say what a setting is."""
+    """Return the columns that describe a setting."""
     speculation = setting.speculation
     row: Row = {"mode": setting.name, "temperature": temperature}
     if speculation.mode == "ar":
@@ -78,8 +78,9 @@ def _hits(metrics: Sequence[Metrics]) -> Row:
 
 
 def _others(setting: Setting, settings: Sequence[Setting], runs: Runs) -> dict[str, str]:
-    """Return the settings to divide this one's speed by, by column: `ar`, `sd` with the same K, and for `auto` the
-    fastest of all that are fixed."""
+    """Return each column of a ratio and the setting whose speed divides this one's.
+
+    These are `ar`, `sd` with the same K, and for `auto` the fastest of all fixed settings."""
     found = {}
     for other in settings:
         mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens

@@ -122,9 +122,9 @@ class Http:
 
 
 def _follow(response: HTTPResponse, answer: Answer) -> None:
-    """Read the events of a stream into `answer`. A stream that breaks off is an error.
+    """Read the events of a stream into `answer`; note an error if it breaks off.
 
-    An event without token ids counts as one token."""
+    An event with text but without token ids counts as one token."""
     for line in response:
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:"):

@@ -1,4 +1,4 @@
-"""Sends requests at random moments, notes when their tokens come, and makes figures of that."""
+"""Sends requests at random moments, records when their tokens come, and computes figures from this."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ssd.ipc.public import ChatMessage, Metrics
 
 @dataclass
 class Answer:
-    """What came back for one request: times in seconds of one clock, `arrivals` as (time, tokens).
+    """The answer to one request: times in seconds of one clock, `arrivals` as (time, tokens).
 
     `error` is the code of a request that failed."""
 
@@ -48,7 +48,7 @@ class Pass(NamedTuple):
 
 
 class Endpoint(Protocol):
-    """An open connection to an engine. A call sends a request; one that fails returns an `Answer` with an error."""
+    """An open connection to an engine. A call sends a request; if it fails, the `Answer` has an error."""
 
     async def __aenter__(self) -> object: ...
 
@@ -58,7 +58,7 @@ class Endpoint(Protocol):
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Return the seconds from the start to each of `count` Poisson arrivals at `rate` a second; inf: all at once."""
+    """Return the times of `count` Poisson arrivals at `rate` a second, in seconds from the start; inf: all at 0."""
     if math.isinf(rate):
         return [0.0] * count
     dice = random.Random(seed)
@@ -72,7 +72,7 @@ async def drive(
     concurrency: int | None,
     description: str,
 ) -> Pass:
-    """Send each request at its arrival time; while `concurrency` are open, it waits until one ends."""
+    """Send each request at its arrival time, or later when fewer than `concurrency` are open."""
     places = asyncio.Semaphore(concurrency or len(requests))
     began = time.perf_counter()
 
@@ -210,7 +210,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _speculation(answers: Sequence[Answer]) -> Row:
-    """Return what the engine reports of its rounds; nothing if it reports none."""
+    """Return the engine's figures of its rounds; nothing if it reports none."""
     metrics = [answer.metrics for answer in answers if answer.metrics is not None]
     rounds = sum(m.rounds for m in metrics)
     if not rounds:

@@ -1,4 +1,4 @@
-"""What commands show and write: progress bars, tables, plots and files. rich and matplotlib load only when used."""
+"""Outputs of commands: progress bars, tables, plots and files. rich and matplotlib load only when used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _Item = TypeVar("_Item")
 
 
 def check_writable(flag: str, file: Path | None) -> None:
-    """Raise UsageError if `file`, given with `flag`, cannot be written. Commands call it before they start work."""
+    """Raise UsageError if `file`, given with `flag`, cannot be written.
+
+    Commands call it before they start work."""
     if file is None:
         return
     if file.is_dir():
@@ -46,7 +48,7 @@ def check_plot(file: Path | None) -> None:
 
 
 def save_plot(figure: Figure, file: Path) -> None:
-    """Write a plot in the format of the file's suffix. Raises UsageError if that fails."""
+    """Write a plot in the format of the file's suffix; raise UsageError if that fails."""
     try:
         figure.savefig(file, format=file.suffix[1:].lower(), dpi=120)
     except OSError as error:
@@ -82,7 +84,7 @@ def watched(items: Sequence[_Item], description: str) -> Iterator[_Item]:
 
 @contextmanager
 def bar(total: int, description: str) -> Iterator[Callable[[], None]]:
-    """Show a bar on stderr if that is a terminal. Yields what to call after each of `total` steps."""
+    """Show a bar on stderr if that is a terminal; yield a function to call after each of `total` steps."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""Draws what was measured."""
+"""Draws measured figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _LATENCIES = {"ttft": "first token", "tpot": "time per token", "itl": "between t
 
 
 def draw(file: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw speeds and the parts of a round, or latencies under load, into `file`. Raises UsageError if that fails."""
+    """Draw speeds and the parts of a round, or latencies under load, into `file`.
+
+    Raises UsageError if `file` cannot be written."""
     from matplotlib.figure import Figure
 
     loads = "duration" in rows[0]

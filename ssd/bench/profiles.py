@@ -25,7 +25,7 @@ _EXPONENT = PAPER.misses.r
 
 
 def fan_out_settings(settings: Sequence[Setting], base: Speculation) -> dict[int, Setting]:
-    """Return the extra runs that a profile needs, by fan-out: `ssd`, to see how the miss rate falls with the fan-out.
+    """Return the extra settings that a profile needs, by fan-out: `ssd`, to measure the miss rate of each.
 
     Raises UsageError if `settings` cannot make a profile."""
     lookaheads = {s.speculation.num_speculative_tokens for s in settings if s.speculation.mode in DRAFTED}
@@ -77,7 +77,7 @@ def profile_of(
     ssd: Mapping[int, Sequence[Metrics]],
     source: Mapping[str, str],
 ) -> Profile:
-    """Return the profile of runs at batch 1: `ar`, `sd` with one K, and `ssd` by fan-out (one for all lengths).
+    """Return the profile of runs at batch 1: `ar`, `sd` with one K, and `ssd` by fan-out, equal for all lengths.
 
     `verify` is the line through the rounds of `ar` (1 token) and of `sd` (1 + drafted tokens), including the overhead
     of a round of `ar`. `overhead_s` is what a round of `sd` costs on top. The acceptance is the single rate that gives

@@ -100,7 +100,7 @@ class Wholes(click.ParamType):
 
 
 def time_text(value: LinearCost | float) -> str:
-    """Return a time, or a line of times, as the options above take it."""
+    """Return a time, or a line of times, in the notation of the options above."""
     if isinstance(value, LinearCost):
         return f"{time_text(value.fixed)}+{time_text(value.each)}" if value.each else time_text(value.fixed)
     for unit, seconds in _SECONDS.items():

@@ -64,7 +64,7 @@ _TABLES = {
 
 @dataclass
 class BenchReport:
-    """What a benchmark measured (`rows`), with what (`engine`, `workload`), and what a reader must know (`notes`).
+    """A benchmark's figures (`rows`), its setup (`engine`, `workload`), and remarks for the reader (`notes`).
 
     `hardware` says whether the modes had equal hardware, `emulation` which devices were emulated."""
 
@@ -79,7 +79,7 @@ class BenchReport:
 
     @property
     def title_suffix(self) -> str:
-        """Return what every title ends with."""
+        """Return the end of every title."""
         return f" ({self.emulation.words})" if self.emulation else ""
 
     def as_json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class BenchReport:
 
 
 def write(document: dict[str, Any], file: Path) -> None:
-    """Write JSON to `file`. Raises UsageError if that fails."""
+    """Write JSON to `file`; raise UsageError if that fails."""
     try:
         file.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     except OSError as error:
@@ -105,7 +105,7 @@ def write(document: dict[str, Any], file: Path) -> None:
 
 
 def tables(report: BenchReport, about: str) -> list[Table]:
-    """Return up to three tables for each temperature and batch size. Columns without a value are left out."""
+    """Return up to three tables for each temperature and batch size, without empty columns."""
     found = []
     for case, group in groupby(report.rows, _case):
         members = list(group)
@@ -120,7 +120,7 @@ def tables(report: BenchReport, about: str) -> list[Table]:
 
 
 def sentences(report: BenchReport) -> list[str]:
-    """Return what stands below the tables."""
+    """Return the sentences below the tables."""
     facts = report.engine
     pair = " and ".join(filter(None, (facts.get("target_name"), facts.get("draft_name"))))
     machine = report.environment

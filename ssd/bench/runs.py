@@ -1,4 +1,4 @@
-"""Runs several settings by turns on the same prompts, and scores what they said."""
+"""Runs several settings by turns on the same prompts, and scores their answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ssd.client import Client, Completion, Prompt
 from ssd.config.params import Mode, SamplingParams, Speculation
 
 WARM_UP: list[int] = [1, 2, 3]  # token ids, as there may be no tokenizer
-READ_TOKENS = 3  # of a request that has a prompt read: a draft has to answer it
+READ_TOKENS = 3  # of a request that only makes both models read a prompt: several, so that the draft takes part
 _WARM_UP_TOKENS = 16
 _READERS: tuple[Mode, ...] = ("ar", "ngram", "auto", "ssd", "sd")  # `sd` waits until the draft has read the prompt
 _SCORE = SamplingParams(max_tokens=1, prompt_logprobs=0, speculation=Speculation("ar"))
 
 
 class Turn(NamedTuple):
-    """What one setting did in its turn; `tok_s` counts all sequences of the batch."""
+    """The answers of one setting in its turn; `tok_s` counts all sequences of the batch."""
 
     completions: list[Completion]
     tok_s: float
@@ -40,7 +40,9 @@ def warm_up(client: Client, settings: Sequence[Setting]) -> None:
 def latency(
     client: Client, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
 ) -> Runs:
-    """Run one request at a time. A turn is one prompt; its speed is that of decoding, without the prompt."""
+    """Run one request at a time, and return the turns.
+
+    A turn is one prompt; its speed is that of decoding, without the prompt."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(client, settings)
     for index, prompt in enumerate(watched(prompts, f"T = {temperature:g}")):
@@ -61,7 +63,7 @@ def throughput(
     batch_size: int,
     repeats: int,
 ) -> Runs:
-    """Run `batch_size` requests at a time. Settings take turns batch by batch.
+    """Run `batch_size` requests at a time, and return the turns. Settings alternate batch by batch.
 
     A turn is all prompts once; its speed is all their tokens over the time of their batches."""
     runs: Runs = {setting.name: [] for setting in settings}
@@ -90,13 +92,13 @@ def reader(settings: Sequence[Setting]) -> Setting:
 
 
 def _read(client: Client, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
-    """Let target and draft read the prompts, which they then keep, so that no setting's turn has to."""
+    """Let target and draft read and cache the prompts, so that no setting's turn has to."""
     params = replace(protocol.params(reader(settings), 0.0, 0), max_tokens=READ_TOKENS)
     client.generate(batch, params, chat=protocol.chat)
 
 
 def perplexities(client: Client, runs: Runs) -> dict[str, float]:
-    """Return the perplexity of each setting's answers under the target at temperature 1, given their prompts.
+    """Return the perplexity of each setting's answers under the target at temperature 1, with their prompts.
 
     An answer that several settings gave is scored once."""
     answers = {name: [answer for turn in turns for answer in turn.completions] for name, turns in runs.items()}

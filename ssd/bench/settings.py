@@ -1,4 +1,4 @@
-"""Names the ways to decode that are compared."""
+"""Names the settings that a benchmark compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Modes, and the values to run `sd` and `ssd` with. Where there are no values, the engine's own are used."""
+    """Modes, and the values to run `sd` and `ssd` with; without values the engine's own are used."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Sweep(NamedTuple):
     backups: tuple[str, ...] = ()
 
     def settings(self, base: Speculation) -> list[Setting]:
-        """Return every mode with every value that concerns it; a value is in the name if there are several.
+        """Return every mode with every value that it uses; a value is in the name if there are several.
 
         The rest comes from `base`. Raises UsageError if no mode uses a swept value, or values do not fit together."""
         self._check()
@@ -77,14 +77,14 @@ class Sweep(NamedTuple):
 
 
 def fan_out_text(fan_out: FanOutChoice) -> str:
-    """Return a fan-out as `--fan-out` takes it."""
+    """Return a fan-out in the notation of `--fan-out`."""
     return fan_out if isinstance(fan_out, str) else ",".join(map(str, fan_out)) or "auto"
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
-    """Return what an engine must be started with to have room for all settings.
+    """Return the speculation that an engine must start with to have room for all settings.
 
-    One of mode `auto` measures its forwards before it is ready."""
+    An engine of mode `auto` measures its forwards before it is ready."""
     modes = {setting.speculation.mode for setting in settings}
     speculating = [each.speculation for each in settings if each.speculation.mode in (*DRAFTED, "auto")]
     if not speculating:
@@ -97,7 +97,7 @@ def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
 
 
 class Protocol(NamedTuple):
-    """What every request asks for: `tokens` new tokens, in chat format or raw, past the end of text or up to it."""
+    """The parameters of every request: `tokens` new tokens, in chat format or raw, past the end of text or up to it."""
 
     tokens: int
     chat: bool

@@ -19,7 +19,7 @@ from ssd.models.quantization import QUANTIZATION, check_quantization, named
 from ssd.system import fields, files
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
-# What the engine reads in config.json -> what others name it.
+# Our name of a field in config.json -> its names in other checkpoints.
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -28,19 +28,19 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
-# Families whose checkpoints name the code that ran them before transformers knew them. The code is not run.
+# Families whose checkpoints have `auto_map` from before transformers supported them. Its code is never run.
 _CODE_IS_OURS = ("phi3",)
 
 LIST_FILE = "draft_vocab.safetensors"
 """The file beside a draft's weights that lists the ids that it predicts, likeliest first."""
 
-# What the config of an EAGLE-3 head of vLLM's `speculators` has beside the config of its layer.
+# Fields that the config of an EAGLE-3 head of vLLM's `speculators` has beside the config of its layer.
 _BESIDE_THE_LAYER = (
     *("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc"),
     *("eagle_aux_hidden_state_layer_ids", "quantization_config", "compression_config"),
 )
 
-# What the nested config of a `model_type` leaves out where it is as in the family's first model.
+# `model_type` -> fields that its nested config may leave out, with their values in the family's first model.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {
         "model_type": "gemma3_text",
@@ -54,11 +54,11 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
 
 
 class Translation(NamedTuple):
-    """The ids of a draft as those of a target with another vocabulary (`ssd.models.vocabularies`).
+    """Translates between a draft's ids and those of a target with another vocabulary (`ssd.models.vocabularies`).
 
-    `known` is the size of the draft's own vocabulary. `own` has, for each id of the target, the draft's id of the same
-    token, or else of one that ends alike. `shared` are the target's ids of the tokens that both have, rising. `words`
-    say how many those are."""
+    `known`: size of the draft's own vocabulary. `own`: for each target id, the draft's id of the same token, else of
+    the token's longest suffix that the draft has, else 0. `shared`: target ids of the tokens that both have, ascending.
+    `words`: how many these are, for messages."""
 
     known: int
     own: list[int]
@@ -68,9 +68,9 @@ class Translation(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that passed every check. `digest` (hex) is equal for equal files, wherever they are.
+    """A checkpoint that passed every check. Equal files have an equal `digest` (hex) in any folder.
 
-    With a `translation` the model reads and predicts other ids than its files do; `config` is already the new one."""
+    With a `translation` the model reads and predicts its target's ids; `config` already has the sizes for these."""
 
     directory: Path
     config: dict[str, Any]
@@ -80,7 +80,7 @@ class Checkpoint:
     translation: Translation | None = None
 
     def count(self, key: str, default: int | None = None, most: int = fields.MOST) -> int:
-        """A positive whole number of the config. Raises UsageError, which names the file."""
+        """Return a positive whole number of the config; raise UsageError, which names the file, if it is none."""
         try:
             return fields.count(self.config, key, default, most)
         except UsageError as error:
@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 def inspect(directory: Path, weights: bool = True) -> Checkpoint:
-    """Check the config and every safetensors file of `directory`, or its GGUF. UsageError names the first fault.
+    """Check the config and every safetensors file of `directory`, or its GGUF; raise UsageError for the first fault.
 
     Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty."""
     config = read_config(directory)
@@ -118,10 +118,11 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read config.json; of a multimodal model, its text part; of a head of `speculators`, in the fields of others.
+    """Read config.json under the field names that the engine uses.
 
-    Raises UsageError if it is missing or no JSON object, or asks for its own code, quantised weights, or a modality or
-    attention that is not supported."""
+    A multimodal model gives the config of its text part. A head of vLLM's `speculators` gives the fields of other
+    EAGLE-3 heads. Raises UsageError if the file is missing, is no JSON object, brings its own code, or asks for a
+    quantisation, modality or attention that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
     if "speculators_model_type" in config:
@@ -138,7 +139,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _head_of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The config of an EAGLE-3 head of vLLM's `speculators`, in the fields of other heads.
+    """Return the config of an EAGLE-3 head of vLLM's `speculators`, in the fields of other heads.
 
     Raises UsageError for other speculators. `auto_map` names a class of the library, not code of the checkpoint."""
     if (kind := config["speculators_model_type"]) != "eagle3":
@@ -153,9 +154,9 @@ def _head_of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any
 
 
 def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The config of the text part of a multimodal model, with the plain fields that stand beside it in `file`.
+    """Return the config of a multimodal model's text part, with the top-level fields that are no objects.
 
-    Raises UsageError if it is no family of ours."""
+    Raises UsageError if the family is not supported."""
     left_out, text = _LEFT_OUT.get(str(config.get("model_type"))), config["text_config"]
     if left_out is None or not isinstance(text, dict):
         known = ", ".join(_LEFT_OUT)
@@ -183,7 +184,9 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """model.safetensors, or the shards that model.safetensors.index.json names. Raises UsageError if one is missing."""
+    """Return model.safetensors, or the shards that model.safetensors.index.json names.
+
+    Raises UsageError if a file is missing."""
     single = directory / "model.safetensors"
     if single.is_file():
         return [single]
@@ -237,13 +240,13 @@ def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
-    """Read generation_config.json; nothing where there is none. Raises UsageError if it cannot be read."""
+    """Return the content of generation_config.json, {} if there is none; raise UsageError if it cannot be read."""
     path = directory / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
-    """The end-of-sequence ids of config.json and generation_config.json that are in the vocabulary.
+    """Return the end-of-sequence ids of config.json and generation_config.json that are in the vocabulary.
 
     Raises UsageError if one is no id, or if all of them are beyond the vocabulary."""
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""The numbers of a quantised weight: integers in groups of inputs, or floats.
+"""Reads quantised weights: as integers in groups of inputs (`Groups`), or as float32.
 
 `ssd.models.quantization` describes the layouts."""
 
@@ -16,13 +16,13 @@ from ssd.kernels.groups import Groups, exact_offsets
 from ssd.models.quantization import QuantizedTensor
 
 ReadPart = Callable[[str], Tensor]
-"""The tensor of a file by its name."""
-# Which of the eight numbers of AWQ's words is an output's. A word holds those of the outputs 0, 2, 4, 6, 1, 3, 5, 7.
+"""Name of a tensor -> the tensor, read from its file."""
+# Each of eight outputs -> its place in an AWQ word, which holds the outputs 0, 2, 4, 6, 1, 3, 5, 7 in this order.
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 class _Numbers(NamedTuple):
-    """codes uint8 [out, in]; steps float32 and zeros int64 [out, groups], both of one size where all are equal."""
+    """A weight's codes uint8 [out, in]; steps float32 and zeros int64, which broadcast to [out, groups]."""
 
     codes: Tensor
     steps: Tensor
@@ -30,10 +30,10 @@ class _Numbers(NamedTuple):
 
 
 def quantized_groups(tensor: QuantizedTensor, read: ReadPart, fp8: bool = False) -> Groups | None:
-    """Return a weight whose numbers have the bits of `quantized_floats`.
+    """Return a weight as `Groups` that equals `quantized_floats` bit for bit, or None if it cannot be grouped.
 
-    None for inputs whose groups are not in order, and if float32 cannot hold a product of scale and zero; of FP8, too,
-    unless it is asked for."""
+    None if the groups' inputs are not in order, if float32 cannot hold a product of scale and zero, and for FP8
+    unless `fp8`."""
     if tensor.layout == "fp8":
         return _fp8_groups(tensor, read) if fp8 else None
     if _order(tensor, read) is not None:
@@ -47,7 +47,7 @@ def quantized_groups(tensor: QuantizedTensor, read: ReadPart, fp8: bool = False)
 
 
 def quantized_floats(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
-    """Return the weight float32 [out, in], each number with one rounding."""
+    """Return the weight as float32 [out, in], each number rounded once."""
     if tensor.layout == "fp8":
         return _fp8_groups(tensor, read).dequantized()
     codes, steps, zeros = _numbers(tensor, read)
@@ -59,7 +59,7 @@ def quantized_floats(tensor: QuantizedTensor, read: ReadPart) -> Tensor:
 
 
 def _order(tensor: QuantizedTensor, read: ReadPart) -> Tensor | None:
-    """The group of each input, int64 [in]; None if groups are of neighbours, in order."""
+    """Return the group of each input, int64 [in], or None if groups are of neighbouring inputs, in order."""
     if "order" not in tensor.parts:
         return None
     name = tensor.parts["order"][0]
@@ -98,9 +98,9 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """int32 [n, words] -> uint8 [n, numbers], those in the lowest bits first; one may begin in a word's highest bits.
+    """Unpack int32 [n, words] into uint8 [n, numbers] of `bits` each, lowest bits first.
 
-    The words of a row are a whole number of `bits`, of 3 bits three times as many."""
+    A number of 3 bits may lie in two words; a row then has a multiple of three words."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -118,8 +118,10 @@ def _awq(words: Tensor) -> Tensor:
 
 
 def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
-    """The zeros of GPTQ's first format. Libraries read the largest stored number in three ways: as a zero too large for
-    its bits, as 0, or as 0 with a carry into the number beside it."""
+    """Return the zeros of GPTQ's first format, which stores each less 1; raise UsageError for an ambiguous one.
+
+    Libraries read the largest stored number in three ways: as a zero too large for its bits, as 0, or as 0 with a carry
+    into the number beside it."""
     if int(stored.max()) == (most := (1 << bits) - 1):
         raise UsageError(
             f"tensor {name} stores a zero as {most}, which stands for 0 or for {most + 1}: the format gptq cannot say "
@@ -129,7 +131,7 @@ def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
 
 
 def _fp8_groups(tensor: QuantizedTensor, read: ReadPart) -> Groups:
-    """FP8 with steps for the largest groups that end where blocks and rows do."""
+    """Return FP8 weights as `Groups`, of the largest size that divides a block's width and the row's."""
     codes, scales = (read(tensor.parts[part][0]) for part in ("codes", "scale"))
     (outputs, inputs), scales = tensor.shape, scales.float()
     scales = scales if scales.ndim == 2 else scales.reshape(1, 1)

@@ -1,4 +1,4 @@
-"""Downloads from the package index that pip is configured for, and cache folders that appear whole or not at all."""
+"""Downloads from pip's configured package index, and builds cache folders, which appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ssd.errors import UsageError
 from ssd.system import interpreter
 
 Report = Callable[[str, int, int], None]
-"""Told (stage, units done, units in all) as work goes on."""
+"""Called with (stage, units done, units in all) as work goes on."""
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -53,7 +53,9 @@ class Location:
 
 
 def locate(requirement: str) -> Location:
-    """The address of the distribution that pip would install for `requirement` ("name==version")."""
+    """Return the address of the distribution that pip would install for `requirement` ("name==version").
+
+    Raises UsageError if pip finds none."""
     asked = _python("-c", _ASK_FINDER, requirement)
     if asked.returncode == 0:
         return Location(**json.loads(asked.stdout))
@@ -75,10 +77,10 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def fetch(location: Location, part: Path, size: int, sha256: str, report: Report) -> None:
-    """Complete `part` to the `size` bytes with digest `sha256`; what it holds already is kept and continued.
+    """Download into `part` until it has `size` bytes with digest `sha256`; continue from the bytes it has already.
 
-    A dropped connection is resumed as long as each attempt brings something. Raises UsageError when one does not
-    (`part` stays, for the next call) and when the digest is wrong (`part` is deleted)."""
+    A dropped connection is resumed while each attempt adds bytes. Raises UsageError if an attempt adds none (`part`
+    stays for the next call) and if the digest is wrong (`part` is deleted)."""
     part.parent.mkdir(parents=True, exist_ok=True)
     while (have := _size(part)) < size:
         try:
@@ -96,7 +98,7 @@ def fetch(location: Location, part: Path, size: int, sha256: str, report: Report
 
 
 def _fetch_rest(location: Location, part: Path, size: int, report: Report) -> None:
-    """One attempt: append from where `part` ends, or start over when the server ignores the range."""
+    """Append from where `part` ends, in one attempt, or start over if the server ignores the range."""
     have = _size(part)
     request = urllib.request.Request(location.url, headers={"Range": f"bytes={have}-"} if have else {})
     with _open(location, request) as response:
@@ -135,14 +137,14 @@ def _size(path: Path) -> int:
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file, as hex."""
+    """Return the sha256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def building(final: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `final` when the block ends well, and is removed when it does not.
+    """Yield a new folder that replaces `final` if the block ends without an error, and is removed if not.
 
     A reader sees the old folder, none, or the new one, never a mixture."""
     fresh, old = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
@@ -177,7 +179,7 @@ def lock(path: Path, report: Report) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
-    """A rich bar on stderr, one line per stage; nothing is written before the first."""
+    """Yield a `Report` that shows a bar on stderr, one line per stage, from its first call on."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

@@ -1,7 +1,7 @@
-"""The EAGLE-3 head: one layer that goes on from hidden states of its target, or from its own (arXiv 2503.01840).
+"""The EAGLE-3 head: one layer that reads hidden states of its target, or its own (arXiv 2503.01840).
 
-It reads pairs: the features of one token, and the token after it. What it makes of a pair predicts the token after
-that, and stands for the features that the target has not computed yet."""
+It reads pairs: the features of one token, and the token after it. Its output for a pair predicts the following token,
+and serves as features that the target has not computed yet."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ssd.system.fields import Config, flag, number
 
 
 class FeatureContext(ForwardContext, Protocol):
-    """A context that also says what the head knows of the token before each of the batch."""
+    """A context that also has the features of the token before each token of the batch."""
 
     features: Tensor
-    """[n, width]: hidden states of the target, fused, or what the head made of that token itself."""
+    """[n, width]: fused hidden states of the target, or the head's own output for that token."""
 
 
 class PairAttention(Attention):
@@ -42,8 +42,9 @@ class PairAttention(Attention):
 
 
 class Eagle3:
-    """See `ssd.models.interface.Model`; `forward` takes a `FeatureContext`. Its hidden states have not passed its norm
-    yet: as they are, they are the features of the next pair."""
+    """An EAGLE-3 head; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
+
+    `forward` returns hidden states before the last norm, because they are the features of the next pair."""
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
@@ -74,11 +75,10 @@ class Eagle3:
     def _predicting(
         self, config: Config, weights: Weights, embedding: Tensor | Groups, theirs: bool
     ) -> tuple[Head, Table]:
-        """The head over the tokens that it predicts, and the table of its embedding. `d2t` has the differences between
-        their ids and their places.
+        """Return the head over the tokens that it predicts, and the table of its embedding.
 
-        Their rows are its own, or those of the target's table, which has rows for all others, too. `theirs`: its
-        embedding is the target's."""
+        The rows are its own, or those of the target's table, which has rows for all other ids, too. `d2t` has each
+        predicted token's id less its place in the list. `theirs`: the embedding is the target's."""
         count, known, width = self.shape.outputs, self.shape.vocab_size, int(config["hidden_size"])
         own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
         if own:
@@ -97,7 +97,7 @@ class Eagle3:
         return head, embedding_table(embedding, predicting, head)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """[n, fused], that is three times the target's width, low to high -> features [n, width]."""
+        """Return features [n, width] of hidden states [n, fused] after three target layers, low to high."""
         return self._fuse(states)
 
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
@@ -117,7 +117,7 @@ class Eagle3:
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """See `ssd.models.families.llama.Llama.guess_step`."""
+        """Return the head as one call of our kernels, or None; see `ssd.models.families.llama.Llama.guess_step`."""
         norms = [norm.kernel for norm in (self._token_norm, self._feature_norm, self._forward_norm)]
         products = [*self._attention.products, *self._feed_forward.products]
         token, feature, forward = (norm and norm[0] for norm in norms)

@@ -1,8 +1,8 @@
-"""Families without a file here: transformers' own model, with its attention done by the engine's context.
+"""Runs families without a file here: transformers' own model, with the engine's attention.
 
 It is slower than a family of ours: its layers are not packed, its small operations not fused. It attends through the
-`ForwardContext` over paged keys and values, in the tree of a draft as well. A model that is not a function of tokens,
-positions and causal attention is refused: on loading, a short text cut in two must give the logits of transformers' own
+`ForwardContext` over paged keys and values, also in a draft's tree. A model that is not a function of tokens, positions
+and causal attention is refused: on loading, a short text in two parts must give the logits of transformers' own
 attention. Code that comes with a checkpoint is never run."""
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import check_finite, check_type
 
-_NAME = "ssd"  # of the attention below, among those that transformers knows
+_NAME = "ssd"  # the attention below is registered in transformers under this name
 _PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
-# Scalings whose frequencies depend on the length of the text, so that cached keys would have to be turned again.
+# Scalings whose frequencies depend on the length of the text: cached keys would have to be rotated again.
 _MOVING_ROPE = {"dynamic", "longrope"}
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
-    """The checkpoint as transformers builds it; raises `UsageError` with the cause why that will not do."""
+    """Load a checkpoint as transformers' model; raise `UsageError` with the cause if it cannot run here."""
     if installed() is None:
         raise UsageError(f"transformers might run it: {HOW_TO_INSTALL}")
     for key in (SHARED, DRAFT_VOCAB):
@@ -55,13 +55,13 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
         return Fallback(model, dtype, device, max_position)
     except UsageError:
         raise
-    except Exception as error:  # whatever code that was written for other uses may raise
+    except Exception as error:  # code that was written for other uses may raise anything
         first, *_ = str(error).splitlines() or [""]
         raise UsageError(f"transformers {installed()} cannot run it: {type(error).__name__}: {first}") from error
 
 
 def _check(kind: Any, config: Any) -> None:
-    """What can be refused by name, before anything is loaded."""
+    """Raise UsageError for a class or config that cannot run here, before weights are loaded."""
     if not getattr(kind, "_supports_attention_backend", False):
         raise UsageError(f"transformers' {kind.__name__} does not attend through its attention interface")
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -85,7 +85,7 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
             model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=_NAME)
         return model
     for name, tensor in checkpoint.tensors.items():
-        if name.endswith(".weight"):  # of what else there is beside weights, old checkpoints have masks
+        if name.endswith(".weight"):  # other tensors, such as the masks of old checkpoints, are not weights
             check_type(name, tensor)
     model, report = kind.from_pretrained(
         checkpoint.directory,
@@ -119,7 +119,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]."""
+    """Attend through the context, as transformers asks: q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]."""
     layer: Any = getattr(module, "layer_idx", None)
     if context is None or not isinstance(layer, int):
         raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
@@ -138,7 +138,7 @@ class _Given(nn.Module):
 
 
 class _Output:
-    """A decoder's output with hidden states; of all else that a family may have beside them there is none."""
+    """A decoder's output with hidden states only: every other attribute or item is None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -151,7 +151,9 @@ class _Output:
 
 
 def _headed(model: nn.Module, decoder: nn.Module) -> nn.Module:
-    """The same model, weights shared, over hidden states: what its family does between them and logits is done."""
+    """Return a copy of the model, weights shared, whose decoder returns the hidden states `given` to it.
+
+    The family's own steps from hidden states to logits still apply."""
     path = next(name for name, module in model.named_modules() if module is decoder)
     if not path:
         raise UsageError("its decoder cannot be told from its head")
@@ -171,7 +173,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def _show_layers(decoder: nn.Module, count: int) -> None:
-    """Let its `count` layers, where they can be told, show what they make to the context that they are called with."""
+    """Pass the hidden states of each of the `count` layers to `context.keep_hidden`, if the layers can be found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     layers: Any = next(lists, ())
 
@@ -208,7 +210,7 @@ class Fallback:
 
     @torch.inference_mode()
     def _tried(self, model: Any, max_position: int) -> Shape:
-        """The model's numbers, from what its layers do with a short text, which must come out right."""
+        """Return the sizes of the model, seen while it runs a short text; raise UsageError for wrong logits."""
         vocab_size: int = model.get_input_embeddings().num_embeddings
         ids = torch.arange(1, 1 + _PROBE, device=self.device) * 7919 % vocab_size
         context = _Probe(self.device)
@@ -243,7 +245,7 @@ class Fallback:
 
 
 class _Probe:
-    """A context of one sequence that keeps what its layers did: heads, key heads and head size, and the window."""
+    """A context of one sequence that records each layer's heads, key heads, head size and window."""
 
     def __init__(self, device: torch.device) -> None:
         self.positions = torch.arange(0, device=device)
@@ -279,7 +281,7 @@ class _Probe:
         pass
 
     def check(self, config: Any) -> None:
-        """Raise `UsageError` unless every layer attended once per chunk, all alike, in the windows of the config."""
+        """Raise `UsageError` unless every layer attended once per chunk, with equal heads and the config's windows."""
         if sorted(self.sizes) != list(range(config.num_hidden_layers)) or self._calls != self._chunks * len(self.sizes):
             raise UsageError("not every layer attends once")
         if len(set(self.sizes.values())) > 1:

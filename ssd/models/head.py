@@ -1,4 +1,4 @@
-"""The last layer of a model: hidden states to logits, of all ids or of a short list of them."""
+"""The last layer of a model: hidden states to logits of all ids, or of a short list of ids."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ssd.models.weights import LISTED, LinearLayer, Weights
 
 
 class Head:
-    """Logits of the ids that a model predicts.
+    """Computes the logits of the ids that a model predicts.
 
-    `ids` int64 [n] says what each logit is about; None: they are about the ids from 0 on. `table` [V, width] has rows
-    for ids that are not in the list, too; None if the list has all ids, or if the checkpoint has no such rows."""
+    `ids` int64 [n]: the id of each logit; None: the ids from 0 on. `table` [V, width]: rows of all ids, also of those
+    that are not predicted; None if all are predicted, or if the checkpoint has no other rows."""
 
     def __init__(self, linear: LinearLayer, ids: Tensor | None = None, table: Table | None = None) -> None:
         self.linear, self.ids, self.table = linear, ids, table
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden states [m, width] -> logits [m, n]."""
+        """Return logits [m, n] of hidden states [m, width]."""
         return self.linear(hidden)
 
     def of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Logits [m, k] of any `ids` int64 [k], by the table, which must exist."""
+        """Return logits [m, k] of any `ids` int64 [k], from the table, which must exist."""
         assert self.table is not None, "there are only rows of the listed ids"
         return self.table.dots(hidden, ids)
 
@@ -52,8 +52,9 @@ def with_list(draft: Checkpoint) -> Checkpoint:
 
 
 def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size: int, device: torch.device) -> Head:
-    """The head of a model that predicts `outputs` ids: those of its list, else the first ones. Other rows of `weight`
-    [vocab_size, width] stay at hand."""
+    """Return the head of a model that predicts `outputs` ids: those of its list, else the first ones.
+
+    If these are not all ids, the head keeps `weight` [vocab_size, width] as its table."""
     if outputs == vocab_size:
         return Head(weights.linear(weight, None))
     ids = None
@@ -65,13 +66,13 @@ def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size:
 
 
 def embedding_table(embedding: Tensor | Groups, predicting: Tensor | Groups, head: Head) -> Table:
-    """The table of an embedding. If `head` predicts with the same weight, it is in memory once."""
+    """Return the table of an embedding; share the memory of `head` if it predicts with the same weight."""
     if predicting is not embedding:
         return Table(embedding)
     return Table(embedding, head.linear) if head.table is None else head.table
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raise `UsageError` unless `ids` int64 [n] are different ids below `vocab_size`."""
+    """Raise `UsageError` unless `ids` int64 [n] are distinct ids below `vocab_size`."""
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size or len(ids.unique()) < len(ids):
         raise UsageError(f"{name} does not name {len(ids)} tokens of a vocabulary of {vocab_size}")

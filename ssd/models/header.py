@@ -35,7 +35,7 @@ class TensorInfo:
 
 
 def check_safetensors(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one file, in the order of their bytes, from its header alone.
+    """Return the tensors of one file, in the order of their bytes, from its header alone.
 
     Raises UsageError unless the header fits, every dtype is known, every shape agrees with its bytes, and the tensors
     fill the rest of the file with neither gap nor overlap."""
@@ -62,7 +62,7 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
 
 
 def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """The header object and the offset of the first tensor byte."""
+    """Return the header object and the offset of the first tensor byte."""
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8:
@@ -75,7 +75,7 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any],
 
 
 def _span(path: Path, name: str, entry: Any) -> tuple[int, int]:
-    """The checked byte range of one header entry, relative to the first tensor byte."""
+    """Return the checked byte range of one header entry, relative to the first tensor byte."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise UsageError(f"{path}: tensor {name!r} has a malformed header entry")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -98,9 +98,9 @@ def _naturals(value: Any) -> bool:
 
 
 def sample(path: Path) -> bytes:
-    """What tells a checked file from another cheaply: its size, its header, and bytes from the middle and the end.
+    """Return bytes that identify a checked file: its size, its header, and pieces from the middle and the end.
 
-    Fine-tunes of one model have equal headers and sizes, so those alone would not do."""
+    Size and header alone are equal in all fine-tunes of a model."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -112,7 +112,7 @@ def sample(path: Path) -> bytes:
 
 
 def parse_object(text: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `text`, without duplicate keys and infinities; UsageError names `path`, where it came from."""
+    """Parse a JSON object without duplicate keys and infinities; raise UsageError, which names `path`, for others."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""From what a person typed (`smollm2`, a folder, `x.gguf`, `org/name`, `org/name:Q4_K_M`) to a checkpoint's folder."""
+"""Finds a checkpoint's folder by a name: `smollm2`, a folder, `x.gguf`, `org/name` or `org/name:Q4_K_M`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """The folder of a built-in model, of a local checkpoint, of a GGUF file (made of its metadata unless it is there),
-    or of a hub model (downloaded unless it is cached).
+    """Return the folder of a built-in model, a local checkpoint, a GGUF file or a hub model.
 
-    `org/name:Q4_K_M` is the GGUF file of that type in a hub's repository.
+    The folder of a GGUF file is made from its metadata, unless it exists. A hub model is downloaded, unless it is
+    cached; `org/name:Q4_K_M` is the GGUF file of this type in its repository.
 
     `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
     built-in one has not been pulled, and when the hub cannot be reached and has nothing cached."""
@@ -54,7 +54,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
 
 def ensure(name: str, revision: str | None = None) -> Path:
-    """Like `resolve`, but a built-in model that is missing is pulled first, with progress on stderr."""
+    """Pull a built-in model that is missing, with progress on stderr, then `resolve` the name."""
     if name in BUILTIN and not BUILTIN[name].present:
         pull(name)
     return resolve(name, revision)
@@ -67,7 +67,7 @@ def _with_config(directory: Path) -> Path:
 
 
 def _of_hub(directory: Path, name: str) -> Path:
-    """The folder of a downloaded checkpoint, if it is one."""
+    """Return the folder of a downloaded checkpoint; raise UsageError if it has no config.json."""
     if not (directory / "config.json").is_file():
         raise UsageError(
             f"{name!r} on the hub is not a checkpoint: it has no config.json; if it has GGUF files, say which of their "
@@ -77,13 +77,13 @@ def _of_hub(directory: Path, name: str) -> Path:
 
 
 def _gguf_patterns(quant: str) -> list[str]:
-    """The files of one type, whole or in parts, and what may be beside them."""
+    """Return patterns of the GGUF files of one type, whole or in parts, and of the files beside them."""
     spelt = sorted({quant, quant.lower(), quant.upper()})
     return [*(f"*{one}{end}.gguf" for one in spelt for end in ("", "-*-of-*")), *_BESIDE]
 
 
 def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
-    """The file whose name ends in a type, or the first of its parts. UsageError unless there is just one."""
+    """Return the file whose name ends in a type, or its first part; raise UsageError unless there is just one."""
     ends = re.compile(rf"(?:.*[-._])?{re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
     found = sorted(file for file in directory.rglob("*.gguf") if ends.fullmatch(file.name))
     found = [file for file in found if not file.name.startswith("mmproj")]  # vision towers
@@ -96,7 +96,7 @@ def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
 
 
 def _from_hub(name: str, revision: str | None, wanted: list[str], unwanted: list[str]) -> Path:
-    """Download the `wanted` files but for the `unwanted` ones, both patterns."""
+    """Download the files that match a pattern of `wanted` and none of `unwanted`, and return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Whether transformers is here, which the fallback needs. Loads neither it nor torch."""
+"""Finds the installed transformers, which the fallback needs, without loading it or torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 
 
 def installed() -> str | None:
-    """The version of transformers, None without one that is new enough."""
+    """Return the version of transformers, or None if it is missing or too old."""
     try:
         found = version("transformers")
     except PackageNotFoundError:

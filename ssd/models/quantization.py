@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are quantised weights, and in which layout. Reads configs and headers only.
+"""Finds a checkpoint's quantised weights and their layouts, from its config and headers alone.
 
 `quantization_config` in config.json names the method; the tensors tell the rest. Any other method, or one of these in
 another number of bits, is refused by name. `ssd.models.dequantize` reads the numbers.
@@ -14,8 +14,8 @@ another number of bits, is refused by name. `ssd.models.dequantize` reads the nu
   `fp8`, `weight_scale_inv`) for the tensor, for each output, or for blocks. `naive-quantized` is an older name of
   `float-quantized` and `int-quantized`.
 
-The weight is (integer - zero) * scale, or FP8 * scale. Groups are of `group_size` neighbouring inputs, unless `g_idx`
-says which."""
+The weight is (integer - zero) * scale, or FP8 * scale. A group has `group_size` neighbouring inputs, unless `g_idx`
+says which group each input is in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ssd.errors import UsageError
 from ssd.models.header import TensorInfo
 
 QUANTIZATION = "quantization_config"
-"""The field of config.json."""
+"""The field of config.json that describes quantised weights."""
 Bits = Literal[4, 8]
 Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
 _METHOD = "compressed-tensors"
@@ -38,14 +38,14 @@ _READ = f"awq, gptq, fp8, fbgemm_fp8 and {_METHOD} are"
 _REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
-# Numbers of a format of compressed-tensors: their type, and in how many bits.
+# Format of compressed-tensors -> types of its numbers, and their bits.
 _NUMBERS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "pack-quantized": (("int",), (4, 8)),
     "int-quantized": (("int",), (8,)),
     "float-quantized": (("float",), (8,)),
     "naive-quantized": (("int", "float"), (8,)),
 }
-# The inputs of a group where a config does not say, as in transformers.
+# Inputs of a group if a config does not say it; transformers' default.
 _GROUP_SIZE = 128
 
 
@@ -53,17 +53,17 @@ _GROUP_SIZE = 128
 class QuantizedTensor(TensorInfo):
     """A weight of few bits under the name and shape [out, in] that models know.
 
-    `parts`: what its file has of it, as (name, header): `codes` and `scale`, where there are any `zero` and `order`
-    (the group of each input)."""
+    `parts`: the tensors of its file, as (name, header): `codes` and `scale`, and optionally `zero` and `order` (the
+    group of each input)."""
 
     layout: Layout
     bits: int
     block: tuple[int, int]
     """Outputs and inputs that share a scale, if scales are for blocks; else (0, 0)."""
     zeros_differ: bool
-    """By its config its groups may have different zeros."""
+    """True if, by config and headers, its groups may have different zeros."""
     in_order: bool
-    """By its config a group is of neighbouring inputs."""
+    """True if, by config and headers, a group has neighbouring inputs."""
     parts: Mapping[str, tuple[str, TensorInfo]]
 
     @property
@@ -82,10 +82,11 @@ def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scheme:
-    """What a `quantization_config` says of all weights. `bits`: of packed integers. `symmetric`: some have no zeros.
+    """The settings of a `quantization_config` for all weights.
 
-    `groups`: how many inputs share a scale, of each kind of weights that there is; 0: all of them. `equal_zeros`: all
-    zeros of a weight are equal. `ordered`: a group's inputs may be anywhere."""
+    `bits`: of packed integers. `groups`: how many inputs share a scale, for each kind of weights; 0: all of them.
+    `zeros_as_they_are`: zeros are not stored less 1. `symmetric`: weights may lack zeros. `equal_zeros`: all zeros of a
+    weight are equal. `ordered`: a group's inputs may be anywhere."""
 
     method: str
     bits: int = 8
@@ -145,14 +146,14 @@ def _compressed(found: Mapping[str, Any]) -> _Scheme:
 
 
 def _group_sizes(found: Mapping[str, Any]) -> frozenset[int]:
-    """The group sizes of a config of AWQ or GPTQ, whose `dynamic` may give some modules another."""
+    """Return the group sizes of a config of AWQ or GPTQ, whose `dynamic` may give some modules another."""
     dynamic = found.get("dynamic") or {}
     others = [part for part in dynamic.values() if isinstance(part, Mapping)] if isinstance(dynamic, Mapping) else []
     return frozenset(_group_size(part) for part in (found, *(part for part in others if "group_size" in part)))
 
 
 def _group_size(found: Mapping[str, Any]) -> int:
-    """Inputs that share a scale; 0: all of them."""
+    """Return how many inputs share a scale; 0: all of them."""
     match found.get("group_size"):
         case None:
             return _GROUP_SIZE
@@ -165,7 +166,7 @@ def _group_size(found: Mapping[str, Any]) -> int:
 
 
 def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The format and the `weights` of one of the config's groups, checked."""
+    """Return the format and the `weights` of one of the config's groups; raise UsageError if they are not read."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise UsageError("a part of it is no object")
@@ -239,14 +240,14 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
 
 
 class _Parts:
-    """The tensors of one weight, whose integers are `name`, with checks of their shapes."""
+    """Collects the tensors of one weight, whose integers are the tensor `name`, and checks their shapes."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], module: str, name: str, info: TensorInfo) -> None:
         self._tensors, self._module, self._name, self._info = tensors, module, name, info
         self._parts: dict[str, tuple[str, TensorInfo]] = {"codes": (name, info)}
 
     def by_inputs(self, scheme: _Scheme) -> QuantizedTensor:
-        """AWQ and GPTQ, whose rows are inputs."""
+        """Return a weight of AWQ or GPTQ, whose rows are inputs."""
         (rows, columns), bits = self._words(), scheme.bits
         awq, whole = scheme.method == "awq", 32 if bits == 3 else 32 // bits
         inputs, outputs = (rows, columns * 32 // bits) if awq else (rows * 32 // bits, columns)
@@ -291,7 +292,7 @@ class _Parts:
         return self._info.shape[0], self._info.shape[1]
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """The scales, one for the tensor or as many as `shape` says."""
+        """Add the scales: one for the tensor, or `shape` of them."""
         info = self._tensors.get(f"{self._module}.{name}")
         one = info is not None and info.shape in ((), (1,))
         return self._add("scale", name, _FLOATS, info.shape if one and info is not None else shape)
@@ -299,7 +300,9 @@ class _Parts:
     def _add(
         self, part: str, name: str, dtypes: Sequence[str], shape: tuple[int, ...], optional: bool = False
     ) -> TensorInfo:
-        """Check a part beside the integers; 0 in `shape` is any size but 0."""
+        """Add a part beside the integers and return its header, or the integers' if an optional part is missing.
+
+        0 in `shape` allows any size but 0. Raises UsageError for another type or shape, or a missing part."""
         name = f"{self._module}.{name}"
         if (info := self._tensors.get(name)) is None:
             if optional:
@@ -319,7 +322,7 @@ class _Parts:
         return info
 
     def _check_groups(self, inputs: int, groups: int, name: str, scheme: _Scheme) -> None:
-        """Raise UsageError unless the groups are as long as the config says one kind of them is."""
+        """Raise UsageError unless the groups have one of the config's group sizes."""
         if not any(groups * (size or inputs) == inputs for size in scheme.groups):
             sizes = " or ".join(str(size or inputs) for size in sorted(scheme.groups))
             raise UsageError(

@@ -1,7 +1,7 @@
 """Finds the family of a checkpoint by the `model_type` of its config, and builds the model.
 
-A family is a class registered under the entry-point group `ssd.models`; the built-in ones are registered in the same
-way as a plugin's. transformers runs what no family takes (`ssd.models.fallback`)."""
+A family is a class registered under the entry-point group `ssd.models`, by this package or by a plugin. transformers
+runs checkpoints that no family takes (`ssd.models.fallback`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = "ssd.models"
 
 
 def families() -> dict[str, str]:
-    """Family name -> where it comes from ("built in", or the distribution that adds it)."""
+    """Return each family's name and its origin ("built in", or the distribution that adds it)."""
     return {name: _source(entry) for name, entry in sorted(_entries().items())}
 
 
@@ -43,7 +43,7 @@ def _source(entry: EntryPoint) -> str:
 
 
 def has_file(checkpoint: Checkpoint) -> bool:
-    """True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
+    """Return True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
     return str(checkpoint.config.get("model_type")) in _entries() or is_head(checkpoint)
 
 
@@ -66,7 +66,7 @@ def load(
     int8: linear layers in 8 bits, on a CPU in float32 only.
     activations: inputs of linear layers whose weights have few bits; with `int8` at most int16.
     ranks: build this rank's part, whose logits are those of its part of the vocabulary.
-    progress: is told how many bytes have been read."""
+    progress: called with the bytes read so far and in all."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear
     from ssd.models import fallback, weights
@@ -107,7 +107,7 @@ def load(
             source = _translated(checkpoint.translation, source, family)
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
         if checkpoint.translation is not None:
-            model.head.table = None  # type: ignore[attr-defined]  # it has rows of other tokens where there are none
+            model.head.table = None  # type: ignore[attr-defined]  # its rows of ids that are not shared are other tokens'
     except UsageError as error:
         raise UsageError(f"{checkpoint.directory}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
@@ -118,7 +118,7 @@ def load(
 
 
 def _translated(ids: Translation, source: Weights, family: Any) -> Weights:
-    """The weights of a draft in its target's ids. Raises `UsageError` for a family that does not say where they are."""
+    """Return the weights of a draft in its target's ids; raise `UsageError` for a family without a table of splits."""
     splits: Splits = vars(family).get("splits", {})
     layers = {name for name, split in splits.items() if split.vocabulary}
     if not layers:

@@ -1,4 +1,4 @@
-"""How many bytes of memory the weights of a loaded model take, by its config and headers alone.
+"""Computes the bytes of memory that the weights of a loaded model take, from its config and headers alone.
 
 On a CPU linear layers and tables keep the bits of GGUFs and of quantised weights (`ssd.kernels.form`), and 16-bit
 numbers as they are. A float32 tensor takes half as much if 16 bits hold all its numbers."""
@@ -37,12 +37,12 @@ GGUF_FORMS: Mapping[str, Form] = {
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
 _FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
 _EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
-# Layers that are one weight: they become floats if one of them is in floats.
+# Layers that are stacked into one weight: all become floats if one of them is in floats.
 _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
-    """Return the bytes of a model's weights in the memory of a CPU, at most.
+    """Return an upper bound on the bytes of a model's weights in the memory of a CPU.
 
     `dtype`: float32, float16 or bfloat16. `int8`: linear layers are rounded to 8 bits."""
     item, count = 4 if dtype == "float32" else 2, weights(model)
@@ -69,9 +69,10 @@ def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
 
 
 def device_bytes(model: Checkpoint, item_bytes: int) -> int:
-    """Return the bytes of a model's weights on a GPU, in a type of `item_bytes`: those of few bits stay packed there.
+    """Return the bytes of a model's weights on a GPU, in a type of `item_bytes` unless they have few bits.
 
-    Codes take 4 or 8 bits (`ssd.layers.quantized`), steps and offsets at most four bytes each."""
+    Weights of few bits stay packed: codes take 4 or 8 bits (`ssd.layers.quantized`), steps and offsets at most four
+    bytes each."""
     if not model.tensors:
         return ModelSizes.of(model).parameters() * item_bytes
 
@@ -88,13 +89,13 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
 
 
 def _beside(name: str) -> list[str]:
-    """The weights that are in one with the weight `name`."""
+    """Return the weights that are stacked into one with the weight `name`."""
     module, _, layer = name.removesuffix(".weight").rpartition(".")
     return [f"{module}.{other}.weight" for stack in _STACKS if layer in stack for other in stack if other != layer]
 
 
 def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -> int:
-    """What the last layer takes, and the embedding beside it if it is this tensor and they are in memory `twice`.
+    """Return the bytes of the last layer, and of the embedding if it is the same tensor, in memory `twice`.
 
     A layer with rows for some ids only has all rows in a table, which is the embedding, too."""
     predicted = model.config.get(DRAFT_VOCAB)
@@ -104,20 +105,23 @@ def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -
 
 
 def _rows(model: Checkpoint, nbytes: int) -> int:
-    """What a table of `nbytes` in the checkpoint takes: it has a row for each id that the model reads."""
+    """Return the bytes of a table of `nbytes` in the checkpoint: it gets a row for each id that the model reads."""
     ids = model.translation
     return nbytes if ids is None else nbytes * len(ids.own) // ids.known
 
 
 class _Rule(NamedTuple):
-    """What a tensor takes. `item`: bytes of a number in the model's type. `packs`: it is float32, with our kernels."""
+    """Computes the bytes that a tensor takes in memory.
+
+    `item`: bytes of a number in the model's type. `packs`: the type is float32, and our kernels run. `int8`: linear
+    layers are rounded to 8 bits."""
 
     item: int
     packs: bool
     int8: bool
 
     def linear(self, info: TensorInfo, outputs: int | None = None) -> int:
-        """A linear layer, or its first `outputs`."""
+        """Return the bytes of a linear layer, or of its first `outputs`."""
         outputs, inputs = outputs or info.shape[0], info.shape[1]
         if isinstance(info, GgufTensor) and info.transposed:
             outputs, inputs = inputs, outputs
@@ -125,23 +129,23 @@ class _Rule(NamedTuple):
         return self.dense(info, outputs) if form is None else form.nbytes(outputs, inputs)
 
     def dense(self, info: TensorInfo, outputs: int | None = None) -> int:
-        """A linear layer that is read as floats."""
+        """Return the bytes of a linear layer that is read as floats, or of its first `outputs`."""
         outputs, inputs = outputs or info.shape[0], info.shape[1]
         return Form(8, inputs, 1, 4).nbytes(outputs, inputs) if self.int8 else self._floats(info, outputs * inputs)
 
     def table(self, info: TensorInfo, apart: bool = False) -> int:
-        """A table whose rows are looked up; `apart`: each row's numbers lie side by side, codes in 8 bits."""
+        """Return the bytes of a table; if `apart`, each row's numbers lie side by side, with codes in 8 bits."""
         rows, width = info.shape
         if (form := self.form(info)) is None:
             return self._floats(info, rows * width)
         return rows * (4 * form.heads * (width // form.group) + width) if apart else form.nbytes(rows, width)
 
     def shares(self, info: TensorInfo, dtype: str) -> bool:
-        """True if the last layer and the embedding, which are one tensor, are in memory once."""
+        """Return True if the last layer and the embedding, which are one tensor, are in memory once."""
         return dtype == "float16" or (self.packs and (self.form(info) is not None or not self.int8))
 
     def form(self, info: TensorInfo) -> Form | None:
-        """The form that a tensor's bits are kept in; None if it becomes floats."""
+        """Return the form that a tensor's bits are kept in, or None if it becomes floats."""
         if not self.packs:
             return None
         if isinstance(info, GgufTensor):

@@ -9,12 +9,12 @@ from ssd.models.checkpoint import Checkpoint
 from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, is_head
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
-"""More than any model has."""
+"""Upper bounds, more than any model has."""
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """`inner` is the width of a feed-forward; a layer has `experts` of them."""
+    """The sizes of a model; `inner` is the width of a feed-forward, of which a layer has `experts`."""
 
     vocab_size: int
     context: int
@@ -29,7 +29,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, model: Checkpoint) -> ModelSizes:
-        """Raises UsageError if a size is missing or no positive number."""
+        """Read the sizes from a config; raise UsageError if one is missing or no positive number."""
         heads = model.count("num_attention_heads", most=MOST["heads"])
         width = model.count("hidden_size", heads)
         inner = model.count("intermediate_size", 4 * width)
@@ -51,21 +51,21 @@ class ModelSizes:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def parameters(self) -> int:
-        """Weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
+        """Count the weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         layer = self.width * (attention + 3 * self.experts * self.inner)
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
 
 
 def weights(model: Checkpoint) -> int:
-    """How many weights a model has in memory: those of its tensors, if they were read; see `repeated`."""
+    """Count the weights that a model has in memory, from its tensors if they were read; see `repeated`."""
     if not model.tensors:
         return ModelSizes.of(model).parameters()
     return repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
 
 
 def repeated(model: Checkpoint) -> int:
-    """How many weights are in memory twice.
+    """Count the weights that are in memory twice.
 
     An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
     keeps for ids beyond its list or as its embedding."""

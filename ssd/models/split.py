@@ -1,4 +1,4 @@
-"""How the tensors of a family are split over ranks: a table beside the family, applied when weights are read."""
+"""Splits the tensors of a family over ranks, by a table beside the family, when weights are read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """Along which dimensions weight and bias of a layer are split; None: every rank has all of it.
+    """The dimensions along which weight and bias of a layer are split; None: every rank has all of it.
 
-    `keys`: by key heads, of which there may be fewer than ranks; then neighbours have the same. `vocabulary`: by token
-    ids, not quite as many at each. `blocks`: so many matrices lie side by side in the tensor. `fused`: it has those of
-    queries, of keys and of values, split by query and by key heads."""
+    `keys`: by key heads; if there are fewer than ranks, neighbouring ranks have the same ones. `vocabulary`: by token
+    ids, nearly as many at each rank. `blocks`: number of matrices side by side in the tensor. `fused`: the tensor has
+    queries, keys and values side by side, split by query heads and by key heads."""
 
     weight: int
     bias: int | None
@@ -36,13 +36,13 @@ ROW = Split(1, None)  # by inputs
 VOCABULARY = Split(0, None, vocabulary=True)
 
 Splits = Mapping[str, Split]
-"""Last part of a layer's name in the checkpoint -> how it is split. What is not named is whole at every rank."""
+"""Last part of a layer's name in the checkpoint -> how it is split. Other layers are whole at every rank."""
 
 Piece = tuple[slice, ...]
 
 
 class Share:
-    """One rank's part of a model of so many `heads` of queries and of keys."""
+    """One rank's part of a model with `heads` query heads and `key_heads` key heads."""
 
     def __init__(
         self, ranks: Ranks = SINGLE, splits: Splits | None = None, key_heads: int = 1, heads: int | None = None
@@ -52,8 +52,9 @@ class Share:
 
     @classmethod
     def of(cls, family: type, config: Mapping[str, Any], ranks: Ranks | None) -> Share:
-        """That of `ranks` in a model of `family`. Raises `UsageError` where the class, itself and not one that it
-        derives from, has no table `splits`."""
+        """Return the share of `ranks` in a model of `family`.
+
+        Raises `UsageError` if the class has no table `splits` of its own; an inherited one does not count."""
         if ranks is None or ranks.size == 1:
             return WHOLE
         if "splits" not in vars(family):
@@ -62,7 +63,7 @@ class Share:
         return cls(ranks, vars(family)["splits"], int(config.get("num_key_value_heads") or heads), heads)
 
     def size(self, count: int, name: str) -> int:
-        """This rank's part of `count`. Raises `UsageError` where that is no whole number."""
+        """Return this rank's part of `count`; raise `UsageError` if it is no whole number."""
         return self._divided(count, name, self.ranks.size)
 
     def _divided(self, count: int, name: str, parts: int) -> int:
@@ -71,7 +72,7 @@ class Share:
         return count // parts
 
     def shape(self, shape: Shape) -> Shape:
-        """What this rank has of a model of `shape`: some of the heads."""
+        """Return the shape of this rank's part of a model of `shape`, which has some of the heads."""
         if shape.outputs < self.ranks.size:
             raise UsageError(f"a vocabulary of {shape.outputs} cannot be divided among {self.ranks.size} ranks")
         heads = self.size(shape.heads, "num_attention_heads")
@@ -79,9 +80,10 @@ class Share:
         return replace(shape, heads=heads, kv_heads=kv_heads)
 
     def pieces(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[Piece]]:
-        """The shape of the whole tensor `name`, of which this rank's part has `shape`, or of whose vocabulary it is
-        part; and the pieces that its part consists of, side by side in the last dimension that they name. None of them:
-        its part is the whole."""
+        """Return the shape of the whole tensor `name`, and the pieces of it that make up this rank's part.
+
+        `shape` is that of this rank's part, or of the whole if it is split by vocabulary. The pieces lie side by side
+        in the last dimension that they index. Without pieces this rank has the whole tensor."""
         layer, _, kind = name.rpartition(".")
         split = self._splits.get(layer.rpartition(".")[2]) if self.ranks.size > 1 else None
         dimension = None if split is None else split.weight if kind == "weight" else split.bias
@@ -99,7 +101,7 @@ class Share:
         return (*shape[:dimension], start, *shape[dimension + 1 :]), pieces
 
     def _blocks(self, split: Split, size: int) -> list[tuple[int, int]]:
-        """For each matrix side by side in a tensor, of which this rank has `size`: the size of a part; how many."""
+        """Return (size of a part, number of parts) of each matrix in a tensor; this rank has `size` of it in all."""
         if not split.fused:
             return [(size // split.blocks, self._key_parts if split.keys else self.ranks.size)] * split.blocks
         queries, keys = self._heads[0] // self.ranks.size, self._heads[1] // self._key_parts

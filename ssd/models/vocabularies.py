@@ -1,7 +1,7 @@
-"""A draft whose vocabulary is not its target's: which tokens both have, and what stands for the others.
+"""Translates a draft's vocabulary into another one of its target: shared tokens, and substitutes for the others.
 
-The draft reads and predicts the target's ids. Of its predictions those count whose token both have: a token-level
-intersection (Timor et al., arXiv 2502.05202). Nothing of this can change a token of the target: a draft is advice."""
+The draft reads and predicts the target's ids. It predicts only tokens that both have: a token-level intersection (Timor
+et al., arXiv 2502.05202). None of this can change the output, because the target verifies each draft token."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ssd.errors import UsageError
 from ssd.models.checkpoint import MAX_TOKENIZER, Translation, read_bounded
 
 LEAST_SHARE = 0.25
-"""Of the smaller vocabulary, the part that both must have."""
+"""The share of the smaller vocabulary that both must have."""
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """A token that stands for one byte (byte fallback)."""
 
-_SPECIAL = "\uffff"  # before a special token; no character of a spelled one is beyond U+00FF
-_LONGEST = 64  # characters of a token's end that something may stand for
+_SPECIAL = "\uffff"  # marks a special token; other tokens have no character beyond U+00FF
+_LONGEST = 64  # most characters of a suffix that may stand for a token
 
 Vocabulary = Mapping[str, int]
-"""Id by token. Tokens of all tokenizers are spelled alike: one character for each byte, special ones marked."""
+"""Token -> id. Tokens of all tokenizers are spelled in one way: a character for each byte, special ones marked."""
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary (GPT-2).
+    """Return the byte of each character of a byte-level vocabulary (GPT-2).
+
     Printable Latin-1 characters stand for themselves, the other bytes follow in order from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -33,9 +34,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def vocabulary_of(directory: Path) -> dict[str, int] | None:
-    """Returns the vocabulary of tokenizer.json, None where there is none. Raises UsageError.
+    """Return the vocabulary of tokenizer.json, or None if there is no such file.
 
-    Of two tokens with the same bytes one is there: not the one that byte fallback uses."""
+    If a byte-fallback token has the same byte as another token, only the other is listed. Raises UsageError if the file
+    cannot be read."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return None
@@ -69,9 +71,9 @@ def vocabulary_of(directory: Path) -> dict[str, int] | None:
 
 
 def translation(theirs: Vocabulary, size: int, ours: Vocabulary, known: int) -> Translation:
-    """Returns how a draft with `known` ids of the vocabulary `ours` serves a target with `size` ids of `theirs`.
+    """Return the translation for a draft with `known` ids of `ours` and a target with `size` ids of `theirs`.
 
-    Raises UsageError where they share too little."""
+    Raises UsageError if they share too few tokens."""
     target = {number: token for token, number in theirs.items() if number < size}
     draft = {token: number for token, number in ours.items() if number < known}
     shared = sorted(number for number, token in target.items() if token in draft)
@@ -87,7 +89,9 @@ def translation(theirs: Vocabulary, size: int, ours: Vocabulary, known: int) -> 
 
 
 def _standing_for(token: str, draft: Vocabulary) -> int:
-    """The draft's id of a token, or of the longest end of it that the draft has: that says most of what follows."""
+    """Return the draft's id of a token, else of its longest suffix that the draft has, else 0.
+
+    The longest suffix says most about the tokens that follow."""
     if token in draft:
         return draft[token]
     text = token.removeprefix(_SPECIAL)
@@ -98,7 +102,7 @@ def _standing_for(token: str, draft: Vocabulary) -> int:
 
 
 def readable(token: str) -> str:
-    """Returns a token as people know it."""
+    """Return a token as readable text, in quotes."""
     special = token.removeprefix(_SPECIAL)
     text = special if special != token else token.encode("latin-1", "replace").decode(errors="replace")
     return f"{text!r:.80}"

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from. A family asks by name and shape; it never sees files."""
+"""Gives a family the tensors that it asks for by name and shape; the family never sees files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ssd.models.split import WHOLE, Piece, Share
 _TYPES = ("F32", "F16", "BF16", "F64")
 
 Reader = Callable[..., Tensor]
-"""(name, shape of the whole tensor[, the piece of it that is wanted])"""
+"""(name, shape of the whole tensor[, the piece of it that is wanted]) -> the tensor, or its piece"""
 GroupReader = Callable[[str, tuple[int, ...], Piece], Groups | None]
-"""The same of a weight of few bits; None if it is none, or if the piece cuts a group."""
+"""A `Reader` of weights of few bits; None for another weight, and if the piece cuts a group."""
 LinearLayer = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
 """(bytes of the weights that have been read, bytes in all)"""
@@ -41,15 +41,15 @@ LISTED = "ids"
 
 
 def unseen(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 class Weights:
     """Tensors below a name prefix, read on demand and checked against the shape the family expects.
 
-    `linear` makes the linear layers of a family out of them. `names` are those that exist; None: whatever is asked for.
-    Of what is split over ranks (`ssd.models.split`), `share` is the part that is here. `integers` reads those that are
-    no weights, as they are."""
+    `linear` makes a family's linear layers out of them. `names`: the tensors that exist; None: any that is asked for.
+    `share`: this rank's part of tensors that are split (`ssd.models.split`). `integers` reads tensors of whole numbers,
+    unchanged. `groups` reads weights of few bits."""
 
     def __init__(
         self,
@@ -65,8 +65,10 @@ class Weights:
         self._integers, self._groups = integers or read, groups
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, or this rank's part of it, which has `shape`; of a vocabulary that is the whole shape.
-        Raises `UsageError` when it is missing or shaped differently."""
+        """Return the tensor `name`, or this rank's part of it, which has `shape`.
+
+        For a tensor that is split by vocabulary, `shape` is the whole shape. Raises `UsageError` if the tensor is
+        missing or has another shape."""
         whole, pieces = self.share.pieces(self._prefix + name, shape)
         if not pieces:
             return self._read(self._prefix + name, shape)
@@ -74,12 +76,12 @@ class Weights:
         return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
 
     def whole(self, name: str, outputs: int, inputs: int) -> Tensor | Groups:
-        """One weight [outputs, inputs]; a `Groups` if the checkpoint has it in groups."""
+        """Return one weight [outputs, inputs], as `Groups` if the checkpoint has it in groups."""
         groups = self._grouped(name, (outputs, inputs))
         return self(name, outputs, inputs) if groups is None else groups
 
     def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Grouped:
-        """The weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
+        """Return the weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
 
         They are `Grouped` if the checkpoint has all of them in groups."""
         if len(layers) == 1:
@@ -97,21 +99,21 @@ class Weights:
         return self._groups(self._prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
 
     def partial_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
-        """A linear layer whose inputs are split over the ranks. To be summed over them."""
+        """Make a linear layer whose inputs are split over the ranks; its caller must sum the results over them."""
         return self.linear(weight, None if self.share.ranks.rank else bias)
 
     def row_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
-        """The same with its sum."""
+        """Make a linear layer whose inputs are split over the ranks, and whose results are summed over them."""
         partial = self.partial_linear(weight, bias)
         return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
 
     def embedding(self, table: Table, vocab_size: int) -> LinearLayer:
-        """The look-up of ids below `vocab_size`, of whose rows `table` has those that are here."""
+        """Return the look-up of ids below `vocab_size`; `table` has this rank's rows."""
         ranks = self.share.ranks
         return table if ranks.size == 1 else ParallelEmbedding(table, ranks.part(vocab_size).start, ranks)
 
     def integers(self, name: str, *shape: int) -> Tensor:
-        """The same of a tensor of whole numbers, as int64."""
+        """Return a tensor of whole numbers, as int64."""
         return self._integers(self._prefix + name, shape).long()
 
     def below(self, prefix: str) -> Weights:
@@ -119,8 +121,10 @@ class Weights:
         return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)
 
     def translated(self, ids: Translation, layers: Container[str]) -> Weights:
-        """The same weights in other ids: those named `layers` have a row for each of `ids.own`, and `LISTED` are the
-        ids that the model predicts."""
+        """Return the same weights in other ids.
+
+        Layers named in `layers` have a row for each of `ids.own`; the tensor `LISTED` has the ids that the model
+        predicts."""
         rows, read_whole, read_groups = torch.tensor(ids.own), self._read, self._groups
 
         def has_rows(name: str) -> bool:
@@ -147,25 +151,25 @@ class Weights:
         return self._names is None or self._prefix + name in self._names
 
     def stored(self, name: str) -> bool:
-        """Whether a checkpoint has it: of weights that are made up none is."""
+        """Return True if the checkpoint has the tensor; dummy weights are not stored."""
         return self._names is not None and self._prefix + name in self._names
 
 
 def check_type(name: str, tensor: TensorInfo) -> None:
-    """Raise `UsageError` for a type of weights that are quantised: without their scales they are other numbers."""
+    """Raise `UsageError` for a type of quantised weights, which mean nothing without their scales."""
     if tensor.dtype not in _TYPES:
         known = ", ".join(_TYPES)
         raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
 
 
 def check_shape(name: str, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
-    """Raise `UsageError` for a tensor of another shape than its family expects."""
+    """Raise `UsageError` if a tensor has another shape than its family expects."""
     if tuple(tensor.shape) != shape:
         raise UsageError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise `UsageError` for a weight that is NaN or infinite in the type it is used in: no answer would be sound."""
+    """Raise `UsageError` for a weight that is NaN or infinite in the type it is used in."""
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UsageError(f"tensor {name} holds numbers that are not finite in {kind}")
@@ -184,8 +188,9 @@ def from_checkpoint(
     share: Share = WHOLE,
     progress: Progress = unseen,
 ) -> Weights:
-    """Weights read from the checkpoint's files, memory-mapped, converted to `dtype` on `device`. Of a tensor in
-    safetensors that is split, nothing but the `share` is read. `progress` hears of every tensor."""
+    """Return weights that are read from the checkpoint's memory-mapped files and converted to `dtype` on `device`.
+
+    Only the `share` of a split tensor in safetensors is read. `progress` is called after each tensor."""
     from safetensors import SafetensorError, safe_open
 
     files: dict[str, Any] = {}
@@ -216,7 +221,7 @@ def from_checkpoint(
 
     def have_read(nbytes: int) -> None:
         nonlocal done
-        done = min(total, done + nbytes)  # what is not split is read by every rank, and a tied tensor twice
+        done = min(total, done + nbytes)  # every rank reads tensors that are not split, and a tied one is read twice
         progress(done, total)
 
     def quantised(name: str, shape: tuple[int, ...]) -> Groups | None:
@@ -282,14 +287,15 @@ def from_checkpoint(
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:
-    """Small random weights for `--load-format dummy`: the cost of a model without its checkpoint. The same name and
-    shape give the same tensor in every process on a device of the same kind."""
+    """Return small random weights for `--load-format dummy`: the cost of a model without its checkpoint.
+
+    A name and shape give the same tensor in every process on a device of the same kind."""
 
     def read(name: str, shape: tuple[int, ...], piece: Piece = ()) -> Tensor:
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=device)
-        # Made where they are wanted: a large model's would take minutes on the host.
+        # Made on the device: a large model's would take minutes on the host.
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)[piece]
 
     return Weights(read, linear, share=share)

@@ -1,4 +1,4 @@
-"""When a device for the draft pays: `ssd` on target and draft devices against the other modes on the target's alone.
+"""Finds when a device for the draft pays: `ssd` on both devices against the other modes on the target's alone.
 
 Each mode is taken at the best setting of a grid, per device. Bisection finds where two are equal."""
 
@@ -17,7 +17,7 @@ from ssd.speculation.theory import acceptance_rate
 # The engine runs no larger batches.
 MAX_BATCH = 256
 _PIECES, _HALVINGS = 16, 24
-# A rate of 0 or 1 stays as it is at any power.
+# Rates are kept this far from 0 and 1, which no power changes.
 _LEAST = 1e-3
 
 Ranges = tuple[tuple[float, float], ...]
@@ -26,10 +26,10 @@ Ranges = tuple[tuple[float, float], ...]
 class BreakEven(NamedTuple):
     """The break-even points of one batch size.
 
-    `worth`: devices that the draft may take before `ssd` per device falls to the better of the others; 0: it is slower
-    even for nothing. The others are ranges in which `ssd` per device is not below `sd` or `ar`: of the acceptance rate
-    (over the grid's longest K, all positions changed alike), and of the hit rate (with the fan-out list that is best at
-    the present one, changing the c of c F^-r)."""
+    `worth`: devices that the draft may take before `ssd` per device falls to the better of `ar` and `sd`; 0: `ssd` is
+    slower even if the draft takes none. The ranges are those in which `ssd` per device is not below that mode.
+    `acceptance_*`: of the acceptance rate over the grid's longest K, all positions changed alike. `hits_*`: of the hit
+    rate, with the fan-out list that is best at the present one; only the c of c F^-r changes."""
 
     batch: int
     pays: bool
@@ -86,7 +86,7 @@ def paying_batches(pair: Pair, grid: Grid) -> Ranges:
 
 
 def with_acceptance(pair: Pair, level: float) -> Pair:
-    """Return the pair with each rate to the power (1 - level) / level: 0 at `level` 0, as it is at 0.5, 1 at 1."""
+    """Return the pair with each rate to the power (1 - level) / level: 0 at `level` 0, unchanged at 0.5, 1 at 1."""
     power = (1 - level) / max(level, 1e-9)
     rates = (min(max(rate, _LEAST), 1 - _LEAST) for rate in pair.acceptance)
     return replace(pair, acceptance=tuple(rate**power for rate in rates))

@@ -16,7 +16,7 @@ from ssd.tuning.predictor import predicted, predicted_sd
 
 
 class _WithOverhead(NamedTuple):
-    """A verification and the rest of its round."""
+    """Seconds of a verification and of the rest of its round."""
 
     verify: Cost
     overhead: float
@@ -31,10 +31,10 @@ class Pair:
 
     - `verify`: seconds of a target's forward by the tokens of the whole batch. `step`: seconds of a draft's forward by
       the chains of the whole batch. `overhead`: seconds of a round with a draft beside its forwards.
-    - `verify_alone`, `step_alone`: the same of models that work in turn (`ar`, `sd`), where that is not the same.
-    - `acceptance[i]`: rate of draft token i + 1 where all before it were accepted; the last rate serves beyond.
+    - `verify_alone`, `step_alone`: the times when models work in turn (`ar`, `sd`), if these differ.
+    - `acceptance[i]`: rate of draft token i + 1 if all before it were accepted; the last rate holds for later tokens.
     - `misses`: (c, r) of the miss rate c F^-r.
-    - Devices: `sd` has its draft on the target's; `ssd` has both kinds."""
+    - `target_gpus`, `draft_gpus`: numbers of devices. `sd` runs both models on the target's, `ssd` uses both kinds."""
 
     verify: Cost
     step: Cost
@@ -51,7 +51,7 @@ class Pair:
         return (self.verify_alone or self.verify).at(batch)
 
     def measurements(self, batch: int, lookahead: int) -> Measurements:
-        """Return what the tuner would have measured with K = `lookahead`, before any miss."""
+        """Return the measurements that the tuner would have with K = `lookahead`, before any miss."""
         rate = acceptance_rate(self.acceptance, lookahead)
         return Measurements(
             _WithOverhead(self.verify, self.overhead),
@@ -83,7 +83,7 @@ class Grid(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """`ssd` with one K and F_0..F_K, which may use less than its budget: tok/s of the whole batch, and the hit rate."""
+    """One setting of `ssd`: K, F_0..F_K within the budget, tok/s of the whole batch, and the hit rate."""
 
     lookahead: int
     budget: int
@@ -107,12 +107,12 @@ class Forecast:
 
     @cached_property
     def best(self) -> Setting:
-        """The fastest setting of `ssd`; of equal ones that with the fewest chains."""
+        """Return the fastest setting of `ssd`, and among equal ones that with the fewest chains."""
         return max(self.settings, key=lambda setting: (setting.speed, -sum(setting.fan_out)))
 
     @property
     def speeds(self) -> dict[str, float]:
-        """The best speed of each mode."""
+        """Return the best speed of each mode."""
         return {"ar": self.ar, "sd": self.best_sd[1], "ssd": self.best.speed}
 
     def per_gpu(self, pair: Pair) -> dict[str, float]:
@@ -165,7 +165,7 @@ def neural_below(pair: Pair, fan_out: Sequence[int]) -> float:
 
 
 def _parts(pair: Pair, batch: int, fan_out: Sequence[int]) -> tuple[float, float, float, float]:
-    """Return the hit rate, a round's tokens, its seconds, and the time of a neural backup for a row in rounds."""
+    """Return the hit rate, a round's tokens and seconds, and the time of a row's neural backup in rounds."""
     lookahead = len(fan_out) - 1
     measured = pair.measurements(batch, lookahead)
     round_s = measured.verify.at(batch * (lookahead + 1))

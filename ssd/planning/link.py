@@ -1,7 +1,7 @@
-"""Predicts `ssd` whose draft is a round trip away (docs/remote.md): a simulation of tokens and messages.
+"""Predicts `ssd` with a draft a round trip away (docs/remote.md), by simulating tokens and messages.
 
-A text is drawn first: at each position the draft is right, or has the right token among its candidates, or has not.
-Target and draft then work by their clocks, and hear of each other half a round trip later."""
+First a random text is drawn: at each position the draft's first choice is right, another candidate is, or none is.
+Then target and draft work by their own clocks; each message takes half a round trip."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
 from ssd.tuning.ahead import ABSORBED, MOST_IN_FLIGHT, chain_length, trunk_length
 
 _TOKENS, _SEED = 8192, 20260303
-_EPOCHS = 32  # states of the draft that the receiver still knows
+_EPOCHS = 32  # latest states of the draft that the receiver keeps
 
 
 class LinkForecast(NamedTuple):
-    """Over a link of `rtt` seconds: tok/s of one sequence, hit rate, tokens a round, and how many tokens are committed
-    in a round trip."""
+    """A forecast for a link of `rtt` seconds.
+
+    `speed`: tok/s of one sequence. `hits`: hit rate. `tokens`: tokens a round. `ahead`: tokens committed in a round
+    trip."""
 
     rtt: float
     speed: float
@@ -33,19 +35,19 @@ class LinkForecast(NamedTuple):
 def over_link(
     pair: Pair, rtt: float, lookahead: int, fan_out: Sequence[int], batch: int = 1, tokens: int = _TOKENS
 ) -> LinkForecast:
-    """Return the forecast with K = `lookahead` and one fan-out, or F_0..F_K; each of `batch` sequences has a draft.
+    """Return the forecast with K = `lookahead`; each of `batch` sequences has its own draft.
 
-    `tokens`: the length of the simulated texts. The breaker is left out: a draft that is slower than none is left
-    alone in the engine."""
+    `fan_out`: one number, or F_0..F_K. `tokens`: the length of the simulated texts. The breaker is not simulated; in
+    the engine it stops using a draft that is slower than none."""
     texts = [_Text(pair, lookahead, fan_out, tokens, _SEED + row) for row in range(batch)]
     ahead = 0
-    for _ in range(2):  # what a round brings says how far ahead the draft must look, which says what a round brings
+    for _ in range(2):  # the speed decides how far ahead the draft must look, which changes the speed
         ahead = round(rtt * _Target(pair, texts, rtt, lookahead, ahead).run(tokens // 4).speed)
     return _Target(pair, texts, rtt, lookahead, ahead).run(tokens)
 
 
 class _Text:
-    """The positions at which the draft's first choice is wrong, and of each whether another candidate is right."""
+    """A random text: where the draft's first choice is wrong, and where another candidate is right then."""
 
     def __init__(self, pair: Pair, lookahead: int, fan_out: Sequence[int], tokens: int, seed: int) -> None:
         lists = [fan_out_at(accepted, lookahead, fan_out) for accepted in range(lookahead + 1)]
@@ -75,8 +77,8 @@ class _Text:
 def _prepared(pair: Pair, lookahead: int, fan_out: Sequence[int]) -> float:
     """Return the chance that another candidate is right where the first one is wrong.
 
-    A share c F^-r of all rounds misses. Of those that accept all K tokens only the ones can whose next token is wrong,
-    too."""
+    A share c F^-r of all rounds misses. A round that accepts all K tokens can miss only if the draft's next token is
+    wrong, too."""
     rate = acceptance_rate(pair.acceptance, lookahead)
     accepted = rate**lookahead
     misses = 1 - hit_rate(rate, [fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1)], pair.misses)
@@ -85,8 +87,10 @@ def _prepared(pair: Pair, lookahead: int, fan_out: Sequence[int]) -> float:
 
 @dataclass
 class _State:
-    """What a draft has prepared from one break of the text to the next: a line of tokens up to `line`, which is right
-    up to `broken`, and if that outcome was prepared for, a chain behind it up to `chain`."""
+    """The tokens that a draft has after its latest outcome.
+
+    A line of tokens goes up to `line`; the token at `broken` is wrong. If the outcome there was prepared, a chain goes
+    on behind it up to `chain`; `again` is the next position where the draft is wrong."""
 
     broken: int
     again: int
@@ -94,15 +98,14 @@ class _State:
     chain: int = 0
 
     def reach(self, length: int) -> int:
-        """Return up to where tokens are known that follow the first `length` ones."""
+        """Return the end of the known tokens that follow the first `length` ones, 0 if there are none."""
         if length <= self.broken:
             return self.line
         return self.chain if length <= self.again else 0
 
 
 class _Outcome(NamedTuple):
-    """A message to the draft: when it arrives, how long the text is now, and how much of it is in flight (-1: the
-    target waits)."""
+    """A message to the draft: its arrival, the text's length, and the tokens in flight (-1: the target waits)."""
 
     at: float
     length: int
@@ -111,7 +114,9 @@ class _Outcome(NamedTuple):
 
 @dataclass
 class _Draft:
-    """Drafts step by step. `published` has (arrival, number of the state, line, chain) of each step."""
+    """The simulated draft of one text, step by step.
+
+    `published` has (arrival, number of the state, line, chain) of each step."""
 
     pair: Pair
     text: _Text
@@ -125,7 +130,7 @@ class _Draft:
 
     def __post_init__(self) -> None:
         self._steps, self._length, self._end = 0, 0, 0  # the trunk is the text from `length` to `end`
-        self._started: dict[int, int] = {}  # step at which chains began to fork after so many tokens
+        self._started: dict[int, int] = {}  # length of the text -> step at which chains after it began
         self._reach = 0
         self._begin(0, 0)
 
@@ -162,7 +167,9 @@ class _Draft:
         self._publish()
 
     def _fork(self, end: int) -> None:
-        """Make the trunk longer, and start chains after each of its tokens. After the last one they need a step."""
+        """Extend the trunk to `end`, and start chains after each of its tokens.
+
+        Chains at the end of the line start a step later."""
         self._end = max(self._end, end)
         for place in range(self._length, self._end + 1):
             self._started.setdefault(place, self._steps + (place == self.states[-1].line))
@@ -194,7 +201,7 @@ class _Draft:
 
 
 class _Row:
-    """A sequence at the target: its `length`, the tokens in `flight`, and what has arrived of its draft."""
+    """A sequence at the target: its `length`, the tokens in `flight`, and the draft's states that have arrived."""
 
     def __init__(self, text: _Text, draft: _Draft, lookahead: int) -> None:
         self.length = self.flight = 0
@@ -203,7 +210,7 @@ class _Row:
         self._read = 0
 
     def verified(self) -> None:
-        """Commit what is in flight as far as it is right, and one token more."""
+        """Commit the tokens in flight up to the first wrong one, and one token more."""
         self.length += min(self.flight, self._text.break_from(self.length) - self.length) + 1
 
     def look_up(self, now: float) -> int:
@@ -220,12 +227,12 @@ class _Row:
         return max(0, min(self._lookahead, found - self.length))
 
     def tell(self, now: float, flight: int) -> None:
-        """Tell the draft the text, and what is verified next."""
+        """Tell the draft the length of the text, and how many tokens are verified next."""
         self._draft.inbox.append(_Outcome(now + self._draft.delay, self.length, flight))
 
 
 class _Target:
-    """Verifies all rows at once, and takes what has arrived."""
+    """The simulated target: verifies all rows at once, with the draft tokens that have arrived."""
 
     def __init__(self, pair: Pair, texts: Sequence[_Text], rtt: float, lookahead: int, ahead: int) -> None:
         self._pair, self._rtt, self._lookahead, self._ahead = pair, rtt, lookahead, ahead
@@ -233,7 +240,7 @@ class _Target:
         self._rows = [_Row(text, _Draft(pair, text, rtt / 2, longest, ahead), lookahead) for text in texts]
 
     def run(self, tokens: int) -> LinkForecast:
-        """Return the forecast after so many tokens of the slowest row."""
+        """Run until the slowest row has `tokens` tokens, and return the forecast."""
         now, rounds, hits, rows = 0.0, 0, 0, self._rows
         while min(row.length for row in rows) < tokens:
             now += self._pair.verify.at(len(rows) + sum(row.flight for row in rows)) + self._pair.overhead
@@ -252,7 +259,7 @@ class _Target:
         return LinkForecast(self._rtt, total / len(rows) / now, hits / rounds, total / rounds, self._ahead)
 
     def _worth_waiting(self, speed: float) -> int:
-        """Return how many fresh tokens to wait for: those that bring more than the time does in the long run."""
+        """Return how many fresh tokens to wait for: the number that gains most over `speed` tokens a second."""
 
         def worth(depth: int) -> float:
             seconds = self._rtt + depth * self._pair.step.at(1) if depth else 0.0
@@ -261,7 +268,7 @@ class _Target:
         return max(range(self._lookahead + 1), key=worth)
 
     def _waited(self, now: float, row: _Row, wait: int) -> tuple[float, int]:
-        """Return when so many fresh tokens are there, and how many these are."""
+        """Wait for `wait` fresh tokens, and return the time then and how many there are, at most `wait`."""
         most = now + self._rtt + (wait + 2) * self._pair.step.at(1)
         while (found := row.look_up(now)) < wait and now < most:
             now += max(1e-5, self._pair.step.at(1) / 4)

@@ -23,7 +23,7 @@ from ssd.tuning.learner import Learner
 from ssd.tuning.tuner import Tuning, kind_of
 
 FIRST_GUESS = "the tuner's first guess"
-"""Where acceptance comes from if neither this machine nor the draft's own file knows it."""
+"""The source of an acceptance that neither this machine nor the draft's own file knows."""
 
 
 class Gain(NamedTuple):
@@ -36,13 +36,13 @@ class Gain(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Tells whether it promises as much as `auto` asks for."""
+        """Return True if the ratio exceeds the margin that `auto` asks for."""
         return self.ratio > math.exp(DRAFT_MARGIN)
 
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """Measurements of a pair on this machine: as a profile, and as the tuner knows them. `file` has them.
+    """Measurements of a pair on this machine, read from `file`: as a profile, and in the tuner.
 
     `rough`: other programs disturbed the measuring."""
 
@@ -54,14 +54,14 @@ class MeasuredPair:
     kind: int
 
     def gain(self, batch: int) -> Gain:
-        """Return what the tuner expects of a draft for `batch` requests."""
+        """Return the gain that the tuner expects of a draft for `batch` requests."""
         self.tuning.situate([self.kind] * batch, True)
         plan, ratio = self.tuning.draft_gain(self.asked)
         return Gain(batch, plan.mode, plan.lookahead, ratio)
 
 
 def is_measured(config: EngineConfig, rough: bool = False) -> bool:
-    """Return True if there are times of all forwards of a pair placed like this; with `rough` disturbed ones count."""
+    """Return True if all forwards of a pair placed like this were measured, or with `rough` even disturbed."""
     known = knowledge.read(knowledge.file_of(config, str(build.library())), Knowledge)
     return known is not None and (_complete(known.tables) or (rough and _complete(known.rough)))
 
@@ -71,7 +71,7 @@ def _complete(tables: Mapping[str, Mapping[int, float]]) -> bool:
 
 
 def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
-    """Return what was measured of a pair that is placed like this.
+    """Return the measurements of a pair that is placed like this.
 
     Acceptance and misses are those of the temperature's kind: learned here, else the draft's prior, else the tuner's
     first guess. Raises UsageError without a draft, or where forwards have not been measured yet."""
@@ -111,7 +111,7 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
 
 
 def draft_format_here(config: EngineConfig) -> str | None:
-    """Return the format that the draft computes in by what was measured here; None where no file tells it."""
+    """Return the format that the draft computes in: its only one, or the fastest measured here; None if unknown."""
     found = draft_format.chosen(config, str(build.library()))
     return None if found is None else str(found)
 
@@ -121,9 +121,10 @@ def _points(table: Mapping[int, float]) -> Points:
 
 
 def _agreement(known: Knowledge, prior: Knowledge | None, kind: int) -> tuple[Learner, str]:
-    """Return the acceptance and hits of a kind of sampling law, and what stands in for a measurement of them, if any.
+    """Return the acceptance and hits of a kind of sampling law, and their source if they were not measured here.
 
-    An engine that begins with a prior keeps it among what it knows, so a law like the prior's was not learned here."""
+    An engine that begins with a prior stores it with what it learns: acceptance equal to the prior's was not learned
+    here."""
     learned, given = known.law(kind), (prior or Knowledge()).law(kind)
     learner, found = Learner(), learned if learned.sampled else given
     if not found.sampled:

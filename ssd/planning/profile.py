@@ -18,7 +18,7 @@ from ssd.tuning.costs import CostTable
 _Size = Annotated[int, Meta(ge=1, le=2**20)]
 _Taken = Annotated[float, Meta(gt=0, le=3600)]
 Points = Annotated[tuple[tuple[_Size, _Taken], ...], Meta(min_length=1, max_length=512)]
-"""Seconds of a forward at several sizes, as (size, seconds); between them it is a straight line."""
+"""Seconds of a forward at several sizes, as (size, seconds); times between them are interpolated."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(max_length=512)]
 _MOST_BYTES = 2**20
@@ -34,8 +34,8 @@ class Misses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pair's figures as a file holds them (see `ssd.planning.grid.Pair`).
 
-    Forwards are lines or points. `assumed` names the figures that were not measured, each with the default taken for
-    it. `source` says what was measured, with what, and where."""
+    Forwards are lines or points. `assumed` names the figures that were not measured, with the default taken for each.
+    `source` says what was measured, with what, and where."""
 
     version: Literal[1] = 1
     name: Text
@@ -80,7 +80,7 @@ def _cost(times: ForwardTime | Points) -> Cost:
 
 _TIMES = ("verify", "verify_alone", "step", "step_alone")
 FIGURES = (*_TIMES, "overhead_s", "acceptance", "misses", "target_gpus", "draft_gpus")
-"""The fields that are numbers about the pair."""
+"""The fields with numbers about the pair."""
 
 PAPER = Profile(
     name="the paper's Llama pair",
@@ -100,7 +100,7 @@ PAPER = Profile(
 
 
 def checked(profile: Profile | None = None, **changes: Any) -> Profile:
-    """Return `profile` with `changes`, or a profile of `changes` alone, all checked. Raises UsageError."""
+    """Return `profile` with `changes`, or a profile of `changes` alone; raise UsageError if it is out of bounds."""
     fields = {} if profile is None else msgspec.to_builtins(profile)
     try:
         return msgspec.convert(fields | msgspec.to_builtins(changes), Profile)
@@ -109,7 +109,7 @@ def checked(profile: Profile | None = None, **changes: Any) -> Profile:
 
 
 def read(file: Path) -> Profile:
-    """Read a profile. Raises UsageError, which names the file and what is wrong with it."""
+    """Read a profile; raise UsageError, which names the file and its fault."""
     content = read_bounded(file, _MOST_BYTES, pipe=True)
     try:
         return msgspec.json.decode(content, type=Profile)
@@ -118,7 +118,7 @@ def read(file: Path) -> Profile:
 
 
 def write(profile: Profile, file: Path) -> None:
-    """Write a profile. Raises UsageError where it is out of bounds or the file cannot be written."""
+    """Write a profile; raise UsageError if it is out of bounds or the file cannot be written."""
     text = msgspec.json.format(msgspec.json.encode(checked(profile)), indent=1)
     try:
         file.write_bytes(text + b"\n")

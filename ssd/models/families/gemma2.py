@@ -1,6 +1,6 @@
 """The Gemma 2 family (arXiv 2408.00118): Gemma 3 without norms on queries and keys, with a soft cap on scores.
 
-Every second layer sees a window only; all rotate by one base."""
+Every second layer sees a window only; all layers rotate by the same base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssd.system.fields import Config, number
 
 
 class Gemma2Attention(Attention):
-    """Attention with a scale of the config's and a soft cap on scores."""
+    """Attention with the config's scale and a soft cap on scores."""
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)

@@ -31,12 +31,12 @@ from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, mapping, number, refuse
 
 _ACTIVATION = "gelu_pytorch_tanh"
-# Fields that must be empty: what they ask for is not done.
+# Fields that must be empty: the model does not compute what they ask for.
 _REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention", "mlp_bias")
 
 
 class Gemma3Attention(Qwen3Attention):
-    """Attention with this family's norm on queries and keys and a scale of the config's."""
+    """Attention with this family's norm on queries and keys, and the config's scale."""
 
     norm = OffsetRMSNorm
 
@@ -106,7 +106,7 @@ class Gemma3:
         return Layer(config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary))
 
     def rope(self, config: Config, kind: str) -> Config:
-        """Hook for families whose layers rotate alike."""
+        """Return the rotary part of the config for layers of a kind; families whose layers rotate alike override it."""
         return rope(config, kind)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -123,14 +123,14 @@ class Gemma3:
 
 
 def _text(weights: Weights) -> Weights:
-    """What is below `model`, or where checkpoints with a vision tower have it, older and newer ones."""
+    """Return the weights below `model`, or below a prefix of older or newer checkpoints with a vision tower."""
     prefixes = ("model", "language_model.model", "model.language_model")
     found = (weights.below(prefix) for prefix in prefixes)
     return next((one for one in found if one.has("embed_tokens.weight")), weights.below("model"))
 
 
 def layer_types(config: Config) -> list[str]:
-    """The kind of every layer; older configs say that each n-th is global."""
+    """Return the kind of every layer; older configs only say that each n-th is global."""
     layers = int(config["num_hidden_layers"])
     if (kinds := config.get("layer_types")) is None:
         every = count(config, "sliding_window_pattern", 6)
@@ -141,8 +141,9 @@ def layer_types(config: Config) -> list[str]:
 
 
 def rope(config: Config, kind: str) -> Config:
-    """The rotary part of the config for layers of a kind, in the form of other families. Old configs scale the global
-    layers only."""
+    """Return the rotary part of the config for layers of a kind, in the fields of other families.
+
+    Old configs scale the global layers only."""
     theta = number(config, "rope_theta", 1e6) if kind == FULL else number(config, "rope_local_base_freq", 1e4)
     parameters, scaling = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
     if parameters and scaling:

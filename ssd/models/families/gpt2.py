@@ -17,7 +17,7 @@ from ssd.models.split import VOCABULARY, Split, Splits
 from ssd.models.weights import LinearLayer, MakeLinear, Weights
 from ssd.system.fields import Config, count, flag, number, refuse
 
-# What config.json calls the activation -> how torch approximates it.
+# Name of an activation in config.json -> torch's approximation of it.
 _GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 
 

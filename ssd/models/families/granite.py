@@ -1,4 +1,4 @@
-"""The dense Granite 3 family: Llama with factors on embeddings, scores, what layers add, and logits."""
+"""The dense Granite 3 family: Llama with factors on embeddings, scores, residual additions and logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssd.system.fields import Config, number
 
 
 class GraniteAttention(Attention):
-    """Attention with a scale of the config's, whose result is multiplied."""
+    """Attention with the config's scale, whose result is multiplied by `residual_multiplier`."""
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
@@ -26,7 +26,7 @@ class GraniteAttention(Attention):
 
 
 class GraniteFeedForward(FeedForward):
-    """A feed-forward whose result is multiplied."""
+    """A feed-forward whose result is multiplied by `residual_multiplier`."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)

@@ -42,7 +42,7 @@ SPLITS: Splits = {
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
-    """The sizes in a Llama-like config. Raises `UsageError` if one is missing or no positive number."""
+    """Return the sizes in a Llama-like config; raise `UsageError` if one is missing or no positive number."""
     vocab_size, heads = count(config, "vocab_size"), count(config, "num_attention_heads")
     return Shape(
         vocab_size=vocab_size,
@@ -56,7 +56,7 @@ def shape_of(config: Config, max_position: int) -> Shape:
 
 
 def window_of(config: Config, layer: int) -> int | None:
-    """The sliding window of a layer in tokens, None for all.
+    """Return the sliding window of a layer in tokens, or None if it sees all tokens.
 
     Qwen's configs name a window, whether it is used, and from which layer on; newer configs name the kind of every
     layer. Raises `UsageError` for unknown kinds, and for a sliding layer without a window."""
@@ -72,10 +72,10 @@ def window_of(config: Config, layer: int) -> int | None:
 
 
 def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, tied: bool) -> Tensor | Groups:
-    """The head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
+    """Return the head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
 
-    `tied` is the family's default. As in transformers, a checkpoint with another lm_head is not tied, whatever its
-    config says."""
+    `tied` is the family's default. A checkpoint whose lm_head differs from the embedding is not tied, even if its
+    config says so; transformers does the same."""
     tied = flag(config, "tie_word_embeddings", tied)
     if tied and not weights.stored("lm_head.weight"):
         return embedding
@@ -86,7 +86,7 @@ def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, 
 def head_and_table(
     config: Config, weights: Weights, model: Weights, shape: Shape, width: int, device: torch.device, tied: bool
 ) -> tuple[Head, Table]:
-    """The head of a Llama-like checkpoint, and the table of its embedding, which is below `model`."""
+    """Return the head of a Llama-like checkpoint, and the table of its embedding, which is below `model`."""
     embedding = model.whole("embed_tokens.weight", shape.vocab_size, width)
     predicting = output_weight(config, weights, embedding, tied)
     head = head_of(weights, predicting, shape.outputs, shape.vocab_size, device)
@@ -98,13 +98,13 @@ def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tens
 
 
 def kernel_of(linear: LinearLayer) -> Product | None:
-    """Our kernel that computes the whole linear layer; None if something else does."""
+    """Return our kernel that computes the whole linear layer, or None if something else does."""
     product = getattr(linear, "product", None)
     return product if isinstance(product, Product) else None
 
 
 def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
-    """The parts of a model as one call of our kernels; None if one of them is not what the kernels compute."""
+    """Return the parts of a model as one call of our kernels, or None if the kernels do not compute one of them."""
     product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
     rows = embed.product if isinstance(embed, Table) else None
     if product is None or kernel is None or rows is None:
@@ -115,9 +115,9 @@ def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) 
 class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
 
-    inputs = 1  # how many times the model's width goes in
-    # True if our kernel of all layers computes what this class does. Each subclass must say so itself: it may change
-    # what the kernel does not know of.
+    inputs = 1  # width of the input as a multiple of the model's
+    # True if our kernel for all layers computes the same as this class. Each subclass must say so itself, because it
+    # may compute something else.
     in_one_call = True
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
@@ -144,7 +144,7 @@ class Attention:
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Our kernels to queries, keys and values, and to the output."""
+        """Return our kernels of the projections to queries, keys and values, and to the output."""
         return kernel_of(self._qkv), kernel_of(self._out)
 
     @property
@@ -154,27 +154,27 @@ class Attention:
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Weights of the norms in `normalised`; None if there are none."""
+        """Return the weights of the norms in `normalised`, or None if there are none."""
         return None
 
     @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
-        """The norms of `normalised`, of queries and of keys, or none; None if it does something else."""
+        """Return the norms of queries and of keys in `normalised`, () without norms, None if it does something else."""
         return () if type(self).normalised is Attention.normalised else None
 
     @staticmethod
     def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
-        """The tensors that project to queries, keys and values, in this order, and how many numbers each gives."""
+        """Return (name, outputs) of the tensors that project to queries, keys and values, in this order."""
         return ("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)
 
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
-        """Whether (the projections to queries, keys and values, the one to the output) have biases."""
+        """Return True for biases of (the projections to queries, keys and values, the projection to the output)."""
         bias = flag(config, "attention_bias")
         return bias, bias
 
     def normalised(self, qk: Tensor) -> Tensor:
-        """Hook between projection and rotation for families that normalise queries and keys [n, heads + kv, dim]."""
+        """Return queries and keys [n, heads + kv, dim] before rotation; families that normalise them override it."""
         return qk
 
 
@@ -185,7 +185,7 @@ class FeedForward:
     in_one_call = True  # see `Attention`
 
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
-        """`summed`: the result is the sum over all ranks, else this rank's part of it."""
+        """Make the layer; its result is the sum over all ranks if `summed`, else this rank's part of it."""
         width = int(config["hidden_size"])
         inner = weights.share.size(int(config["intermediate_size"]), "intermediate_size")
         bias = flag(config, "mlp_bias")
@@ -198,7 +198,7 @@ class FeedForward:
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Our kernels to gate and up, and down."""
+        """Return our kernels of gate and up, and of down."""
         return kernel_of(self._gate_up), kernel_of(self._down)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Layer:
         self._forward_norm, self._feed_forward = forward_norm, feed_forward
 
     def whole(self) -> DecoderLayer | None:
-        """The layer as our kernels take it; None if a part of it has no kernel of ours."""
+        """Return the layer as our kernels take it, or None if a part of it has no kernel of ours."""
         norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
         if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
             return None
@@ -247,7 +247,7 @@ def through_layers(
     norm: RMSNorm,
     context: ForwardContext,
 ) -> Tensor:
-    """x [n, width] through layers that add to it, each with its table of rotations, and through the last norm."""
+    """Pass x [n, width] through layers that add to it, each with its table of rotations, and through the last norm."""
     total = Residual(x)
     for index, (layer, table) in enumerate(zip(layers, tables, strict=False), 1):
         layer(total, table, context)
@@ -260,9 +260,9 @@ class Llama:
 
     attention: type[Attention] = Attention
     layer: type[Layer] = Layer
-    norms = "input_layernorm", "post_attention_layernorm"  # that of attention, that of the feed-forward
-    slides = False  # whether layers may have windows
-    partly_rotated = False  # whether heads may be
+    norms = "input_layernorm", "post_attention_layernorm"  # of attention, of the feed-forward
+    slides = False  # True if layers may have windows
+    partly_rotated = False  # True if heads may be rotated in part
     defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
     refused: tuple[str, ...] = ()  # fields of other families that must not be set
     splits = SPLITS
@@ -277,7 +277,7 @@ class Llama:
         turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
         self._rotary = Rotary(turned, max_position, dtype, device)
         model = weights.below("model")
-        # First, so that nothing else is in memory while the largest weights are packed.
+        # Comes first, so that nothing else is in memory while the largest weights are packed.
         self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=False)
         self._embed = weights.embedding(table, self.shape.vocab_size)
         self._layers = [
@@ -310,7 +310,7 @@ class Llama:
         )
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        """Hook for families whose layers differ."""
+        """Make the feed-forward of a layer; families whose layers differ override it."""
         return FeedForward(config, weights)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -332,7 +332,7 @@ class Llama:
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """The model as our kernels compute it in one call, with the ranking of its logits; None if they cannot."""
+        """Return the model and the ranking of its logits as one call of our kernels, or None if they cannot do it."""
         own = type(self)
         if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
             return None

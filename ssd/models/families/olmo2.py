@@ -1,4 +1,4 @@
-"""The OLMo 2 family (arXiv 2501.00656): Llama with norms behind attention and feed-forward in place of before them.
+"""The OLMo 2 family (arXiv 2501.00656): Llama with norms after attention and feed-forward, not before them.
 
 Queries and keys are normalised, too, each over all heads at once."""
 

@@ -1,4 +1,4 @@
-"""The Phi 3 and Phi 4 families of text (arXiv 2404.14219): Llama with fused projections, windows and LongRoPE.
+"""The Phi 3 and Phi 4 text families (arXiv 2404.14219): Llama with fused projections, windows and LongRoPE.
 
 Phi 4 mini rotates only the first part of each head."""
 

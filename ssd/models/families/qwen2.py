@@ -5,7 +5,7 @@ from __future__ import annotations
 from ssd.models.families.llama import SPLITS, Attention, Llama
 from ssd.system.fields import Config
 
-# What configs of Qwen leave out.
+# Values of fields that Qwen's configs leave out.
 WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
 

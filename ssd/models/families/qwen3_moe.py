@@ -17,7 +17,7 @@ from ssd.system.fields import Config, count, flag
 
 
 class Experts:
-    """The sum of the few feed-forwards that a router gives a token to, weighted by its probabilities."""
+    """Sums the few feed-forwards that a router chooses for a token, weighted by its probabilities."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         experts, self._chosen = count(config, "num_experts"), count(config, "num_experts_per_tok")

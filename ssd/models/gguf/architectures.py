@@ -1,4 +1,4 @@
-"""How llama.cpp stores each architecture that is read: a table, in the terms of Hugging Face's configs and checkpoints.
+"""A table of the GGUF architectures that are read, in the terms of Hugging Face's configs and checkpoints.
 
 Names of tensors are those of gguf-py's `tensor_mapping`, conventions those of llama.cpp's convert_hf_to_gguf.py."""
 
@@ -38,16 +38,16 @@ _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture: its config in Hugging Face's terms, and where its tensors go.
+    """One architecture: its config and the names of its tensors in Hugging Face's terms.
 
-    `fields` are copied from metadata to config; `constants` are in every config. `as_without` is metadata that may be
-    there with just this value. `biased` parts must have a bias; if `optional` names a config field for a part, that
-    field says whether it has one. `freq_factors` allows `rope_freqs.weight`."""
+    `fields` are copied from metadata to config; `constants` are in every config. `as_without`: metadata that is
+    accepted with this value only, which changes nothing. `biased` parts must have a bias; if `optional` names a config
+    field for a part, that field says whether it has one. `freq_factors` allows `rope_freqs.weight`."""
 
     kind: str
     model_type: str
     class_name: str
-    layer: Mapping[str, str]  # a name with {} is that of each expert in a stack
+    layer: Mapping[str, str]  # {} in a name is the number of an expert in a stack
     fields: Mapping[str, str] = field(default_factory=lambda: _EPS)
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     as_without: Mapping[str, Any] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class Architecture:
     biased: frozenset[str] = frozenset()
     optional: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False  # q and k are in the order of llama.cpp's rotary embedding
-    norm_offset: float = 0.0  # what is added to the norms
+    norm_offset: float = 0.0  # added to the weights of norms
     transposed: frozenset[str] = frozenset()  # parts that Hugging Face has as [in, out]
     rope: bool = True
     freq_factors: bool = False
     long_factors: bool = False  # longrope, by two tensors of factors
     partly: bool = False  # heads may be rotated in part
-    pattern: int = 0  # each so-many-th layer sees everything, the others a window
-    large: int = 0  # with so many layers, Gemma's scores are scaled by hidden_size / heads
+    pattern: int = 0  # every n-th layer sees all tokens, the others a window
+    large: int = 0  # with this many layers, Gemma's scores are scaled by hidden_size / heads
 
 
 _LLAMA = Architecture(
@@ -207,9 +207,9 @@ _GRANITE = replace(
 ARCHITECTURES: Mapping[str, Architecture] = {
     one.kind: one for one in (_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _PHI3, _OLMO2, _GRANITE)
 }
-"""`general.architecture` of a GGUF -> what it means."""
+"""`general.architecture` of a GGUF -> its table."""
 
 
 def architecture_of(model_type: object) -> Architecture:
-    """The architecture that a GGUF beside a config of this `model_type` has: llama for families of the same tensors."""
+    """Return the architecture of a GGUF beside a config of this `model_type`: llama if no other has this type."""
     return next((one for one in ARCHITECTURES.values() if one.model_type == model_type), _LLAMA)

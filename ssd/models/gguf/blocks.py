@@ -1,4 +1,4 @@
-"""GGUF's blocks as `Groups`: the same codes, steps and offsets, so that no weight is rounded or expanded.
+"""Reads GGUF's blocks as `Groups` with the same codes, steps and offsets: no weight is rounded or expanded.
 
 The layouts are those of llama.cpp's ggml-common.h; bytes are little-endian. Blocks are unpacked as arrays, never one by
 one."""
@@ -15,14 +15,15 @@ from ssd.kernels.groups import Groups
 if TYPE_CHECKING:
     import numpy as np
 
-# The numbers of IQ4_NL and IQ4_XS, for codes of 4 bits.
+# Code of 4 bits -> number, in IQ4_NL and IQ4_XS.
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class _Unpacked(NamedTuple):
-    """Of blocks [n, bytes]: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups].
+    """n unpacked blocks: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups].
 
-    Of K types the steps are multiples of a block's `unit` float32 [n, 1], the offsets of its `offset_unit`."""
+    In K types the steps are multiples of a block's `unit` float32 [n, 1], the offsets multiples of its
+    `offset_unit`."""
 
     codes: np.ndarray
     steps: np.ndarray
@@ -32,9 +33,9 @@ class _Unpacked(NamedTuple):
 
 
 def _fields(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
-    """Numbers of `bits` in bytes [n, count] -> uint8 [n, 8 / bits * count].
+    """Unpack numbers of `bits` from bytes [n, count] into uint8 [n, 8 / bits * count].
 
-    Of every `run` bytes the lowest bits come first, then the next ones."""
+    The lowest bits of every `run` bytes come first, then their next ones."""
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -43,7 +44,7 @@ def _fields(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
 
 
 def _halves(packed: np.ndarray) -> np.ndarray:
-    """Bytes [n, 2] -> float32 [n, 1]."""
+    """Read float16 in bytes [n, 2] as float32 [n, 1]."""
     return packed.copy().view("<f2").astype("f4")
 
 
@@ -84,9 +85,9 @@ def _q3_k(blocks: np.ndarray) -> _Unpacked:
 
 
 def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The steps and offsets [n, 8], and their units [n, 1], in the first 16 bytes of Q4_K and Q5_K.
+    """Return steps and offsets [n, 8], and their units [n, 1], from the first 16 bytes of Q4_K and Q5_K.
 
-    There are two halves, then pairs of 6 bits."""
+    The bytes hold two units in float16, then eight pairs of 6 bits."""
     import numpy as np
 
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
@@ -128,7 +129,7 @@ def _iq4_xs(blocks: np.ndarray) -> _Unpacked:
 
 
 class _Kind(NamedTuple):
-    """`weights` of a block in `bytes`; `zero` is the code of no offset."""
+    """A type of blocks: `weights` numbers in `bytes`; the code `zero` stands for 0, before any offset."""
 
     weights: int
     bytes: int
@@ -150,17 +151,17 @@ BLOCKS = {
     "IQ4_NL": _Kind(32, 18, 128, _iq4_nl),
     "IQ4_XS": _Kind(256, 136, 128, _iq4_xs),
 }
-"""GGUF's name of a type of blocks -> what a block is."""
+"""GGUF's name of a type of blocks -> its layout."""
 
 
 def groups_of(kind: str, rows: np.ndarray) -> Groups:
-    """The weight [out, in] whose blocks of a type of `BLOCKS` are `rows`, uint8 [out, bytes of a row].
+    """Return the weight [out, in] of `rows`, uint8 [out, bytes of a row], in blocks of the type `kind`.
 
     It equals gguf's `dequantize` bit for bit."""
     import numpy as np
 
     outputs, blocks = len(rows), BLOCKS[kind]
-    with np.errstate(invalid="ignore"):  # what is not finite is refused by the reader of the tensor
+    with np.errstate(invalid="ignore"):  # the reader of the tensor refuses numbers that are not finite
         parts = blocks.unpack(rows.reshape(-1, blocks.bytes))
     codes, steps, offsets, *units = (
         None if part is None else torch.from_numpy(part.reshape(outputs, -1)) for part in parts

@@ -1,4 +1,4 @@
-"""The config.json, in Hugging Face's terms, of a model in a GGUF: from its metadata and its tables of factors."""
+"""Makes config.json, in Hugging Face's terms, from a GGUF's metadata and its tensors of frequency factors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssd.errors import UsageError
 from ssd.models.gguf.architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
 from ssd.models.gguf.header import Header, Span
 
-# Metadata below the architecture's name that is read, or says nothing about what is computed.
+# Metadata below the architecture's name that is read, or that does not change the computation.
 _SIZES = {
     "context_length",
     "embedding_length",
@@ -26,7 +26,7 @@ _ROPE = {"rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"}
 _ROPE |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")}
 _ROPE |= {f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow")}
 _WINDOWS = {"attention.sliding_window_pattern", "rope.freq_base_swa", "attention.scale"}
-# Keys that are accepted with this value only, which changes nothing.
+# Keys that are accepted with this value only, because it changes nothing.
 _AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "rope.scaling.yarn_ext_factor": 1.0}
 _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0}
 _BETAS = ("beta_fast", "beta_slow")
@@ -35,7 +35,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class _Metadata:
-    """Metadata below an architecture's name. Floats are fp32 in the file: 1e-05 arrives as 9.999999747e-06."""
+    """Metadata below an architecture's name, with floats rounded to 7 digits.
+
+    Floats are fp32 in the file: 1e-05 arrives as 9.999999747e-06."""
 
     def __init__(self, fields: Mapping[str, Any], kind: str) -> None:
         self._fields, self._kind = fields, kind
@@ -55,7 +57,7 @@ class _Metadata:
 
 
 def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str, Any]:
-    """The config.json of the model with this header, whose `tensors` may be in several files.
+    """Return the config.json of the model with this header; its `tensors` may be in several files.
 
     Raises UsageError for another architecture, for metadata that may ask for another computation, and where metadata
     and tensors disagree; KeyError, TypeError or ValueError for metadata that describes no model."""
@@ -111,7 +113,7 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
 
 
 def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
-    """UsageError for metadata that may ask for another computation."""
+    """Raise UsageError for metadata that may ask for another computation."""
     known = (_SIZES | arch.fields.keys() | (_ROPE if arch.rope else set()) | (_WINDOWS if arch.pattern else set())) - (
         arch.as_without.keys()
     )
@@ -145,16 +147,16 @@ def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -
 
 
 def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
-    """The `rope_parameters` of the metadata.
+    """Return the `rope_parameters` of the metadata.
 
-    llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by those of the metadata."""
+    llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by the factors in the metadata."""
     rope: dict[str, Any] = {"rope_theta": said.get("rope.freq_base", 10000.0), "rope_type": "default"}
     turned = said.get("rope.dimension_count", head_dim)
     if turned != head_dim:
         rope["partial_rotary_factor"] = turned / head_dim
     names = {tensor.name for _, tensor in tensors}
     attention_factor = said.get("rope.scaling.attn_factor", 1.0) * said.get("rope.scaling.yarn_attn_factor", 1.0)
-    # llama.cpp's custom where nothing is said
+    # llama.cpp's default
     scaling = said.get("rope.scaling.type", "linear" if "rope.scaling.factor" in said else "none")
     if names & {LONG, SHORT} and scaling in ("none", "longrope"):
         known = said["rope.scaling.original_context_length"]
@@ -182,7 +184,9 @@ def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architect
 
 
 def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> list[float]:
-    """The numbers, one for each pair of a head, of a tensor by which frequencies are divided."""
+    """Return the numbers of a tensor by which frequencies are divided, one for each pair of a head.
+
+    Raises UsageError if the tensor is missing, has another type or shape, or a number that is not positive."""
     found = next((one for one in tensors if one[1].name == name), None)
     if found is None:
         raise UsageError(f"tensor {name!r} is missing")
@@ -202,7 +206,7 @@ def _nothing(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> 
 
 
 def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Windows and scale, which llama.cpp knows by the model's depth where the metadata does not say them."""
+    """Return windows, caps and scale; llama.cpp knows by the model's depth those that the metadata lacks."""
     layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     pattern = said.get("attention.sliding_window_pattern", arch.pattern)
     slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
@@ -216,12 +220,12 @@ def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> di
 
 
 def _gemma2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's, where nothing is said
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's defaults
     return _gemma({**caps, **config}, said, arch)
 
 
 def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Layers with a window rotate by a base of their own, and are not scaled."""
+    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, without scaling."""
     base = said.get("rope.freq_base_swa", 10000.0)
     rope = dict(config["rope_parameters"])
     if "rope.freq_base" not in said:
@@ -240,15 +244,17 @@ def _gpt2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dic
 
 
 def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """0 is no window; without one, transformers' default for a padding token would be beyond small vocabularies."""
+    """Return the window (0 in a file: none) and a padding token, 0 if the file names none.
+
+    transformers' default for a padding token would be beyond small vocabularies."""
     return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
 
 
 def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
     scales = {"attention_multiplier": config["head_dim"] ** -0.5, "embedding_multiplier": 1.0}
     scales |= {"residual_multiplier": 1.0, "logits_scaling": 1.0}
-    return {name: config.get(name) or default for name, default in scales.items()}  # 0 is none for llama.cpp
+    return {name: config.get(name) or default for name, default in scales.items()}  # llama.cpp takes 0 as missing
 
 
 _OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "phi3": _phi3, "granite": _granite}
-"""What of a config is neither copied nor constant."""
+"""Architecture -> the fields of its config that are neither copied nor constant."""

@@ -1,7 +1,7 @@
 """The header of a GGUF file, checked against the bytes that exist; nothing in it is trusted.
 
 Format (little-endian): magic, version, tensor count, metadata count; metadata as (name, type, value); tensors as (name,
-dimensions, type, offset); then the tensors from the next aligned byte on. The gguf library believes lengths and counts,
+dimensions, type, offset); then the tensors from the next aligned byte on. The gguf library trusts lengths and counts,
 and takes ten seconds for a vocabulary of 262,144 tokens.
 """
 
@@ -23,11 +23,11 @@ SUPPORTED = (
 )
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
-# Of a header before its tensors: no tokenizer comes near. A file may have more room, as one with holes has.
+# Limits of the bytes before the tensors, far above any tokenizer's. The size of a sparse file is no limit.
 _MAX_HEADER, _MAX_ENTRIES = 256 << 20, 1 << 20
 _FIRST_READ = 1 << 20
 _LENGTH = struct.Struct("<Q")
-# By struct's names: uint8, int8, ..., float32, bool, and in 64 bits.
+# GGUF's number of a type -> struct's format: uint8, int8, ..., float32, bool, then those of 64 bits.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _Read = TypeVar("_Read")
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of itself: `fields` by name (numbers, texts, lists of them), and its tensors in their order."""
+    """A checked header: `fields` by name (numbers, texts, lists of them), and tensors in the order of their bytes."""
 
     file: Path
     fields: dict[str, Any]
@@ -53,9 +53,9 @@ class Header(NamedTuple):
 
 
 def shards_of(file: Path) -> list[Path]:
-    """The files of a model that llama.cpp's gguf-split wrote, of which `file` is the first; else `file` alone.
+    """Return the files of a model that llama.cpp's gguf-split wrote and that begins with `file`, else `file` alone.
 
-    Raises UsageError for another of them, and when one is missing."""
+    Raises UsageError if `file` is not the first of them, and if one is missing."""
     if (found := _SPLIT.fullmatch(file.name)) is None:
         return [file]
     name, number, count = found[1], int(found[2]), int(found[3])
@@ -71,8 +71,10 @@ def shards_of(file: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, its tensors in the order of their bytes. Raises `UsageError` unless all that it promises is
-    in the file, once, in types that are read here."""
+    """Return the header of a file, its tensors in the order of their bytes.
+
+    Raises `UsageError` unless the file has all bytes that the header promises, under names that occur once and in types
+    that are read here."""
     try:
         with path.open("rb") as file:
             return _Reader(file, path).read()
@@ -83,7 +85,7 @@ def read_header(path: Path) -> Header:
 class _Reader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._size = file, path, path.stat().st_size
-        self._bytes, self._at = b"", 0  # what is read of the file, and how far it is understood
+        self._bytes, self._at = b"", 0  # bytes read from the file, and how many are parsed
         self._entries = 0  # fields, elements of their arrays and tensors so far
         self._alignment = 32
 
@@ -139,7 +141,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{layout}", self._take(size * self._count(count, size))))
 
     def _tensor(self, name: str) -> Span:
-        """The byte range of a tensor, relative to the first tensor byte."""
+        """Read the entry of a tensor; its byte range is relative to the first tensor byte."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         dimensions = self._number("<I")
@@ -163,7 +165,7 @@ class _Reader:
         return value
 
     def _string(self) -> str:
-        """A vocabulary is hundreds of thousands of these: no call but where more of the file is needed."""
+        """Read a string; call nothing if its bytes are here, since a vocabulary has hundreds of thousands of them."""
         start = self._at + _LENGTH.size
         if start > len(self._bytes):
             self._read_until(start)
@@ -180,7 +182,7 @@ class _Reader:
             raise UsageError(f"{self._path} has a string that is not UTF-8") from error
 
     def _count(self, count: int, each: int) -> int:
-        """`count` things of at least `each` bytes, if there is room for them and they are not too many."""
+        """Return `count` if the file has room for as many entries of `each` bytes; raise UsageError if not."""
         if count * each > self._size - self._at:
             raise UsageError(f"{self._path} is truncated: no room for {count} entries")
         self._entries += count

@@ -1,4 +1,4 @@
-"""A GGUF as a folder with config.json, tokenizer and the file's name; the weights stay in the GGUF."""
+"""Makes a GGUF a folder with config.json, tokenizer and the file's name; the weights stay in the GGUF."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssd.system.files import cache_dir
 def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
     """Write config.json for the model in GGUF `files`, `header` of the first, into the existing folder `directory`.
 
-    Raises UsageError when it is of an architecture that is not read, or has other tensors than that has."""
+    Raises UsageError for an architecture that is not read, and for tensors that do not belong to it."""
     try:
         headers = [header, *map(read_header, files[1:])]
         config = config_of(header, [(one.file, tensor) for one in headers for tensor in one.tensors])
@@ -34,14 +34,15 @@ def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
 
 
 _FORMAT = 2
-"""Of what is written into a folder: another number when that changes, so that older folders are not used."""
+"""Version of the folders' content; a new number keeps older folders from being used."""
 
 
 def checkpoint_of(file: Path) -> Path:
-    """The folder that names `file` as its weights, with its config, and the tokenizer files beside it if there are any.
+    """Return the folder that names `file` as its weights; make it with config and tokenizer unless it exists.
 
-    Of a model in several files, `file` is the first. The folder is made again when one of these has changed. Raises
-    UsageError for a file that is no GGUF of a known architecture, and when the cache cannot be written."""
+    A tokenizer.json beside `file` is copied, with the files that belong to it. A model in several files is named by its
+    first. The folder is made again when one of these files has changed. Raises UsageError for a file that is no GGUF of
+    a known architecture, and if the cache cannot be written."""
     beside = [path for name in FILES if (path := file.with_name(name)).is_file()]
     shards = shards_of(file)
     final = cache_dir() / "gguf" / f"{file.stem}-{_state([*shards, *beside])}"
@@ -64,6 +65,6 @@ def checkpoint_of(file: Path) -> Path:
 
 
 def _state(files: list[Path]) -> str:
-    """Names the files as they are now: path, size and time of the last change."""
+    """Return a hash of the files' paths, sizes and times of the last change."""
     stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
     return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:16]

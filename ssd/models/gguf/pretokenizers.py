@@ -1,6 +1,6 @@
-"""How each family of byte-level BPE cuts a text before it merges, by llama.cpp's name for it (`tokenizer.ggml.pre`).
+"""The rules that cut a text before byte-level BPE merges it, by llama.cpp's names (`tokenizer.ggml.pre`).
 
-The expressions are facts of the models: they are the ones in the tokenizer.json of each family."""
+The expressions are those in the tokenizer.json of each family."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cl100k(digits: str) -> str:
-    """Returns the expression of tiktoken's cl100k, with another rule for digits."""
+    """Return the expression of tiktoken's cl100k, with another rule for digits."""
     words = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _o200k(ending: str, digits: str) -> str:
-    """Returns the expression of tiktoken's o200k, with another ending of words and another rule for digits."""
+    """Return the expression of tiktoken's o200k, with another ending of words and another rule for digits."""
     start = r"[^\r\n\p{L}\p{N}]?"
     words = f"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -32,11 +32,11 @@ class Cut:
     patterns: tuple[str, ...] = ()
     gpt2: bool = False
     nfc: bool = False
-    ignore_merges: bool = False  # a piece that is a token stays whole, whatever the merges make of it
+    ignore_merges: bool = False  # a piece that is a token stays whole, without merges
     bos: bool = False  # llama.cpp's default for a file without `add_bos_token`
 
     def steps(self) -> list[Any]:
-        """Returns the pre-tokenizers, the byte alphabet last."""
+        """Return the pre-tokenizers, the byte alphabet last."""
         from tokenizers import Regex, pre_tokenizers
 
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]

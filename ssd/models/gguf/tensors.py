@@ -29,10 +29,11 @@ _MAX_LINK = 1 << 16
 
 @dataclass(frozen=True)
 class GgufTensor(TensorInfo):
-    """A tensor whose bytes begin at `offset` of its file. `dtype` is GGUF's name of it.
+    """A tensor whose bytes begin at `offset` of its file. `dtype` is GGUF's name of its type.
 
-    `heads`: llama.cpp's order of rows within so many heads has to be undone; 0: it is as Hugging Face's. `added` was
-    added to its numbers. `transposed`: Hugging Face's `shape` is [in, out], the file's [out, in]."""
+    `heads`: number of heads within which llama.cpp's order of rows must be undone; 0: the order is Hugging Face's.
+    `added`: number that the file adds to the weights. `transposed`: `shape` is Hugging Face's [in, out], the file has
+    [out, in]."""
 
     offset: int
     size: int
@@ -45,13 +46,13 @@ class GgufTensor(TensorInfo):
         return self.size
 
     def groups(self) -> Groups:
-        """A weight [out, in] in blocks, whatever its `shape` says."""
+        """Return a weight in blocks as `Groups` [out, in], also if it is `transposed`."""
         from ssd.models.gguf.blocks import groups_of
 
         return groups_of(self.dtype, self._rows())
 
     def floats(self) -> Tensor:
-        """A tensor in float32, float16 or bfloat16."""
+        """Return the tensor, in float32, float16 or bfloat16, with Hugging Face's numbers and shape."""
         import torch
 
         kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.dtype]
@@ -65,7 +66,7 @@ class GgufTensor(TensorInfo):
         return self.shape[::-1] if self.transposed else self.shape
 
     def _rows(self) -> np.ndarray:
-        """Its bytes, uint8 [rows, bytes of a row]."""
+        """Return the tensor's bytes, uint8 [rows, bytes of a row], in Hugging Face's order of rows."""
         import numpy as np
 
         rows = self._stored[0] if len(self.shape) > 1 or self.heads else 1
@@ -86,10 +87,10 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """The tensors of a model in files with these headers, by Hugging Face's names; experts in a stack are tensors of
-    their own.
+    """Return the tensors of a model in files with these headers, by Hugging Face's names.
 
-    Raises UsageError for what the architecture does not have, and for what is in two files."""
+    Each expert in a stack becomes a tensor. Raises UsageError for a tensor that the architecture does not have, or that
+    is in two files."""
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
     for file, _, tensors in headers:
         for tensor in tensors:
@@ -106,7 +107,7 @@ def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str
 
 
 def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """One tensor of a file by its name, or by those of its parts."""
+    """Return one tensor of a file by its name, or the experts of a stack by theirs."""
     part, kind, name = _part(tensor.name, arch, config)
     stack = "{}" in name
     if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != 2 + stack:
@@ -130,7 +131,9 @@ def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, A
 
 
 def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str, str, str]:
-    """`blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
+    """Return part, kind and Hugging Face's name of a tensor; raise UsageError if the architecture has none such.
+
+    Example: `blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
     match name.split("."):
         case ["blk", layer, part, ("weight" | "bias") as kind] if part in arch.layer:
             placed = f"{arch.layers}.{layer}.{arch.layer[part]}.{kind}"
@@ -144,7 +147,7 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
 
 
 def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
-    """Within how many heads the rows of a projection are in llama.cpp's order; 0 where they are not."""
+    """Return the number of heads within which a projection's rows are in llama.cpp's order; 0: they are not."""
     names = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     if part not in names:
         return 0
@@ -155,9 +158,9 @@ def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """The GGUF files that have the weights of a checkpoint's folder; none if they are in safetensors.
+    """Return the GGUF files with the weights of a checkpoint's folder; none if these are in safetensors.
 
-    Raises UsageError if they are no longer those that the folder was made for."""
+    Raises UsageError if a file has changed since the folder was made for it."""
     link = directory / LINK_FILE
     if not link.is_file():
         own = directory / GGUF_FILE
@@ -176,7 +179,7 @@ def gguf_files(directory: Path) -> list[Path]:
 
 
 def link_to(files: Sequence[Path]) -> dict[str, Any]:
-    """What `LINK_FILE` says of the files of a model as they are now."""
+    """Return the content of `LINK_FILE` for the files of a model as they are now."""
     first, *shards = (_stat(file) for file in files)
     return {**first, "shards": shards} if shards else first
 
@@ -187,7 +190,7 @@ def _stat(file: Path) -> dict[str, Any]:
 
 
 def sample_gguf(file: Path) -> bytes:
-    """What tells a GGUF from another cheaply: its size, and bytes from eight places."""
+    """Return bytes that identify a GGUF: its size, and pieces from eight places."""
     size = file.stat().st_size
     pieces = [json.dumps(size).encode()]
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF brings in its metadata, as tokenizer.json and what belongs beside it.
+"""Writes the tokenizer in a GGUF's metadata as tokenizer.json and the files beside it.
 
 Two kinds are rebuilt: byte-level BPE (`gpt2`) and SentencePiece (`llama`), in the form of transformers' converter."""
 
@@ -18,16 +18,16 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "gene
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPM_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for SentencePiece
-# Tokens that end a turn, whatever the metadata names, and whatever type it gives them.
+# Tokens that always end a turn, even if the metadata names others or gives them another type.
 _END_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
 _END_TEXTS |= {"<|end_of_text|>", "<EOT>", "_<EOT>", "<end_of_utterance>"}
-# Special tokens of Phi-3 that do not drop the whitespace behind them, as all others of it do.
+# Special tokens of Phi-3 that keep the whitespace behind them; all its others drop it.
 _KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 _SPACE, _LONGEST = "▁", 1024
 
 
 def write_tokenizer(header: Header, directory: Path, kept: Collection[str] = ()) -> None:
-    """Write `FILES` into `directory`, but for those that are `kept` as they lie there.
+    """Write `FILES` into `directory`, except for those in `kept`, which are there already.
 
     Raises UsageError for a kind of tokenizer that is not rebuilt here, unless its tokenizer.json is kept."""
     given = "tokenizer.json" in kept
@@ -62,7 +62,7 @@ def _field(header: Header, name: str) -> Any:
 
 
 def _list(header: Header, name: str, kind: type, length: int | None = None) -> list[Any]:
-    """Returns an array of the metadata. ValueError for another type or length."""
+    """Return an array of the metadata; raise ValueError for another type or length."""
     values = _field(header, name)
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"{_PREFIX}{name} is no list of {kind.__name__}")
@@ -72,7 +72,7 @@ def _list(header: Header, name: str, kind: type, length: int | None = None) -> l
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
-    """Returns the text and the type of every token. ValueError for a text that stands there twice."""
+    """Return the text and the type of every token; raise ValueError if two have the same text."""
     tokens = _list(header, "tokens", str)
     types = [1] * len(tokens)
     if _field(header, "token_type") is not None:
@@ -91,7 +91,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 
 
 def _special_ids(header: Header, size: int, defaults: dict[str, int]) -> dict[str, int]:
-    """Returns the ids of the special tokens that the metadata names, or that the kind of tokenizer has by default."""
+    """Return the ids of the special tokens that the metadata names, else those in `defaults`."""
     ids = {key: at for key, at in defaults.items() if at < size}
     for key in ("bos", "eos", "eot", "eom", "unknown"):
         if (at := _field(header, f"{key}_token_id")) is None:
@@ -103,7 +103,7 @@ def _special_ids(header: Header, size: int, defaults: dict[str, int]) -> dict[st
 
 
 def _byte_level(header: Header, tokens: Sequence[str], cut: str) -> Any:
-    """Returns byte-level BPE over the tokens and merges of the metadata."""
+    """Return byte-level BPE over the tokens and merges of the metadata."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -123,7 +123,7 @@ def _byte_level(header: Header, tokens: Sequence[str], cut: str) -> Any:
 
 
 def _sentencepiece(header: Header, tokens: Sequence[str], types: Sequence[int], ids: dict[str, int]) -> Any:
-    """Returns SentencePiece BPE: spaces are "▁", characters without a token become tokens of bytes."""
+    """Return SentencePiece BPE: spaces are "▁", characters without a token become tokens of bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _list(header, "scores", float, len(tokens))
@@ -145,9 +145,10 @@ def _sentencepiece(header: Header, tokens: Sequence[str], types: Sequence[int], 
 
 
 def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Returns the merges that SentencePiece would do: every two tokens that make a third, the best score first.
-    Equal scores: the longer left part first, as in transformers' converter. User-defined tokens are matched before
-    all others, so their merges come first."""
+    """Return the merges that SentencePiece would do: every two tokens that make a third, the best score first.
+
+    If scores are equal, the longer left part comes first, as in transformers' converter. User-defined tokens are
+    matched before all others, so their merges come first."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] != _CONTROL}
     if longest := next((token for token in ids if len(token) > _LONGEST), None):  # every cut of it is tried
         raise ValueError(f"{_PREFIX}tokens: {longest[:32]!r}... has {len(longest)} characters, more than {_LONGEST}")
@@ -170,7 +171,8 @@ def _add_special(
     default: bool,
 ) -> None:
     """Add the tokens that are matched before a text is cut, and BOS before each text if the metadata asks for it.
-    `default`: whether a file that does not say gets BOS."""
+
+    `default`: True if BOS is added where the metadata does not say it."""
     from tokenizers import AddedToken, processors
 
     strips = "phi3" in str(header.fields.get("general.name")).lower().replace("-", "")
@@ -203,8 +205,7 @@ def _write_settings(
     ids: dict[str, int],
     kept: Collection[str],
 ) -> None:
-    """Write what stands beside a tokenizer and is not `kept`: names of special tokens, what ends a text, the chat
-    template."""
+    """Write the files beside a tokenizer that are not `kept`: special tokens, tokens that end a text, chat template."""
     settings, generation = directory / "tokenizer_config.json", directory / "generation_config.json"
     config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
     if settings.name not in kept:
