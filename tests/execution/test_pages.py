@@ -260,6 +260,16 @@ def test_out_of_pages_keeps_what_it_got() -> None:
     assert len(table.pages) == 4
 
 
+def test_a_freed_table_has_nothing_to_free() -> None:
+    pool = PagePool(4, 2)
+    table, other = computed(pool, [1, 2, 3, 4, 5]), computed(pool, [1, 2])
+    table.free()
+    table.free()
+    assert not table.pages
+    assert pool.live == len(other.pages) == 1
+    pool.check()
+
+
 def test_equal_texts_computed_side_by_side_do_not_share() -> None:
     """The later one keeps its private pages; a third finds those of the first, and all of it can be given back."""
     pool = PagePool(6, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,6 +57,17 @@ def test_a_late_reader_gets_the_newest_records(descriptor: int) -> None:
     # What the next record overwrites is not trusted.
     assert news[:, 0].tolist() == list(range(11, CAPACITY + 10))
     assert (np.diff(news[:, 1]) >= 0).all()
+
+
+def test_a_record_that_has_another_number_is_not_read(descriptor: int) -> None:
+    """The writer has overwritten it meanwhile."""
+    trace, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
+    for depth in (1, 2, 3):
+        trace.enter(State.DEPTH, depth)
+    with mmap.mmap(descriptor, SIZE_BYTES) as memory:
+        first = memory.find(struct.pack("<2q", State.DEPTH, 2)) - 16  # number and time come before
+        struct.pack_into("<q", memory, first, CAPACITY + 1)
+    assert codes(reader) == [(State.DEPTH, 1), (State.DEPTH, 3)]
 
 
 def test_who_comes_after_a_dead_writer_goes_on_in_its_lane(descriptor: int) -> None:

@@ -55,3 +55,10 @@ def test_a_kill_of_the_kernel_is_told_of_one_death_and_not_of_the_next(
     monkeypatch.setattr(cgroups, "oom_kills", lambda: 4)
     assert "want of memory" in cause_of(first, signal.SIGKILL)
     assert cause_of(second, signal.SIGKILL) == "killed by SIGKILL"
+
+
+def test_a_child_that_has_ended_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for process in sleepers(2, tmp_path, monkeypatch):
+        cause_of(process, signal.SIGKILL)
+    assert set(os.listdir("/proc/self/fd")) <= before
