@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from ssd.system.files import cache_dir
 
@@ -40,10 +40,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the folder
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, however busy the machine is: what fails here fails everywhere.
-# `pytest --hypothesis-profile=search` tries others.
+# `pytest --hypothesis-profile=search` tries others; with `unshrunk` no simpler example is looked for.
 ANY_SPEED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("search", **ANY_SPEED)
 settings.register_profile("repeat", derandomize=True, **ANY_SPEED)
+settings.register_profile("unshrunk", derandomize=True, phases=(Phase.explicit, Phase.generate), **ANY_SPEED)
 settings.load_profile("repeat")
 
 

@@ -79,6 +79,7 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["--max-model-len", "100000"], ["--max-model-len 100000", "8192"]),
         (["--max-model-len", "1"], ["--max-model-len", "at least 2"]),
         (["-tp", "0"], ["-tp", "0"]),
+        (["-tp", "65"], ["-tp", "1<=x<=64"]),
         (["-tp", "64"], ["--tensor-parallel-size 64", "cores"]),
         (["--sampler", "magic"], ["--sampler", "coupled"]),
         (["--max-tokens", "0"], ["--max-tokens", "0"]),

@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
+from msgspec.structs import replace as replace_fields
 
 from ssd.config.engine import DraftLink, EngineConfig
 from ssd.config.params import Speculation
@@ -37,7 +38,7 @@ from ssd.ipc.public import Message, pack, unpack
 from ssd.remote.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
 from ssd.remote.receiver.door import Relay
 from ssd.remote.receiver.process import Receiver
-from ssd.remote.receiver.sessions import DRAFT_RATE
+from ssd.remote.receiver.sessions import DRAFT_RATE, Sessions
 from tests.attacks.zeromq import connected
 from tests.scripted_engine import PATIENCE_S
 
@@ -308,6 +309,17 @@ def test_two_drafts_have_a_request_each_and_no_word_in_the_other(world: World) -
     assert world.told() == Readers(None, [6])  # it has no draft any more
     assert world.heard(Beat)
     world.tell(admit(6, slot=0))  # and gets the one that is left
+
+
+def test_a_draft_that_is_for_its_own_client_hears_of_no_other(world: World) -> None:
+    """Even if the target tells the receiver of one."""
+    world.join()
+    (session,) = world.receiver._sessions
+    sessions = Sessions(own=True)
+    sessions.add(replace(session, client="ann"))
+    own, others = replace_fields(admit(), owner="ann"), replace_fields(admit(6), owner="bob")
+    assert [message for _, message in sessions.routed(own)] == [admit()]
+    assert sessions.routed(others) == []
 
 
 def test_a_draft_of_no_use_is_left_alone_where_there_is_another(world: World) -> None:

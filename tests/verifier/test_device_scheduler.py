@@ -12,7 +12,7 @@ import torch
 from ssd.execution.batch import Row
 from ssd.execution.static import StaticRunner, draws_of
 from ssd.execution.tables import BatchTensors, Draw
-from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
+from ssd.ipc.board import IDS, BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.speculation.acceptance import coupled
@@ -121,12 +121,14 @@ def draws(rows: Sequence[Row], laws: Sequence[Law]) -> list[Draw]:
     return [draw for row, law in zip(rows, laws, strict=True) for draw in draws_of(row, law)]
 
 
-def test_entries_that_are_not_sound_are_counted() -> None:
+@pytest.mark.parametrize("changed", [False, True], ids=["an id beyond the vocabulary", "an id that was changed"])
+def test_entries_that_are_not_sound_are_counted(changed: bool) -> None:
     world = World()
     row = Row([3], 0, range(12), 1, 2)
     own = world.runner.sample([row], [Law()])
     assert own is not None
-    world.writer.publish(2, [7], [Key(1, 9, 4, 1, 0, own[0])], [[5, VOCAB]])
+    world.writer.publish(2, [7], [Key(1, 9, 4, 1, 0, own[0])], [[5, 6 if changed else VOCAB]])
+    world.writer._slots[2, 7, IDS] += changed
     link = FollowedRow(row, Law(), 0, (1, 9, 4), K, 30)
     assert world.device.launch([row], [Law()])
     shape = world.device.shape([1 + K])

@@ -114,7 +114,7 @@ def _row(fault: Fault, clean: Path) -> tuple[str, str, str, str]:
 
 def _pytest(folder: Path, tests: Iterable[str], *options: str) -> tuple[int, str]:
     """Run tests of a copy of the tree; return pytest's exit status and the end of what it says."""
-    options = ("-q", "--timeout", str(_SECONDS), *options, *tests)
+    options = ("-q", "--hypothesis-profile=unshrunk", "--timeout", str(_SECONDS), *options, *tests)
     ours = {"PYTHONPATH": str(folder), "SSD_CACHE": str(folder.parent / "cache")}
     command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run(command, cwd=folder, env=interpreter.environment() | ours, capture_output=True, text=True)
