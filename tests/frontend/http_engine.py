@@ -13,7 +13,7 @@ from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission, Submit
 from ssd.ipc.public import Metrics, TokenLogprob
-from tests.scripted_engine import PATIENCE_S, ScriptedEngine, engine_config, following, gateway_thread, scripted_engine
+from tests.scripted_engine import ScriptedEngine, engine_config, following, gateway_thread, scripted_engine
 
 
 @dataclass
@@ -24,7 +24,8 @@ class HttpEngine:
     engine: ScriptedEngine
 
     def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        """Return a new connection without a time limit: the engine limits how long an answer takes, pytest a test."""
+        return http.client.HTTPConnection("127.0.0.1", self.port)
 
     def ask(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
