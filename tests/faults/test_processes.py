@@ -107,7 +107,7 @@ def test_a_draft_that_was_stopped_is_given_up_goes_on_and_is_of_use_again(engine
             assert client.generate(PROMPT, params(lookahead=3)).token_ids == expected
             if openings(engine) > before:
                 break
-        assert openings(engine) == before + 1
+        assert openings(engine) > before, "one request may be long enough for a trial, which opens it again"
         os.kill(draft, signal.SIGCONT)
         assert is_hit(client) and engine.pids["draft"] == draft
         assert any(state_after_request(engine, client) == "up" for _ in range(200)), "a first hit may be of the trial"

@@ -1,15 +1,29 @@
 from __future__ import annotations
 
+import subprocess
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ssd.system.files import cache_dir, read_bounded
+from ssd.system.interpreter import command, environment
 
 
-def test_the_tests_have_a_cache_folder_of_their_own() -> None:
-    assert cache_dir().name.startswith("ssd-tests-") and not (cache_dir() / "tables").is_symlink()
+def test_the_tests_and_their_children_have_a_cache_folder_of_their_own() -> None:
+    """Only models and data sets that were fetched, and compiled kernels, are the user's: no table and no checkpoint."""
+    own = cache_dir()
+    assert own.name.startswith("ssd-tests-")
+    assert {entry.name for entry in own.iterdir() if entry.is_symlink()} == {
+        "datasets",
+        "downloads",
+        "kernels",
+        "models",
+    }
+    ask = command("-c", "from ssd.system.files import cache_dir; print(cache_dir())")
+    for known in (environment(), None):
+        child = subprocess.run(ask, env=known, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+        assert child.stdout.strip() == str(own), child.stderr
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
