@@ -13,6 +13,7 @@ from ssd.execution.kv_cache import KVCache
 from ssd.execution.paged import PagedContext
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.models.interface import Shape
+from tests.pairs import pairwise
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -24,11 +25,17 @@ def numbers(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("singles", [1, 15, 16, 40])
-@pytest.mark.parametrize("longer", [(), (3, 9), (9, 40)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("rule", [PLAIN, Scores(0.5, 7, 0.8), Scores(window=1), Scores(softcap=0.8)], ids=str)
+@pytest.mark.parametrize(
+    ("singles", "longer", "dtype", "deterministic", "rule"),
+    pairwise(
+        [1, 15, 16, 40],
+        [(), (3, 9), (9, 40)],
+        [torch.float32, torch.float64],
+        [False, True],
+        [PLAIN, Scores(0.5, 7, 0.8), Scores(window=1), Scores(softcap=0.8)],
+    ),
+    ids=str,
+)
 def test_a_row_attends_to_its_own_sequence_whatever_the_batch(
     singles: int, longer: tuple[int, ...], dtype: torch.dtype, deterministic: bool, rule: Scores
 ) -> None:

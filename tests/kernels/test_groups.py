@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 from ssd.kernels.groups import Groups, Parts, Stack, find_groups, grouped_product, rows_apart, stacked
+from tests.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -86,10 +87,10 @@ def test_the_bits_of_float32(kind: str, outputs: int, inputs: int) -> None:
     check_all_rows(product, x, plain(weight)(x)[:, :outputs] + bias)
 
 
-@pytest.mark.parametrize("head", ["half", "float", "multiple"])
-@pytest.mark.parametrize("shifted", [False, True], ids=["zero", "offsets"])
-@pytest.mark.parametrize("group", [4, 16, 32, 64, 192])
-@pytest.mark.parametrize("bits", [3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("bits", "group", "shifted", "head"),
+    pairwise([3, 4, 6, 8], [4, 16, 32, 64, 192], [False, True], ["half", "float", "multiple"]),
+)
 def test_groups_of_every_kind(bits: int, group: int, shifted: bool, head: str) -> None:
     groups, wide = drawn(bits, group, shifted, head == "float"), head == "float"
     if head == "multiple":

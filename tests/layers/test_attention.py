@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ssd.layers import attention
 from ssd.layers.attention import Scores, attend, attend_own, attend_part, group, merge, ungroup
+from tests.pairs import pairwise
 
 HEADS = ((4, 4), (4, 2), (9, 3), (3, 1))  # queries, keys
 DIM = 16
@@ -43,10 +44,13 @@ def test_causal_attention_is_that_of_torch(heads: tuple[int, int], queries: int,
     assert (attend(q, keys, values, SCALE) - expected).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize(("queries", "length"), [(1, 1), (1, 40), (5, 5), (5, 40), (40, 40)])
-@pytest.mark.parametrize("window", [1, 4, 37, 100])
-def test_a_window_hides_what_lies_before_it(heads: tuple[int, int], queries: int, length: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "counts", "window"),
+    pairwise(HEADS, [(1, 1), (1, 40), (5, 5), (5, 40), (40, 40)], [1, 4, 37, 100]),
+    ids=str,
+)
+def test_a_window_hides_what_lies_before_it(heads: tuple[int, int], counts: tuple[int, int], window: int) -> None:
+    queries, length = counts
     q, keys, values = (
         normal(queries, heads[0], DIM),
         normal(length, heads[1], DIM),
@@ -99,14 +103,15 @@ def test_group_and_ungroup_are_inverses(heads: tuple[int, int]) -> None:
     assert torch.equal(ungroup(group(q, heads[1]), 5), q.flatten(1))
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize(("shared", "trunk"), [(1, 0), (40, 0), (40, 6), (6, 6)])
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize(
+    ("heads", "path", "depth"), pairwise(HEADS, [(1, 0), (40, 0), (40, 6), (6, 6)], [1, 4]), ids=str
+)
 def test_two_parts_merged_are_one_attention_over_the_union(
-    heads: tuple[int, int], shared: int, trunk: int, depth: int
+    heads: tuple[int, int], path: tuple[int, int], depth: int
 ) -> None:
     """As chains attend: to a shared path, of whose last `trunk` tokens each sees a part, and to keys of their own, of
     which each has a number of its own."""
+    shared, trunk = path
     chains, kv = 7, heads[1]
     q = normal(chains, heads[0], DIM)
     keys, values = normal(shared, kv, DIM), normal(shared, kv, DIM, seed=1)

@@ -75,34 +75,24 @@ def test_whole_prefill(pair: Pair) -> None:
     pair.check(in_chunks(pair, list(range(PAGES)), [len(pair.text)]))
 
 
-def test_chunked_prefill(pair: Pair) -> None:
-    pair.check(in_chunks(pair, list(range(PAGES)), [16, 1, 5, 23]))
-
-
-def test_token_by_token(pair: Pair) -> None:
-    pair.check(in_chunks(pair, list(range(PAGES)), [1]))
-
-
-def test_fragmented_pages(pair: Pair) -> None:
+def test_chunks_and_single_tokens_in_fragmented_pages(pair: Pair) -> None:
     scattered = [(37 * index + 5) % (4 * PAGES) for index in range(PAGES)]
-    pair.check(in_chunks(pair, scattered, [30, 1, 3]))
-
-
-def test_only_the_wanted_outputs_of_a_row_come_back(pair: Pair) -> None:
-    pages = list(range(PAGES))
-    assert pair.runner.forward([Row(pair.text[:80], 0, pages, outputs=0)]).shape == (0, pair.expected.shape[1])
-    pair.check(pair.runner.forward([Row(pair.text[80:], 80, pages, outputs=3)]), pair.expected[-3:])
+    pair.check(in_chunks(pair, scattered, [16, 1, 1, 5, 23]))
 
 
 def test_ragged_batch(pair: Pair) -> None:
-    """Prefill, a prefill chunk, decode and a verification of other sequences in one forward, in scattered pages."""
+    """Prefill, a prefill chunk, decode and a verification of other sequences in one forward, in scattered pages: the
+    wanted outputs of each come back."""
     pages = [list(range(index, 4 * PAGES, 4)) for index in range(4)]
     known = [40, 0, 6, 28]
     texts = [(pair.text, pair.expected), *pair.others]
     before = [Row(ids[:n], 0, table, outputs=0) for (ids, _), n, table in zip(texts, known, pages, strict=True) if n]
-    pair.runner.forward(before)
-    rows = [Row(ids[n:], n, table, len(ids) - n) for (ids, _), n, table in zip(texts, known, pages, strict=True)]
-    expected = torch.cat([logits[n:] for (_, logits), n in zip(texts, known, strict=True)])
+    assert pair.runner.forward(before).shape == (0, pair.expected.shape[1])
+    wanted = [3, 1, 1, 5]
+    rows = [
+        Row(ids[n:], n, table, outputs) for (ids, _), n, table, outputs in zip(texts, known, pages, wanted, strict=True)
+    ]
+    expected = torch.cat([logits[-outputs:] for (_, logits), outputs in zip(texts, wanted, strict=True)])
     pair.check(pair.runner.forward(rows), expected)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ssd.errors import SsdError
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import UNKNOWN, Law, argmax, filtered, perturbed, ranked, read_ids
+from tests.pairs import pairwise
 
 INF, NAN = math.inf, math.nan
 FILTERS = Law(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=3)
@@ -190,9 +191,7 @@ def test_the_lowest_id_wins_a_tie(vocab_size: int, seed: int, levels: int) -> No
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("where", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("vocab_size", "bad", "where"), pairwise(VOCABULARIES, [NAN, INF], [0.0, 0.5, 1.0]))
 def test_one_value_that_is_not_a_number_fails_its_row_alone(vocab_size: int, bad: float, where: float) -> None:
     scores = random_scores(3, vocab_size, seed=6)
     healthy = argmax(scores)
@@ -201,9 +200,9 @@ def test_one_value_that_is_not_a_number_fails_its_row_alone(vocab_size: int, bad
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("law", [Law(), Law(1.0), FILTERS], ids=["greedy", "plain", "filtered"])
+@pytest.mark.parametrize(
+    ("vocab_size", "bad", "law"), pairwise(VOCABULARIES, [NAN, INF, -INF], [Law(), Law(1.0), FILTERS]), ids=str
+)
 def test_a_row_without_a_finite_maximum_has_no_sample(vocab_size: int, bad: float, law: Law) -> None:
     scores, noise = random_scores(3, vocab_size, seed=6), NoiseCache(vocab_size)
     healthy = argmax(perturbed(scores, law, range(3), noise))
