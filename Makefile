@@ -9,9 +9,10 @@ CLIENTS := .venv/.conformance
 AGENTS := .venv-agents/.stamp
 ROUTERS := .venv-routers/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pull demo test conformance gpu gpu-rehearsal lint clean
+.PHONY: help venv pull demo test test-all conformance gpu gpu-rehearsal lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,8 +34,11 @@ pull: venv ## fetch the built-in model pair (93 MB, once)
 demo: venv ## a story, an edit and an emulated 70B pair, each beside plain decoding
 	$(BIN)/ssd demo
 
-test: venv pull ## run the tests, in two processes
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+test: venv pull ## run the tests but the long ones, in two processes
+	$(PYTEST) -m "not thorough"
+
+test-all: venv pull ## run all tests but those of clients and GPUs, in two processes
+	$(PYTEST)
 
 conformance: venv pull $(CLIENTS) $(AGENTS) $(ROUTERS) $(NODE) ## real clients of other projects against `ssd launch`
 	$(BIN)/pytest -q tests/conformance
