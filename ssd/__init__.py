@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # `typing` takes time, in which Ctrl-C would have a traceback
+TYPE_CHECKING = False  # `typing` takes time to import, and Ctrl-C meanwhile would print a traceback
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is asked for, so that `import ssd` costs nothing."""
+    """Import a name when it is first used, so that `import ssd` costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ssd' has no attribute {name!r}")
     import importlib

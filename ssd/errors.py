@@ -1,4 +1,4 @@
-"""Errors that a user can do something about. Any other error is a bug and keeps its traceback in the log."""
+"""Errors that a user can act on. Any other error is a bug and keeps its traceback in the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UsageError(SsdError):
 class RequestError(SsdError):
     """One request was refused or failed; the engine goes on.
 
-    `code` is part of the protocol. `param` is the sampling parameter to blame; `index`, the request's in its batch."""
+    `code` is part of the protocol. `param` is the sampling parameter to blame, `index` the request's in its batch."""
 
     index: int | None = None
 
@@ -30,7 +30,7 @@ class RequestError(SsdError):
         self.code, self.param = code, param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let other processes raise it, too."""
+        """Return the parts for pickle, so that other processes can raise the error too."""
         return RequestError, (self.code, str(self), self.param)
 
     @property
@@ -50,7 +50,7 @@ class EngineDeadError(SsdError):
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Return why there was not enough memory, in a line; "" for any other error.
+    """Return a line about the lack of memory; "" for any other error.
 
     Torch and the dynamic loader have errors of their own."""
     said = str(error).strip().partition("\n")[0]

@@ -41,10 +41,10 @@ def running(
     loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext,
     stderr: int | None = None,
 ) -> Iterator[tuple[Engine, Client]]:
-    """Run an engine and a client of it for as long as the block lasts. `loading` surrounds the engine's start.
-    Its processes write to the descriptor `stderr`, by default to this process's.
+    """Run an engine and a client of it while the block lasts. `loading` surrounds the engine's start.
 
-    Where the engine dies in the block, its cause is raised."""
+    Its processes write to the descriptor `stderr`, by default to this process's. If the engine dies in the block, the
+    cause is raised."""
     engine = Engine(config, stderr=stderr)
     try:
         with loading(engine):
@@ -57,7 +57,7 @@ def running(
 
 @contextmanager
 def telling_cause(engine: Engine) -> Iterator[None]:
-    """Raise why the engine ended, which its supervisor knows within moments, for a connection that broke."""
+    """Replace the error of a broken connection by the cause of the engine's end, which its supervisor soon knows."""
     try:
         yield
     except EngineDeadError as error:
@@ -70,29 +70,29 @@ class LLM:
 
     - `target`: a built-in name, a folder, a GGUF file or a hub name. `draft`: one of these, an EAGLE-3 head, or several
       models, smallest first (a cascade). None is the built-in draft, for the built-in target.
-    - `mode`: "ar" (plain decoding), "ngram" (with prompt lookup), "sd", "ssd", or "auto": whatever is fastest.
+    - `mode`: "ar" (plain decoding), "ngram" (with prompt lookup), "sd", "ssd", or "auto": the fastest of them.
       `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of them. "auto" leaves either to the tuner, with
-      at most `budget` outcomes a round; so does the fan-out "theorem", with lists by Theorem 12. `backup`: what a miss
-      does.
-    - `sampler`: "coupled" samples the very tokens of "ar", "rejection" others of the same distribution; `saguaro_c`
-      belongs to the latter.
-    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU the draft is on one too if there is
-      room, unless it is told where. `target_cpus`, `draft_cpus`: the cores that each keeps to, as "0-2,5"; None: all,
-      which only mode "ssd" divides. `mps`: start CUDA's MPS for two on one GPU. `tensor_parallel_size` splits the
-      target; with the `executor` "ray" over the machines of a Ray cluster.
-    - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: how weights are
-      kept. `activations`: how inputs of layers are rounded whose weights have few bits. `revision`, `draft_revision`:
-      of models from the hub. `generation_config`: "none" ignores the sampling that the model's file of that name
-      recommends. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy" models agree as
-      `synthetic_acceptance_length` and `synthetic_hit_rate` say.
+      at most `budget` outcomes a round; so does the fan-out "theorem", with lists by Theorem 12. `backup`: the policy
+      on a miss.
+    - `sampler`: "coupled" samples exactly the tokens of "ar", "rejection" other tokens of the same distribution;
+      `saguaro_c` is for "rejection".
+    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU and no `draft_device`, the draft is
+      on a GPU too if there is room. `target_cpus`, `draft_cpus`: the cores of each, as "0-2,5"; None: chosen for this
+      machine. `mps`: start CUDA's MPS for target and draft on one GPU. `tensor_parallel_size` splits the target, with
+      the `executor` "ray" over the machines of a Ray cluster.
+    - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: the format of
+      weights. `activations`: the rounding of inputs to layers whose weights have few bits. `revision`,
+      `draft_revision`: revisions of models from the hub. `generation_config`: "none" ignores the sampling that the
+      model's file of that name recommends. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy"
+      models agree as `synthetic_acceptance_length` and `synthetic_hit_rate` say.
     - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
       `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache,
       `kv_cache_dtype`: "fp8" stores it in 8 bits on a GPU.
     - `deterministic`: results do not depend on batch shapes. `attention`, `enforce_eager`: kernels and CUDA graphs.
     - `shutdown_timeout`, `step_timeout`: seconds. `telemetry`: record for `ssd top` and `ssd trace`.
 
-    Raises UsageError for what cannot work, and the cause where the engine does not start. Threads take turns on the one
-    connection; for requests at the same time give each a `Client(llm.engine.address)`."""
+    Raises UsageError for what cannot work, and the cause if the engine does not start. Threads take turns on the one
+    connection; for requests at the same time give each thread a `Client(llm.engine.address)`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class LLM:
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # a stream may be collected, and so closed, while its thread has a turn
+        self._lock = threading.RLock()  # a stream may be collected, and so closed, while its thread holds it
 
     def generate(
         self,
@@ -162,8 +162,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete one text, or a batch of texts and token id lists. Results come in input order.
 
-        `params` is for all, or one for each; None is `get_default_sampling_params()`. With `chat`, a text is what a
-        user says in the model's chat format. Raises RequestError for the first prompt, in input order, that is refused
+        `params` is for all, or one for each; None is `get_default_sampling_params()`. With `chat`, a text is a user's
+        message in the model's chat format. Raises RequestError for the first prompt, in input order, that is refused
         or fails, and RequestTimeoutError after `timeout` seconds for all."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         with self._turn():
@@ -198,7 +198,7 @@ class LLM:
         """Yield what each round adds to a text, to token ids or to a conversation. The last chunk has the `completion`.
 
         The request begins with the first `next`. Closing the iterator early cancels it. Other calls may come in
-        between: the stream waits for them, and ends with `slow_reader` where more than 4096 of its tokens are unread.
+        between: the stream waits for them, and ends with `slow_reader` if more than 4096 of its tokens are unread.
         """
         chunks = self.client.stream(prompt, params, timeout=timeout)
         try:
@@ -209,7 +209,7 @@ class LLM:
                     return
                 yield chunk
         finally:
-            if not self._is_fork:  # which may never get the lock
+            if not self._is_fork:  # a fork may never get the lock
                 with self._lock:
                     chunks.close()
 
@@ -219,7 +219,7 @@ class LLM:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let one thread ask the engine. Raises UsageError in a fork, which shares no connection with its parent."""
+        """Let one thread use the engine. Raises UsageError in a fork, which shares no connection with its parent."""
         if self._is_fork:
             raise UsageError(
                 f"this LLM belongs to process {self._pid}, and process {os.getpid()} is a fork of it: make the LLM in "
@@ -229,7 +229,7 @@ class LLM:
             yield
 
     def close(self) -> None:
-        """End the engine. Closing twice is fine. A fork of the program ends nothing."""
+        """End the engine. Closing twice is fine. In a fork of the program this does nothing."""
         self._finalizer()
 
     def __repr__(self) -> str:
