@@ -14,7 +14,7 @@ from ssd.ipc.messages import Admit, Launched, Outcomes, Rejoin, Release, Retune
 from ssd.models.vocabularies import Vocabulary
 from ssd.remote.link import Terms
 
-_MOST_REQUESTS = 4  # for each sequence that the engine runs at once: ends may come after beginnings
+_MOST_REQUESTS = 4  # per sequence that the engine runs at once: a request may begin before an old one ends
 
 
 class NotOfAnEngine(ValueError):

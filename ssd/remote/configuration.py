@@ -1,4 +1,4 @@
-"""The configuration of `ssd draft`, and how its options become that."""
+"""The configuration of `ssd draft`, made from its options."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ssd.models import checkpoint, hub, pairs
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
 
-_SHARE = 4  # of the free memory, the part that the KV cache may take
+_SHARE = 4  # the KV cache takes at most the free memory divided by this
 _BUILT_IN = {"smollm2-draft": "smollm2"}
 
 
 class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `ssd draft` tells its process. `model` and `target` are checkpoint directories.
+    """The configuration of the process of `ssd draft`. `model` and `target` are checkpoint directories.
 
-    `target`: a copy of the target, which the draft may share tensors with; None where there is none. `keys` is the
-    folder with its keys. Of several `formats` it takes the fastest. Its KV cache has room for `cache_tokens` tokens at
-    most. For measurements `emulate` gives forwards these times."""
+    `target` is a copy of the target, with which the draft may share tensors; None if there is none. `keys` is the
+    folder with the draft's keys. The draft takes the fastest of `formats`. Its KV cache has room for `cache_tokens`
+    tokens at most. For measurements `emulate` gives forwards these times."""
 
     connect: str
     model: str
@@ -42,7 +42,7 @@ class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_door(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
-    """Raise UsageError for an address of another machine without keys, and for keys that are none.
+    """Raise UsageError for an address of another machine without keys, and for a folder without a client's keys.
 
     `flags` are the names of the two options."""
     if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
@@ -59,9 +59,9 @@ def remote_draft(
     asked: EngineOptions,
     flags: tuple[str, str] = ("--connect", "--keys"),
 ) -> RemoteDraft:
-    """Find and check what `ssd draft` was asked for: type and device of the draft are in `asked`.
+    """Find and check the models, and return the configuration. Raises UsageError for what cannot work.
 
-    `flags` are the names of the options for `connect` and `folder`. Raises UsageError for what cannot work."""
+    `asked` has the draft's format and device. `flags` are the names of the options for `connect` and `folder`."""
     options = chosen(asked)
     check_door(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))

@@ -52,7 +52,7 @@ _PAGE_SIZE = 16
 
 
 class LinkLost(Exception):
-    """The connection is over, or there is none; another one may do better. The message says why."""
+    """The connection is over, or could not be made; another one may work. The message says why."""
 
 
 def main() -> NoReturn:
@@ -74,11 +74,11 @@ def main() -> NoReturn:
 
 
 class RemoteDrafter:
-    """Connects, and connects again. The model is loaded once for each engine that it drafts for.
+    """Drafts for an engine over one connection after the other. It loads the model again only for other terms.
 
-    `beat` is called in every turn of its loops. `settled` is called when an engine takes it, and once when that fails
-    for the first time, each time with words for people. `texts`: the tokenizer that is here makes the engine's prompts.
-    It offers the vocabulary of that one, or else the engine's."""
+    `beat` is called in every turn of its loops. `settled` gets words for people whenever an engine accepts the draft,
+    and once for each new cause of a failure. With `texts` this machine's tokenizer makes the engine's prompts, so it
+    must be the engine's. Without, the draft takes over the engine's vocabulary if its own is refused."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RemoteDrafter:
         self._reconnection = Reconnection(self._settled or log.warning)
 
     def serve(self) -> NoReturn:
-        """Draft in one connection after the other. Raises SsdError where another one would not help."""
+        """Draft over one connection after the other. Raises SsdError if another one would not help."""
         while True:
             self._beat()
             connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
@@ -127,7 +127,7 @@ class RemoteDrafter:
         LinkedDraft(connection, number, Door(terms), config, runners, self._beat, self._grammars).serve()
 
     def _terms(self, connection: Connection) -> tuple[int, Terms]:
-        """Offer to draft; returns the session's number and the engine's terms."""
+        """Offer to draft and return the session's number and the engine's terms."""
         deadline, offered = time.monotonic() + _ANSWER_S, False
         while time.monotonic() < deadline:
             if not offered and connection.up:
@@ -150,7 +150,7 @@ class RemoteDrafter:
         raise LinkLost(f"nobody answers at {where}{connection.trouble}")
 
     def _speak(self, vocabulary: Vocabulary) -> None:
-        """Speak the engine's vocabulary from now on. Raises UsageError where texts become tokens of another one."""
+        """Use the engine's vocabulary from now on. Raises UsageError if this machine's tokenizer makes the prompts."""
         if self._texts:
             raise UsageError(
                 f"{self._options.target or self._options.name} has another tokenizer than the engine's model, and "
@@ -163,19 +163,19 @@ class RemoteDrafter:
         known = self._offer, terms
         if self._loaded is None or self._loaded[:2] != known:
             config = configuration(self._options, terms)
-            self._loaded = None  # its memory is free before the next is loaded
+            self._loaded = None  # frees its memory before the next model is loaded
             try:
                 self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
-            except (MemoryError, RuntimeError) as error:  # torch raises the latter where there is no memory
+            except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError if there is no memory
                 size = f"{terms.max_num_seqs} sequences of {terms.max_model_len} tokens"
                 raise UsageError(f"cannot draft for {printable(terms.target)}, {size}: {error}") from None
         return self._loaded[2:]
 
 
 class LinkedDraft:
-    """The draft's loop in one session: read the target's messages, take a step, send what it brings.
+    """The draft's loop in one session: read the target's messages, take a step, send its results.
 
-    `grammars`: those of requests can be read, as the target's tokenizer is here."""
+    Without `grammars` it ignores those of requests, because the target's tokenizer is not here."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ def _tell(connection: Connection, message: Message, number: int) -> None:
 
 
 def _check_end(message: Any) -> None:
-    """Raise what ends the session, or the program where another session would end in the same way."""
+    """Raise LinkLost for a message that ends the session, UsageError if another session would end in the same way."""
     if isinstance(message, EngineDeadError):
         raise LinkLost(str(message))
     if isinstance(message, NotAccepted):
@@ -245,7 +245,7 @@ def _check_end(message: Any) -> None:
 
 
 def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
-    """Returns the configuration of the draft's part of an engine with these terms."""
+    """Return the configuration of the draft's part of an engine with these terms."""
     pages = terms.max_num_seqs * (-(-terms.max_model_len // _PAGE_SIZE) + 1)
     return EngineConfig(
         target=options.target or options.model,

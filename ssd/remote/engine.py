@@ -1,7 +1,7 @@
-"""The draft's engine for a target on another machine, which is some rounds further (docs/remote.md).
+"""The draft's engine for a target on another machine, which is some rounds ahead (docs/remote.md).
 
-The trunk goes on beyond what is verified, and all of it counts as in flight: outcomes are prepared for wherever a later
-verification may break."""
+The trunk goes on beyond the tokens that are verified now, and all of it counts as in flight. So outcomes are prepared
+for each place of it at which a later verification may reject."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class LinkedTree(Tree):
 
     @property
     def speculated(self) -> Trunk:
-        """Return the trunk, as a receiver hears of it."""
+        """Return the trunk as a message for the receiver."""
         return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
 
     def expects(self, row: Verified) -> bool:
-        """Return True if an outcome is what the trunk says."""
+        """Return True if an outcome agrees with the trunk."""
         known = self.in_flight or 0
         return row.round == self.round and row.accepted < known and self.trunk[row.accepted] == row.token
 
     def advance(self, row: Verified) -> list[Chain]:
-        """Commit an expected outcome; return the chains that fork before it. A `Launched` follows."""
+        """Commit an expected outcome and return the chains that fork before it. A `Launched` follows."""
         count = row.accepted + 1
         self.acceptance.note_outcome(count, count)
         passed = self.acceptance.value**count
@@ -60,7 +60,7 @@ class LinkedTree(Tree):
         return self._replace_trunk(tokens)
 
     def absorbable(self) -> Chain | None:
-        """Return the chain that says what follows the trunk, if the trunk should become longer by it."""
+        """Return the chain that continues the trunk, if it should become part of the trunk; else None."""
         end = self.in_flight
         if end is None or end >= self._reach or end + self.lookahead > MOST_EXPECTED - 2:
             return None
@@ -81,7 +81,7 @@ class LinkedTree(Tree):
 
 
 class LinkedDraftEngine(DraftEngine):
-    """A draft's engine that tells the receiver each new trunk before the entries that fork from it."""
+    """A draft's engine that sends the receiver each new trunk before the entries that fork from it."""
 
     tree_type = LinkedTree
     most_chains = MOST_CHAINS
@@ -111,7 +111,7 @@ class LinkedDraftEngine(DraftEngine):
             self._absorb(tree)
 
     def _absorb(self, tree: Tree) -> None:
-        """Make the trunk longer by the chain at its end."""
+        """Extend the trunk by the chain that continues it, if there is one and pages for it."""
         assert isinstance(tree, LinkedTree)
         chain = tree.absorbable()
         if chain is None:

@@ -23,23 +23,23 @@ LINK_VERSION = 196
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
 
 MOST_EXPECTED = 64
-"""Longest trunk of a draft: tokens that are verified, and what it expects to follow them."""
+"""Longest trunk of a draft: the tokens being verified, and those expected to follow them."""
 MOST_CHAINS = 1024
-"""Chains of a sequence between two breaks. They need no entry on a board."""
+"""Most chains of a sequence until an outcome differs from the trunk. They need no entry on a board."""
 
 LINK_BYTES = 64 * 2**10
-"""The largest frame of a draft."""
+"""Bytes of a draft's largest frame."""
 
 BEAT_S = 0.25
 SILENT_MS = 1000
-"""A transport that is silent for so long is lost; its heartbeats are a quarter of that apart."""
+"""A transport counts as lost after this time without data; a quarter of it lies between two heartbeats."""
 
 _Delta = Annotated[int, Meta(ge=0, le=2**40)]
 _Rank = Annotated[int, Meta(ge=0, le=2**16)]
 
 
 class LinkMessage(Message, frozen=True):
-    """Base of the messages that only the link has."""
+    """Base of the messages that exist only on the link."""
 
     version: ClassVar[int] = LINK_VERSION
 
@@ -48,8 +48,9 @@ class LinkMessage(Message, frozen=True):
 
 
 class Offer(LinkMessage, frozen=True):
-    """First message of a draft. `vocabulary` is the fingerprint of that whose ids it speaks, empty without a tokenizer;
-    `name` is its model's."""
+    """First message of a draft. `name` is its model's.
+
+    `vocabulary` is the fingerprint of the vocabulary whose ids it uses, empty without a tokenizer."""
 
     name: Name
     vocabulary: Name
@@ -57,12 +58,13 @@ class Offer(LinkMessage, frozen=True):
 
 
 class Joined(LinkMessage, frozen=True):
-    """The draft is ready to be told of requests."""
+    """The draft is ready for requests."""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What follows an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch, which the
-    receiver chooses. `accepted` counts tokens of the last `Trunk` of this request and round."""
+    """The speculation for an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch.
+
+    The receiver chooses these. `accepted` counts tokens of the last `Trunk` of this request and round."""
 
     request: RequestId
     round: Count
@@ -75,7 +77,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What the draft expects to follow the first `base` tokens of a request's text, from verification `round` on."""
+    """The tokens that the draft expects after the first `base` tokens of a text, from verification `round` on."""
 
     request: RequestId
     round: Count
@@ -84,8 +86,7 @@ class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Published(LinkMessage, frozen=True):
-    """What the draft has brought since the last one: trunks, entries that fork from them, and how much its counters
-    grew.
+    """The draft's results since the last one: trunks, entries that fork from them, and the growth of its counters.
 
     `echo` is the stamp of the last `Beat`, which came `held` nanoseconds ago."""
 
@@ -103,7 +104,7 @@ class Published(LinkMessage, frozen=True):
 
 
 class Terms(LinkMessage, frozen=True):
-    """Accepts an `Offer`: what the draft must know of its engine."""
+    """Accept an `Offer`, with the facts about the engine that the draft needs."""
 
     target: Name
     vocab_size: Annotated[int, Meta(ge=1, le=2**20)]
@@ -113,20 +114,20 @@ class Terms(LinkMessage, frozen=True):
 
 
 class TargetVocabulary(LinkMessage, frozen=True):
-    """Answers an `Offer` in another vocabulary: the target's (`ssd.models.vocabularies`). Another offer may follow."""
+    """Answer an `Offer` in another vocabulary with the target's (`ssd.models.vocabularies`). A new offer may follow."""
 
     tokens: dict[str, TokenId]
 
 
 class NotAccepted(LinkMessage, frozen=True):
-    """Refuses an `Offer`, or ends a session. With `again` another offer may be accepted. No version changes it."""
+    """Refuse an `Offer`, or end a session. With `again` another offer may be accepted. Equal in all versions."""
 
     message: Name
     again: bool = False
 
 
 class Beat(LinkMessage, frozen=True):
-    """Shows that the receiver is there; `stamp` is its clock, in nanoseconds."""
+    """Show that the receiver is there; `stamp` is its clock, in nanoseconds."""
 
     stamp: Count
 
@@ -154,7 +155,7 @@ RECEIVER_TO_DRAFT = Direction(
 
 
 def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
-    """Returns a hash of a vocabulary, empty where there is none. Equal vocabularies have equal ones everywhere."""
+    """Return a hash of a vocabulary, empty without one. Equal vocabularies have equal hashes on all machines."""
     if vocabulary is None:
         return ""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
@@ -164,9 +165,9 @@ def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
 
 
 class LinkBoard(DraftBoard):
-    """A draft's board that is sent. `send` is called by `flush`, in order.
+    """A draft's board that is sent to the receiver, by calls of `send` in order.
 
-    There is no `clear` to send: the receiver clears a slot when it tells the draft of an outcome."""
+    `clear` sends nothing: the receiver clears a slot when it tells the draft of an outcome."""
 
     def __init__(self, send: Callable[[Published], None]) -> None:
         super().__init__()
@@ -186,7 +187,7 @@ class LinkBoard(DraftBoard):
             self._entries.append(Entry(*key[1:], *place, list(chain)))
 
     def expect(self, trunk: Trunk) -> None:
-        """Say which trunk later entries of a request fork from."""
+        """Send the trunk from which later entries of its request fork."""
         if self._entries:
             self.flush()
         self._send(Published(trunks=[trunk]))
@@ -195,7 +196,7 @@ class LinkBoard(DraftBoard):
         self._counted.update(progress=progress, steps=steps, nanoseconds=nanoseconds, grown=grown)
 
     def flush(self) -> None:
-        """Send what has come since the last call; nothing if nothing has."""
+        """Send the entries and counts since the last call, if there are any."""
         entries, counted, self._entries, self._counted = self._entries, self._counted, [], Counter()
         for start in range(0, len(entries), ENTRIES):
             self._send(Published(entries[start : start + ENTRIES]))

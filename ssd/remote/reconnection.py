@@ -1,4 +1,4 @@
-"""When to connect again after a lost connection, and what to say of it."""
+"""The pauses before connecting again after a lost connection, and the messages about it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _FIRST_S, _LONGEST_S = 0.1, 5.0
 
 
 class Reconnection:
-    """Doubles the pause after each loss, from 0.1 s to 5 s; a connection that served longer than that begins anew.
+    """Doubles the pause after each loss, from 0.1 s to 5 s; a connection that served more than 5 s resets it.
 
-    `tell` gets a cause once, however often it repeats."""
+    `tell` gets a cause once, even if it repeats."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._trouble = tell, ""
@@ -24,7 +24,7 @@ class Reconnection:
         self._served_since = time.monotonic()
 
     def lost(self, why: str) -> float:
-        """Note the end of a connection, or of the attempt; return the pause in seconds before the next attempt."""
+        """Note the end of a connection or attempt, and return the pause in seconds before the next attempt."""
         if time.monotonic() > self._served_since + _LONGEST_S:
             self._next_s, self._trouble = _FIRST_S, ""
         self._served_since = math.inf

@@ -1,4 +1,4 @@
-"""Turns the options of `ssd edge` into the checked configuration of its processes."""
+"""The configuration of the processes of `ssd edge`, made from its options and checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE_SIZE = 16
 
 
 def next_port(address: str) -> str:
-    """Return the address whose port is one more: where `ssd edge` looks for the draft link. Raises UsageError."""
+    """Return the address with the next port, where `ssd edge` looks for the draft link. Raises UsageError."""
     tcp_host("--connect", address)
     host, _, port = address.rpartition(":")
     if int(port) == 65535:
@@ -31,9 +31,9 @@ def next_port(address: str) -> str:
 def edge_config(
     upstream: Upstream, found: Description, model: str, target: str | None, asked: EngineOptions, server: ServerOptions
 ) -> EngineConfig:
-    """Return the configuration for an engine `upstream` that serves what is `found` there; `model` drafts.
+    """Return the configuration for an engine `upstream` that describes itself by `found`; `model` drafts.
 
-    Tokenizer and chat template are those of `target`, where that is given, else the draft's. Raises UsageError."""
+    Tokenizer and chat template are those of `target` if that is given, else the draft's. Raises UsageError."""
     keys = None if upstream.draft_keys is None else Path(upstream.draft_keys)
     draft = remote_draft(upstream.draft_connect, keys, model, target, asked, ("--draft-connect", "--draft-keys"))
     texts = checkpoint.inspect(Path(draft.target or draft.model), weights=False)

@@ -17,7 +17,8 @@ log = logging.getLogger("ssd.draft")
 def main(child: Child) -> None:
     """Draft for the engine upstream until the supervisor ends this process.
 
-    Ready when the engine has taken it, or for the time being has not: what does not fit ends the start."""
+    It is ready once the engine has accepted it, or after a failure that may pass. A draft that does not fit ends the
+    start."""
     config, upstream = child.config, child.config.upstream
     assert upstream is not None and config.draft is not None
     torch.set_grad_enabled(False)

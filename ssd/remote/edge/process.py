@@ -1,7 +1,7 @@
-"""The relay: takes the target's place in `ssd edge`, and has an engine on another machine do the work.
+"""The relay: takes the target's place in `ssd edge`, and lets an engine on another machine do the work.
 
-To the frontend it is a target, to the engine a client of the public protocol (docs/protocol.md). A request that the
-connection loses is sent again, and what its client has already is left out: the same seed gives the same tokens."""
+To the frontend it is a target, to the engine a client of the public protocol (docs/protocol.md). Requests of a lost
+connection are sent again. Tokens that the client already has are left out: the same seed gives the same tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ssd.remote.reconnection import Reconnection
 log = logging.getLogger("ssd.edge")
 
 _ANSWER_S = 10.0  # to connect, shake hands and describe
-# Refusals that another try may change.
+# Refusals after which another try may succeed.
 _AGAIN = {"overloaded", "loading", "restarting", "engine_restarted", "shutting_down"}
 
 
@@ -40,10 +40,10 @@ def main(child: Child) -> None:
 
 @dataclass
 class Asked:
-    """A request of the frontend. `name` is what it is called upstream, None while it is to be sent.
+    """A request of the frontend. `name` is its id upstream, None until it is sent.
 
-    Its client has the tokens `given`; of those that come again `seen` were compared with them. `last` is a chunk that
-    ends with a token that may end the text: it waits for the next message."""
+    Its client has the tokens `given`. `seen` counts the tokens that came since it was last sent; the first are compared
+    with `given`. `last` is a chunk whose last token may end the text: it waits for the next message."""
 
     submit: Submit
     ends: frozenset[int]
@@ -79,7 +79,7 @@ class Relay:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for something to do, and do all there is."""
+        """Wait for an event, then handle all that there are."""
         self._child.beat()
         self._child.trace.enter(State.VERIFY if self._by_name else State.IDLE)
         self._wait()
@@ -127,7 +127,7 @@ class Relay:
         self._asked.clear()
 
     def _cancel(self, asked: Asked) -> None:
-        """Cancel a request upstream. Where that cannot be sent, the connection ends, and all that runs with it."""
+        """Cancel a request upstream; end the connection if it does not take the message."""
         if asked.name is not None:
             del self._by_name[asked.name]
             if self._connection is not None and not self._connection.offer(Cancel(asked.name)):
@@ -151,7 +151,7 @@ class Relay:
                 self._lost(f"nobody answers{self._connection.trouble}")
 
     def _lost(self, why: str) -> None:
-        """Close the connection, and have all that was sent over it sent again over the next one."""
+        """Close the connection, and mark its requests to be sent again over the next one."""
         assert self._connection is not None
         self._connection.close()
         self._connection = None
@@ -161,7 +161,7 @@ class Relay:
         self._connect_at = time.monotonic() + self._reconnection.lost(f"the engine at {self._address} was lost: {why}")
 
     def _hear(self) -> None:
-        """Pass on all that has come from upstream."""
+        """Handle all messages from upstream."""
         while self._connection is not None:
             answer = self._connection.take()
             if answer is None:
@@ -175,7 +175,7 @@ class Relay:
                 self._answered(asked, answer)
 
     def _welcome(self, found: Description) -> None:
-        """Check that upstream is what this process was started for."""
+        """Check that upstream serves the model that this process was started for."""
         config = self._config
         if (found.model, found.vocab_size) != (config.target_name, config.vocab_size):
             raise SsdError(
@@ -189,7 +189,7 @@ class Relay:
             self._child.ready()
 
     def _send(self) -> None:
-        """Send requests that wait for it, as far as the connection takes them."""
+        """Send the waiting requests, until the connection takes no more."""
         if self._connection is None or not self._described:
             return
         now = time.monotonic()
@@ -203,7 +203,7 @@ class Relay:
                 self._by_name[name] = asked
 
     def _params(self, submit: Submit) -> SamplingParams:
-        """What upstream is asked for: stop texts are the frontend's business, and the default is upstream's own."""
+        """Return the parameters for upstream: without stop texts, which the frontend handles, or its own default."""
         params, default = submit.params, self._config.speculation
         speculation = None if params.speculation == default else params.speculation
         return replace(params, stop=[], truncate_prompt_tokens=None, speculation=speculation)
@@ -212,7 +212,7 @@ class Relay:
         if isinstance(answer, Chunk):
             if answer.token_ids:
                 self._pass_on(asked)
-                if asked.submit.request not in self._asked:  # its tokens were others
+                if asked.submit.request not in self._asked:  # it was ended, because its tokens differ
                     return
                 asked.last = answer
                 if answer.token_ids[-1] not in asked.ends:
@@ -221,7 +221,7 @@ class Relay:
         if isinstance(answer, Failed) and answer.code in _AGAIN:
             self._ask_again(asked, answer.code)
             return
-        if isinstance(answer, Done) and answer.finish_reason == "abort":  # upstream ends
+        if isinstance(answer, Done) and answer.finish_reason == "abort":  # upstream shuts down
             self._ask_again(asked, "shutting_down")
             return
         if isinstance(answer, Failed):
@@ -246,13 +246,13 @@ class Relay:
         log.info("request %d is sent again: %s", asked.submit.request, code)
 
     def _pass_on(self, asked: Asked) -> None:
-        """Pass on the chunk that waits."""
+        """Pass on the waiting chunk, if there is one."""
         if asked.last is not None and (emission := self._fresh(asked, asked.last)) is not None:
             self._emissions.append(emission)
         asked.last = None
 
     def _fresh(self, asked: Asked, chunk: Chunk) -> Emission | None:
-        """Returns what a chunk brings that the client has not got yet. Ends a request whose tokens are others now."""
+        """Return the part of a chunk that the client does not have yet; end the request if its tokens differ now."""
         ids, begin = chunk.token_ids, asked.seen
         again = max(0, min(len(ids), len(asked.given) - begin))
         asked.seen += len(ids)
@@ -268,7 +268,7 @@ class Relay:
         )
 
     def _end_otherwise(self, asked: Asked) -> None:
-        """End a request whose client has tokens that are not those of the answer any more."""
+        """End a request whose client has tokens that differ from the answer now."""
         why = "the engine was lost, and answers differently now"
         self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
 

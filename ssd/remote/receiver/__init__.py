@@ -1,1 +1,1 @@
-"""The receiver: what a target has beside it in place of a draft that is on another machine."""
+"""The receiver: the process beside the target that stands for a draft on another machine."""

@@ -1,8 +1,8 @@
-"""The way of drafts on other machines to the receiver's socket, and what their connections may cost.
+"""The connections of drafts on other machines to the receiver's socket, and the limits on their cost.
 
-libzmq 4.3.5 aborts its process where a peer fills a queue and then resets its connection, if a heartbeat is due or
-waits behind what was read (`Assertion failed: !_io_error`, its issue 4364). So no peer has a connection to libzmq. A
-thread passes bytes on, and libzmq sees the end of a connection only when it has read that far."""
+libzmq 4.3.5 aborts its process if a peer fills a queue and then resets its connection while a heartbeat is due or waits
+behind unread data (`Assertion failed: !_io_error`, its issue 4364). So no peer connects to libzmq itself. A thread
+passes bytes on, and libzmq sees the end of a connection only when it has read that far."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ssd.ipc.peer_connections import PeerConnection, PeerConnections
 from ssd.remote.receiver.sessions import MOST_SESSIONS, Sessions
 
 _MOST_CONNECTIONS = 2 * MOST_SESSIONS
-_SPARE = 8  # connections that always find room: more than are accepted between two looks of the guard
-_ACCEPTING_S = 0.01  # for each connection: the messages that they leave behind are read faster than they come
-_PART = 4 * 2**10  # bytes that wait here, and in the kernel, of a connection on its way to libzmq
-_PARTS = 16  # of one connection before others have a turn
+_SPARE = 8  # connections that always have room: more than are accepted between two looks of the guard
+_ACCEPTING_S = 0.01  # pause after each connection, so that messages left behind are read faster than they come
+_PART = 4 * 2**10  # bytes of a connection that wait here, and in the kernel, on the way to libzmq
+_PARTS = 16  # parts of one connection before others have a turn
 _PATIENCE_S = 10.0  # with a peer that does not read
 LOOK_S = 0.05
 """Seconds between two looks of a guard."""
-# What libzmq may hold of one connection, and of all. The smallest frame takes 32 times its bytes of memory.
+# Most bytes that libzmq may hold of one connection, and of all. The smallest frame takes 32 times its bytes of memory.
 _MOST_UNREAD, _MOST_HELD = 2**19, 2**20
 
 
 class Relay:
     """Listens at `address`, and passes each connection on to the ipc socket at `inner`, in a thread of its own.
 
-    `address` is then that with the port. Raises UsageError where nobody can listen."""
+    Afterwards `address` names the port in use. Raises UsageError if it cannot listen there."""
 
     def __init__(self, address: str, inner: str) -> None:
         where = urlsplit(address)
@@ -55,7 +55,7 @@ class Relay:
         self.thread.start()
 
     def cut(self, name: bytes) -> None:
-        """End the connection that has this name beside libzmq."""
+        """End the connection with this name on libzmq's side."""
         self._loop.call_soon_threadsafe(lambda: name in self._readers and self._readers[name].cancel())
 
     async def _accept(self) -> None:
@@ -85,7 +85,7 @@ class Relay:
                 del self._readers[name]
 
     async def _read(self, outer: socket.socket, inner: socket.socket) -> None:
-        """Pass on what the peer sends. At its end libzmq must close the connection: a reset could abort it."""
+        """Pass on the peer's bytes. At their end libzmq must close the connection: a reset could abort it."""
         with contextlib.suppress(OSError):
             try:
                 for count in itertools.count(1):
@@ -99,7 +99,7 @@ class Relay:
                 outer.shutdown(socket.SHUT_RDWR)  # nothing waits any more for a peer that does not read
 
     async def _write(self, inner: socket.socket, outer: socket.socket, reader: asyncio.Task[None]) -> None:
-        """Pass on what libzmq sends until it closes the connection, also if the peer takes nothing any more."""
+        """Pass on libzmq's bytes until it closes the connection, even if the peer reads no more."""
         while part := await self._loop.sock_recv(inner, _PART):
             if not reader.done():
                 try:
@@ -110,7 +110,7 @@ class Relay:
 
 
 class Guard:
-    """Ends connections to `router`, which must not be bound yet: of peers that send too much, or keep others out."""
+    """Ends connections of peers that send too much, or keep others out. `router` must not be bound yet."""
 
     def __init__(self, router: zmq.Socket[bytes], relay: Relay) -> None:
         self._router, self._relay = router, relay
@@ -123,9 +123,9 @@ class Guard:
         self._peers.took(peer, fd, size)
 
     def look(self, sessions: Sessions) -> None:
-        """Cut off who holds too much, and who is connected for longest without a session. Call it in every turn.
+        """Cut connections that hold too much, and surplus ones without a session, the oldest first.
 
-        Raises SsdError if the relay's thread has ended."""
+        Call it in every turn. Raises SsdError if the relay's thread has ended."""
         if not self._relay.thread.is_alive():
             raise SsdError("nothing comes from drafts any more: the thread that passes it on has ended")
         if (now := time.monotonic()) < self._look_at:

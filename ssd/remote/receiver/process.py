@@ -53,18 +53,18 @@ from ssd.remote.receiver.sessions import MOST_SESSIONS, Allowance, Session, Sess
 
 log = logging.getLogger("ssd.receiver")
 
-# Frames a second that are read, and of peers that are no drafts yet those that are looked at.
+# Frames a second that are read, and those that are examined of peers without a session.
 _READ, _STRANGERS = 20_000.0, 200.0
 _WAITING_FRAMES = 64  # of a connection
-_TURN_S = 0.0005  # of the relay's thread, while this one waits for the interpreter
-_MORE_BYTES = 512 * 2**20  # what this process may take more than at its start
+_TURN_S = 0.0005  # longest turn of the relay's thread while this one waits for the interpreter
+_MORE_BYTES = 512 * 2**20  # memory that this process may take beyond that at its start
 _LOG_S = 60.0
-_MOST_COUNTED = 2**16  # of anything in a frame
-_BARRED_S = 30.0  # for which a draft that was of no use is left alone while there are others
+_MOST_COUNTED = 2**16  # largest count in a frame
+_BARRED_S = 30.0  # a draft that was of no use is refused for this time while there are others
 
 
 def main(child: Child) -> None:
-    """Listen, and let one draft after the other speculate until the supervisor ends this process."""
+    """Listen for drafts and let them speculate, until the supervisor ends this process."""
     raise_descriptor_limit()
     sys.setswitchinterval(_TURN_S)
     receiver = Receiver(child)
@@ -88,7 +88,7 @@ class Receiver:
         inner = child.address(sockets.LINK)
         relay = Relay(config.link.bind, inner)
         self.address = relay.address
-        """Where drafts connect."""
+        """The address to which drafts connect."""
         self._link = _router(child.context, config.link.keys)
         self._guard = Guard(self._link, relay)
         self._link.bind(inner)
@@ -96,7 +96,7 @@ class Receiver:
         self._sessions = Sessions(config.link.own)
         self._number = random.getrandbits(24)
         self._allowance, self._strangers = Allowance(_READ), Allowance(_STRANGERS)
-        self._barred: dict[str, float] = {}  # keys of drafts that are left alone, and until when
+        self._barred: dict[str, float] = {}  # keys of refused drafts, and until when
         self._counted: Counter[str] = Counter()
         self._beat_at = 0.0
         self._entries = self._late = self._bytes = self._tokens = 0
@@ -109,7 +109,7 @@ class Receiver:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for something to do, and do all there is."""
+        """Wait for an event, then handle all that there are."""
         self._child.beat()
         self._wait()
         self._read_target()
@@ -139,7 +139,7 @@ class Receiver:
             self._report()
 
     def _show(self) -> None:
-        """Put what is measured where the target finds it: of several drafts, of the one that is farthest away."""
+        """Write the link's figures on the board, with the round trip of the draft that is farthest away."""
         found = max(self._sessions.joined, key=lambda session: session.rtt, default=None)
         far = (0, 0) if found is None else (int(1e9 * found.rtt), int(1e9 * found.jitter))
         tokens = self._tokens + sum(session.requests.tokens for session in self._sessions)
@@ -147,7 +147,7 @@ class Receiver:
         self._board.show_link(LinkFigures(*far, *counted, 0 if found is None else found.requests.ahead))
 
     def _report(self) -> None:
-        """Log what has come over the link since the last report."""
+        """Log the counts of frames, entries and trunks since the last report."""
         if self._counted:
             rtt = max((session.rtt for session in self._sessions), default=0.0)
             counts = ", ".join(f"{count} {what}" for what, count in sorted(self._counted.items()))
@@ -157,7 +157,7 @@ class Receiver:
     # -- the target -------------------------------------------------------------------------------------------------
 
     def _read_target(self) -> None:
-        """Pass on what the target tells its draft."""
+        """Pass on the target's messages to its draft."""
         if self._target is None:
             return
         for _, _, message in sockets.drained(self._target, TARGET_TO_DRAFT):
@@ -177,7 +177,7 @@ class Receiver:
                 return
 
     def _judge(self, session: Session) -> None:
-        """Leave a draft alone that is of no use while others are: the target's breaker knows only all of them."""
+        """End the session of a useless draft while there are others: the target's breaker sees only all together."""
         assert self._config.link is not None
         if session.requests.debt < MOST_DEBT or self._config.link.own or len(self._sessions.joined) < 2:
             return
@@ -193,14 +193,14 @@ class Receiver:
         sockets.send(self._target, hello, self._child.epoch)
 
     def _change(self, lost: list[int]) -> None:
-        """Tell the target that there are other drafts now, and which requests have none any more."""
+        """Tell the target that the drafts have changed, and which requests have lost theirs."""
         assert self._target is not None
         sockets.send(self._target, Readers(self._sessions.readers, lost), self._child.epoch)
 
     # -- the draft --------------------------------------------------------------------------------------------------
 
     def _tell(self, session: Session, message: Message) -> bool:
-        """Send to a draft. Where it is gone or does not read, its session ends."""
+        """Send to a draft; end its session and return False if it is gone or does not read."""
         sent = self._send(session.peer, message, session.number)
         if sent != "sent":
             self._end(session, "it is gone" if sent == "gone" else "it does not read what the target tells it")
@@ -212,7 +212,7 @@ class Receiver:
         return sockets.offer_frames(self._link, [peer, *frames])
 
     def _end(self, session: Session, why: str) -> None:
-        """End a session: for the target its requests have no draft, and after the last session there is none."""
+        """End a session and tell the target which requests lost their draft; leave the target after the last one."""
         lost = self._sessions.remove(session)
         self._tokens += session.requests.tokens
         if not session.joined:
@@ -238,7 +238,7 @@ class Receiver:
                 self._counted["frames beyond the allowance"] += 1
 
     def _heard(self, peer: bytes, key: str, frames: list[bytes]) -> None:
-        """Handle a frame of a peer with the `key`. Whatever it is, it costs no more than to be dropped."""
+        """Handle a frame of a peer with the `key`, and drop a bad one."""
         version = version_of(frames)
         if version is not None and version != LINK_VERSION:
             self._refuse(peer, f"this engine speaks version {LINK_VERSION} of the link, the draft {version}", version)
@@ -265,7 +265,7 @@ class Receiver:
         self._send(peer, NotAccepted(why, again), version=version)
 
     def _offered(self, peer: bytes, key: str, offer: Offer) -> None:
-        """Begin a session, unless there are too many, or it speaks another vocabulary: it is told the target's."""
+        """Begin a session, unless there are too many; answer an offer in another vocabulary with the target's."""
         config = self._config
         assert config.link is not None
         name = repr(printable(offer.name, 64))
@@ -307,7 +307,7 @@ class Receiver:
         self._hello()
 
     def _published(self, session: Session, published: Published) -> None:
-        """Put entries on the board that the target may look for, and count progress."""
+        """Put the entries that the target may look for on the board, and count progress."""
         now = time.monotonic_ns()
         if published.echo and 0 < (rtt := now - published.echo - published.held) <= SILENT_MS * 10**6:
             session.measured(rtt / 1e9)
@@ -335,7 +335,7 @@ def _router(context: zmq.Context[Any], folder: str | None) -> zmq.Socket[bytes]:
 
 
 def _limit_memory() -> None:
-    """Let this process take a bounded amount of memory. libzmq aborts it where there is no more."""
+    """Limit the memory of this process. At the limit libzmq aborts it."""
     found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     most = int(found[1]) * 1024 + _MORE_BYTES

@@ -1,8 +1,8 @@
-"""What the receiver knows of one request, and which speculations are of use to it now. Pure: no socket, no board.
+"""The receiver's state of one request, which selects the speculations that are of use now. Pure: no socket, no board.
 
-A speculation that arrives is about a verification that may be over. It is kept as a *path*: tokens that follow a place
-of the text. A path that agrees with the tokens that came since says what comes next, however late it is. The longest
-path that the draft itself believes in is what is *expected* to come next."""
+The verification of an arriving speculation may be over. So it is kept as a *path*: tokens that follow a place of the
+text. A path that agrees with the tokens committed since then predicts the next ones, even if it is late. The longest
+path that the draft itself believes in is *expected* to come next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssd.remote.link import Entry, Trunk
 from ssd.speculation.prefix import common_prefix_length
 
 _MOST_PATHS = 256
-_MOST_ROUNDS = 64  # that are remembered: what is about an older one is of no use
+_MOST_ROUNDS = 64  # remembered rounds: a message about an older one is of no use
 _ALONE = Place(1, 1)
 _TRUNK = -1, -1  # the key of the path that is the draft's trunk
 
@@ -43,8 +43,10 @@ class Begun(NamedTuple):
 
 @dataclass
 class Path:
-    """`ids` follow the first `start` tokens of the text. From place `fork` of the text on they are the draft's own
-    choice; there it prepared for another token than the expected one, unless it is `sure` of that one too."""
+    """Tokens `ids` that follow the first `start` tokens of the text.
+
+    At place `fork` of the text they leave the draft's trunk. The token there was prepared as an alternative, unless the
+    draft is `sure` of it."""
 
     start: int
     fork: int
@@ -57,9 +59,9 @@ class Request:
     """One request as the target and its draft see it.
 
     `text` are the committed tokens; `flight` the draft tokens that are verified now, None while the target waits for
-    those of a backup. `expected` are the likeliest next tokens; they begin with those in flight. `shown` is on the
-    board, by what it answers. What is shown is never taken back or changed, only made longer: the target may have read
-    it."""
+    those of a backup. `expected` are the likeliest next tokens; they begin with those in flight. `shown` are the
+    entries on the board, by the outcome that they answer. During a round they are only made longer, never removed or
+    changed, because the target may have read them."""
 
     def __init__(self, admit: Admit) -> None:
         self.slot, self.round = admit.slot, admit.round
@@ -71,10 +73,10 @@ class Request:
         self._rounds = {self.round: Begun(len(self.text), [])}
         self._answer: tuple[int, int, int, int] | None = None
 
-    # -- what the target says ---------------------------------------------------------------------------------------
+    # -- the target's messages --------------------------------------------------------------------------------------
 
     def outcome(self, row: Verified) -> bool:
-        """Note an outcome; what was shown is out of date. Returns False if it does not follow from what is known."""
+        """Note an outcome and forget the shown entries; return False if it does not follow from the known state."""
         flight = self.flight
         if flight is None or row.round != self.round or row.accepted > len(flight):
             return False
@@ -92,7 +94,7 @@ class Request:
         return True
 
     def launched(self, row: Launch) -> bool:
-        """Note what the target verifies after it has waited. Returns False if that does not follow."""
+        """Note the tokens that the target verifies after a wait; return False if they do not follow."""
         if self.flight is not None or row.round != self.round or self._answer is None:
             return False
         answer = self.shown.get((self._answer[0], *self._answer[2:]))
@@ -102,10 +104,10 @@ class Request:
         self.flight = list(ids[: row.in_flight])
         return True
 
-    # -- what the draft says ----------------------------------------------------------------------------------------
+    # -- the draft's messages ---------------------------------------------------------------------------------------
 
     def expects(self, trunk: Trunk) -> list[Shown] | None:
-        """Note what the draft expects; returns what that brings to the board, None if it is of no use."""
+        """Note the draft's trunk and return the entries to show for it; None if it is of no use."""
         begun = self._rounds.get(trunk.round)
         if begun is None or trunk.base != begun.base:
             return None
@@ -117,7 +119,7 @@ class Request:
         return self._shows([], self._expect([path]))
 
     def heard(self, entry: Entry) -> list[Shown] | None:
-        """Returns what an entry of the draft brings to the board; None if it is of no use."""
+        """Note an entry of the draft and return the entries to show for it; None if it is of no use."""
         begun, accepted = self._rounds.get(entry.round), entry.accepted
         if begun is None or entry.base != begun.base or accepted > len(begun.trunk):
             return None
@@ -136,19 +138,22 @@ class Request:
         return self._shows([path], more)
 
     def useful(self) -> list[Shown]:
-        """Returns what all paths say after the text or the flight has changed. Those that went wrong are dropped."""
+        """Drop the paths that disagree with the text, and return the entries to show for all others.
+
+        Call it after the text or the flight has changed."""
         self._paths = {key: path for key, path in self._paths.items() if self._holds(path)}
         self._expect(self._paths.values())
         return self._shows(self._paths.values(), True)
 
     def _holds(self, path: Path) -> bool:
-        """True if the text says nothing else than the path, and less."""
+        """Return True if a path agrees with the text and is longer."""
         since = len(self.text) - path.start
         return len(path.ids) > since and path.ids[:since] == self.text[path.start :]
 
     def _expect(self, paths: Iterable[Path]) -> bool:
-        """Expect what is in flight, and what paths say that follow it: paths whose fork is behind, or that say what is
-        likeliest there. Returns whether more is expected than before."""
+        """Extend the expected tokens by the flight and by paths, and return True if they have changed.
+
+        A path counts if its fork lies before the end of the flight, or if it is `sure`."""
         flight, before = self.flight or [], self.expected
         if self.expected[: len(flight)] != flight:
             self.expected = list(flight)
@@ -161,7 +166,9 @@ class Request:
         return self.expected is not before
 
     def _shows(self, paths: Iterable[Path], expected: bool) -> list[Shown]:
-        """What paths bring to the board, and what is `expected`. Of later breaks nothing can be said yet."""
+        """Return the entries to show for paths, and with `expected` for the expected tokens.
+
+        A path that forks after the flight is for a later round, and gives no entry yet."""
         if self.flight is None:
             waits = expected and self._answer is not None and self.expected
             found = [self._show(TRUNK, *self._answer, _ALONE, self.expected)] if waits and self._answer else []
@@ -172,7 +179,9 @@ class Request:
         return [shown for shown in found if shown is not None]
 
     def _answering(self, rest: list[int], path: Path | None) -> Shown | None:
-        """Tokens that follow the text, as the speculation for the outcome that they make of the flight."""
+        """Return the entry for the outcome of the flight that `rest`, the tokens after the text, implies.
+
+        Its ids are the tokens of `rest` after that outcome. None if there is no such entry or it is not new."""
         assert self.flight is not None
         accepted = common_prefix_length(rest, self.flight)
         if accepted == len(rest):

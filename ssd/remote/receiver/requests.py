@@ -1,4 +1,4 @@
-"""The requests of a session: what the draft is told of them, and what of its speculations gets onto the board."""
+"""The requests of a session: the messages to its draft, and the draft's speculations for the board."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ssd.tuning.learner import Mean
 
 log = logging.getLogger("ssd.receiver")
 
-# Means of rounds: how fast old ones fade, and as how many the first guess counts. A longer pause is no round.
+# Means over rounds: smoothing, the number of rounds that the first guess counts for, and the longest round in seconds.
 _SMOOTHING, _SAMPLES, _PAUSE_S = 0.05, 4, 0.5
-# A draft's debt: so much for each row whose draft tokens were verified, less the accepted ones
+# A draft's debt grows by this for each row whose draft tokens were verified, and falls by 1 for each accepted token
 # (`ssd.verifier.breaker`).
 _VERIFIED = 0.125
 MOST_DEBT = 3.0
-"""A draft that owes so much is of no use."""
+"""A draft with this debt is of no use."""
 LATE = " of an earlier round"
 
 
 class Requests:
-    """Follows the target's messages, and writes `board`, whose entries are those of `epoch`."""
+    """Follows the target's messages, and writes entries of `epoch` on `board`."""
 
     def __init__(self, board: BoardWriter, epoch: int, vocab_size: int) -> None:
         self._board, self._epoch, self._vocab_size = board, epoch, vocab_size
@@ -38,20 +38,20 @@ class Requests:
         self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
         self._outcomes_at = 0.0
         self._rtt = 0.0
-        self.tokens = 0  # that were committed with a draft
+        self.tokens = 0  # committed with a draft
         self.debt = 0.0
 
     def clear(self) -> None:
         """Forget all requests."""
         self._known.clear()
 
-    # -- what the target says ---------------------------------------------------------------------------------------
+    # -- the target's messages --------------------------------------------------------------------------------------
 
     def told(self, message: Message, rtt: float) -> list[Message]:
-        """Note what the target says; returns what to tell the draft instead. `rtt`: the link's, in seconds,
-        with what it may be longer than usual.
+        """Note a message of the target, and return the messages to send to the draft instead.
 
-        The draft need not know what was on the board: it is told which tokens are verified."""
+        `rtt` is the link's mean round trip plus its deviation, in seconds. The draft need not know what was on the
+        board: it is told which tokens are verified."""
         self._rtt = rtt
         if isinstance(message, Admit):
             self._known[message.request] = Request(message)
@@ -72,11 +72,11 @@ class Requests:
 
     @property
     def ahead(self) -> int:
-        """How many tokens are committed while speculations are on their way."""
+        """Return the number of tokens that are committed while a speculation travels."""
         return round(self._rtt / self._round_s.value * self._round_tokens.value)
 
     def _deeper(self, speculation: Speculation) -> Speculation:
-        """What the draft is asked for: longer chains, and more of them, the longer they are on their way."""
+        """Return the speculation to ask the draft for: more and longer chains, the longer they travel."""
         if speculation.mode != "ssd":
             return speculation
         longest = chain_length(speculation.num_speculative_tokens, self.ahead)
@@ -98,7 +98,7 @@ class Requests:
         return messages + ([Launched(launches)] if launches else []) + ([Release(lost)] if lost else [])
 
     def _outcome(self, row: Verified) -> bool:
-        """Note an outcome, and show what is known of the round that it begins; False for one that does not follow."""
+        """Note an outcome and show entries for the next round; return False if it does not follow from the last one."""
         request = self._known.get(row.request)
         if request is None:
             return False
@@ -112,7 +112,7 @@ class Requests:
         return True
 
     def _launched(self, row: Launch) -> bool:
-        """Do the same for a launch after a wait."""
+        """Note a launch after a wait and show entries for its round; return False if it does not follow."""
         request = self._known.get(row.request)
         if request is None or not request.launched(row):
             return False
@@ -120,15 +120,15 @@ class Requests:
         return True
 
     def _launch(self, number: int) -> Launch:
-        """What a request verifies now, in tokens, and how far the draft should look ahead."""
+        """Return the tokens that a request verifies now, and how far the draft should look ahead."""
         request = self._known[number]
         flight = request.flight or []
         return Launch(number, request.round, trunk_length(len(flight), self.ahead), flight)
 
-    # -- what the draft says ----------------------------------------------------------------------------------------
+    # -- the draft's messages ---------------------------------------------------------------------------------------
 
     def publish(self, entry: Entry) -> str:
-        """Show what an entry of the draft says, if it passes the checks; returns what it was, for the log."""
+        """Show an entry of the draft if it passes the checks, and return its description for the log."""
         request = self._known.get(entry.request)
         if request is None:
             return "entries of no request"
@@ -142,7 +142,7 @@ class Requests:
         return ("entries" if shown else "entries that bring nothing") + late
 
     def expect(self, trunk: Trunk) -> str:
-        """Note which trunk the draft has for a request; returns what that was, for the log."""
+        """Note the draft's trunk of a request, and return its description for the log."""
         request = self._known.get(trunk.request)
         if request is None or max(trunk.ids, default=0) >= self._vocab_size:
             return "trunks of no use"

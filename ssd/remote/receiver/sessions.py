@@ -1,4 +1,4 @@
-"""The drafts that are connected, and which of them drafts for which request. Pure: no socket, no board of its own."""
+"""The connected drafts, and the draft of each request. Pure: no socket, no board of its own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ssd.remote.receiver.requests import Requests
 
 MOST_SESSIONS = 64
 DRAFT_RATE = 2000.0
-"""Frames a second of a draft that are looked at."""
+"""Frames of one draft that are examined in a second."""
 
 
 @dataclass
 class Allowance:
-    """Bounds what is done: `rate` times a second, and as often at once after a pause."""
+    """A rate limit (token bucket): `rate` uses a second, and as many at once after a pause."""
 
     rate: float
     left: float = 0.0
     at: float = 0.0
 
     def taken(self) -> bool:
-        """Take one, if there is one left."""
+        """Take one use; return False if none is left."""
         now = time.monotonic()
         self.left, self.at = min(self.rate, self.left + self.rate * (now - self.at)), now
         if self.left < 1:
@@ -39,7 +39,7 @@ class Allowance:
 
 @dataclass
 class Session:
-    """A draft that is connected: its `peer` on the socket, its `key` (empty without keys) and the `client` whose it is.
+    """A connected draft: its `peer` on the socket, its `key` (empty without keys) and the `client` that owns it.
 
     `joined`: the target knows of it. `rtt` is the mean round trip in seconds, `jitter` its mean deviation."""
 
@@ -57,7 +57,7 @@ class Session:
     allowance: Allowance = field(default_factory=lambda: Allowance(DRAFT_RATE))
 
     def worked(self, nanoseconds: int, now_ns: int) -> int:
-        """Returns the time that a draft says it has computed, at most what has gone by."""
+        """Return the `nanoseconds` that a draft claims to have computed, at most those that have passed unclaimed."""
         if self.heard_ns:
             self.unclaimed_ns += now_ns - self.heard_ns
         found = min(nanoseconds, self.unclaimed_ns)
@@ -76,8 +76,8 @@ class Session:
 class Sessions:
     """All sessions by their peers, and the session of each request.
 
-    A request belongs to the draft of the client that brought it, else to the draft with the fewest. `own`: it belongs
-    to no other draft than its client's."""
+    A request belongs to a draft of the client that sent it, else to the draft with the fewest requests. With `own` it
+    belongs to no other draft than its client's."""
 
     def __init__(self, own: bool) -> None:
         self._own = own
@@ -96,14 +96,14 @@ class Sessions:
 
     @property
     def readers(self) -> list[str] | None:
-        """Names of the clients whose requests may be read; None: all."""
+        """Return the names of the clients whose requests may be read; None: all."""
         return sorted({session.client for session in self.joined} - {""}) if self._own else None
 
     def of(self, peer: bytes) -> Session | None:
         return self._by_peer.get(peer)
 
     def rival(self, peer: bytes, key: str) -> Session | None:
-        """The session that an offer of a peer with a `key` replaces."""
+        """Return the session that an offer of a peer with a `key` replaces."""
         same = (session for session in self if session.peer == peer or (key and session.key == key))
         return next(same, None)
 
@@ -111,7 +111,7 @@ class Sessions:
         self._by_peer[session.peer] = session
 
     def remove(self, session: Session) -> list[int]:
-        """Forget a session; returns the requests that it had."""
+        """Forget a session and return the requests that it had."""
         del self._by_peer[session.peer]
         lost = [request for request, home in self._homes.items() if home is session]
         for request in lost:
@@ -119,11 +119,11 @@ class Sessions:
         return lost
 
     def clear(self) -> None:
-        """Forget whose the requests are."""
+        """Forget the sessions of all requests."""
         self._homes.clear()
 
     def routed(self, message: Message) -> list[tuple[Session, Message]]:
-        """Returns which session hears what of a message of the target to its draft."""
+        """Return the parts of a message of the target to its draft, each with the session that it is for."""
         if isinstance(message, Admit):
             return self._admitted(message)
         if isinstance(message, Outcomes | Launched):
@@ -150,7 +150,7 @@ class Sessions:
         return found
 
     def _home(self, owner: str) -> Session | None:
-        """The session for a request of a client."""
+        """Return the session for a request of a client; None if there is none."""
         mine = [session for session in self.joined if owner and session.client == owner]
         able = mine or ([] if self._own else self.joined)
         loads = Counter(session.number for session in self._homes.values())
@@ -159,7 +159,7 @@ class Sessions:
     def _rows(
         self, rows: list[Any], request_of: Callable[[Any], int], make: Callable[[list[Any]], Message]
     ) -> list[tuple[Session, Message]]:
-        """One message for each session, with the rows of its requests."""
+        """Return one message for each session, with the rows of its requests."""
         parts: dict[bytes, list[Any]] = {}
         for row in rows:
             home = self._homes.get(request_of(row))
