@@ -85,7 +85,7 @@ def unechoed() -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, because rich writes again whatever was interrupted."""
+    """Let Ctrl-C wait for the end of the block, because rich repeats an interrupted write."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
