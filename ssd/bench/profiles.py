@@ -80,8 +80,9 @@ def profile_of(
     """Return the profile of runs at batch 1: `ar`, `sd` with one K, and `ssd` by fan-out, equal for all lengths.
 
     `verify` is the line through the rounds of `ar` (1 token) and of `sd` (1 + drafted tokens), including the overhead
-    of a round of `ar`. `overhead_s` is what a round of `sd` costs on top. The acceptance is the single rate that gives
-    `sd` its accepted tokens. `assumed` says what could not be measured. Raises UsageError if runs are missing."""
+    of a round of `ar`. `overhead_s` is the further overhead of a round of `sd`. The acceptance is the single rate that
+    gives `sd` its accepted tokens. `assumed` names the figures that could not be measured. Raises UsageError if runs
+    are missing."""
     plain, turns = _Rounds.of("ar", ar), _Rounds.of("sd", sd)
     if not turns.drafted:
         raise UsageError("a profile needs draft tokens in sd: there was none")

@@ -1,4 +1,4 @@
-"""What the commands of `ssd bench` share: engines for the settings, and the report at the end."""
+"""Shared parts of the commands of `ssd bench`: engines for the settings, and the report at the end."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ class Job:
 
 
 def base_speculation(engine: EngineOptions) -> Speculation:
-    """Return how to speculate where no option says otherwise."""
+    """Return the speculation of settings that no option changes."""
     auto = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
     return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
 
 
 def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:
-    """Return the modes that are compared where nobody names any; those with a draft only if there is one."""
+    """Return the modes that are compared by default; those with a draft only if there is one."""
     if engine.drafts or (emulation is not None and emulation.stated is not None and emulation.times is not None):
         return ROWS
     return tuple(mode for mode in ROWS if mode not in DRAFTED)
 
 
 def tell_left_out(asked: BenchOptions, engine: EngineOptions, settings: Sequence[Setting]) -> None:
-    """Say that modes were left out for want of a draft, if they were."""
+    """Print a note if modes are left out because there is no draft."""
     if asked.modes is None and not any(setting.speculation.mode in DRAFTED for setting in settings):
         click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
 
@@ -75,7 +75,7 @@ def tell_left_out(asked: BenchOptions, engine: EngineOptions, settings: Sequence
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
     """Return the options of an engine with room for all settings, and with a draft if one needs it.
 
-    Raises UsageError if there is none to be had."""
+    Raises UsageError if a setting needs a draft and none is given."""
     room = widest(settings, base_speculation(engine))
     drafting = [setting.name for setting in settings if setting.speculation.mode in DRAFTED]
     if drafting and not engine.drafts:
@@ -104,7 +104,7 @@ def measuring(
         options = sized(engine, settings)
         if emulation is not None:
             options = stack.enter_context(scripted(options, emulation))
-        config = replace(resolve(options), idle_draft_s=NEVER_S)  # or it would be away when its mode is measured
+        config = replace(resolve(options), idle_draft_s=NEVER_S)  # the draft must not leave before its mode is measured
         tell_left_out(asked, engine, settings)
         if emulation is not None:
             config = emulating(config, emulation)
@@ -119,13 +119,13 @@ def measuring(
 
 def emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
     if emulation.times is not None:
-        # A stated agreement lies in the weights of the scripted pair.
+        # The scripted pair's weights contain the stated agreement.
         return replace(config, emulate=emulation.times, elastic_cores=False)
     return replace(config, synthetic=emulation.stated)
 
 
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
-    """Print the report, then write and draw it: if the disk is full, it has been printed."""
+    """Print the report, then write and draw it: it is printed even if the disk is full."""
     from ssd.bench import plot
     from ssd.bench.report import sentences, tables, write
 

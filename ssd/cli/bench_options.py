@@ -29,9 +29,9 @@ ROWS: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd", "auto")
 """The modes that are compared if none are named: the reference first, then the candidates of `auto`, then `auto`."""
 
 SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_acceptance_length", "synthetic_hit_rate")
-"""Engine options for which a benchmark has options of its own: with several values, or for emulated devices too."""
+"""Engine options that a benchmark replaces by its own: with several values, or for emulated devices too."""
 
-# arXiv 2603.03251 measures decoding alone, as a turn's speed does.
+# arXiv 2603.03251 measures decoding alone, like the speed of a turn.
 _PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"chat": False, "ignore_eos": True, "tokens": 512, "batch_sizes": ["1"], "max_concurrency": 1}
 }
@@ -101,9 +101,9 @@ class BenchOptions(NamedTuple):
     plot: Path | None
 
     def texts(self) -> list[str] | None:
-        """Return the texts of the data set; None for random ids, which need a vocabulary.
+        """Return the texts of the data set, or None for random ids, which need a vocabulary.
 
-        Raises UsageError for what can be refused before an engine starts."""
+        Raises UsageError for options that can be refused before an engine starts."""
         check_writable("--json", self.out)
         check_plot(self.plot)
         if self.dataset != datasets.RANDOM:
@@ -122,7 +122,7 @@ class BenchOptions(NamedTuple):
         return Sweep(self.modes or modes, self.lookaheads, self.fan_outs, self.backups)
 
     def protocol(self, chat: bool) -> Protocol:
-        """Return what requests ask for. `chat`: whether the model has a chat format."""
+        """Return the parameters of all requests. `chat`: True if the model has a chat format."""
         return Protocol(self.tokens, chat if self.chat is None else self.chat, self.ignore_eos, self.seed)
 
     def workload(self, protocol: Protocol, prompts: int) -> dict[str, Any]:
@@ -249,7 +249,7 @@ _EMULATION_OPTIONS = [
 
 
 def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options of emulation to a command with `BenchOptions`; it receives `emulation`, which may be None."""
+    """Add options of emulation to a command with `BenchOptions`; it receives `emulation` or None."""
 
     @functools.wraps(function)
     def call(asked: BenchOptions, devices: Any, length: float | None, hit_rate: float | None, **values: Any) -> Any:
@@ -261,7 +261,7 @@ def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def emulation(
     asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
 ) -> Emulation | None:
-    """Return what is emulated; None if nothing is. Raises UsageError for options that do not go together."""
+    """Return the emulation, or None if nothing is emulated; raise UsageError for options that contradict."""
     if length is None and hit_rate is not None:
         raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
     if devices is None and length is None:
@@ -281,7 +281,7 @@ def emulation(
 
 
 def _lengths(asked: BenchOptions) -> tuple[int, int]:
-    """Return the K and F for which acceptance length and hit rate are stated. Raises UsageError."""
+    """Return the K and F for which acceptance length and hit rate are stated; raise UsageError without them."""
     lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
     if not lookahead or isinstance(fan_out, str) or len(fan_out) != 1:
         raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")

@@ -34,11 +34,11 @@ ssd bench serve --request-rate 4
 ssd bench serve --address http://127.0.0.1:8000 --max-concurrency 8
 ssd bench serve --url http://127.0.0.1:8000 --repeats 3
 """
-_AS_SERVED = Setting("as served", Speculation("ar"))  # over HTTP nothing is said of speculation
+_AS_SERVED = Setting("as served", Speculation("ar"))  # HTTP requests do not set the mode
 
 
 class _Traffic(NamedTuple):
-    """How requests arrive: `rate` a second, at most `concurrency` open, all prompts `repeats` times."""
+    """The arrivals of requests: `rate` a second, at most `concurrency` open, all prompts `repeats` times."""
 
     rate: float
     concurrency: int | None
@@ -50,7 +50,7 @@ class _Traffic(NamedTuple):
 
 
 class _LoadTest(NamedTuple):
-    """What to send where, and how often."""
+    """A load test to run: requests, their endpoint, and how often to send them."""
 
     asked: BenchOptions
     traffic: _Traffic
@@ -90,7 +90,7 @@ def serve(
     keys: Path | None,
     engine: EngineOptions,
 ) -> None:
-    """Requests that arrive at random moments: latencies and throughput by the names of vllm bench serve.
+    """Send requests at random moments: latencies and throughput by the names of vllm bench serve.
 
     At the running engine of --address, in its own mode unless --modes says otherwise; at the server of --url, as it is;
     else, in all modes by turns, at an engine of its own."""
@@ -117,7 +117,7 @@ def serve(
             raise UsageError("--keys is for the running engine of --address")
         texts = asked.texts()
         settings = asked.sweep(modes_to_compare(engine)).settings(base_speculation(engine))
-        config = replace(resolve(sized(engine, settings)), idle_draft_s=NEVER_S)  # it is to be there for its mode
+        config = replace(resolve(sized(engine, settings)), idle_draft_s=NEVER_S)  # the draft must not leave
         tell_left_out(asked, engine, settings)
         with process_setup(), session(config) as client:
             job = _at_engine(asked, traffic, texts, settings, client, None)
@@ -125,7 +125,7 @@ def serve(
 
 
 def _refuse_engine_options(context: click.Context) -> None:
-    """Raise UsageError for options that a server of --url has decided already."""
+    """Raise UsageError for options that the server of --url has decided already."""
     for option in context.command.params:
         if option.name in _DECIDED_THERE and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"{option.opts[0]} is not for --url, whose server is used as it is")
@@ -151,7 +151,7 @@ def _at_engine(
     client: Client,
     keys: Path | None,
 ) -> _LoadTest:
-    """Return the load test for an engine that serves. Raises UsageError if it cannot work in the mode of a setting."""
+    """Return the load test for a running engine; raise UsageError if it lacks the mode of a setting."""
     from ssd.bench.load import ZeroMQ
 
     served = client.describe()
@@ -166,7 +166,9 @@ def _at_engine(
 
 
 def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None = None) -> None:
-    """Measure, then print and write the report. `facts` describe the engine, `config` is that of one of our own."""
+    """Measure, then print and write the report.
+
+    `facts` describe the engine; `config` is its configuration if this command started it."""
     from ssd.bench.figures import described, plain
     from ssd.bench.load import equal_answers, load_figures
     from ssd.bench.report import BenchReport
@@ -197,7 +199,7 @@ def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None =
 async def _measure(job: _LoadTest, temperature: float, read: bool) -> dict[str, list[Pass]]:
     """Run the passes of each setting, by turns, after a warm-up.
 
-    With `read`, prompts are read before, so that no setting's pass has to read them."""
+    With `read`, the engine reads and caches all prompts first, so that no setting's pass has to."""
     from ssd.bench.load import drive, poisson
     from ssd.bench.runs import READ_TOKENS, WARM_UP, reader
 

@@ -127,7 +127,7 @@ class _Chat:
         click.secho("stopped" if completion is None else self._counted(completion), dim=True, err=True)
 
     def _counted(self, completion: Completion) -> str:
-        """Count an answer, and return what is said under it."""
+        """Count an answer, and return the line below it."""
         tokens, why = completion.usage.completion_tokens, ""
         self._conversation.count(tokens, completion.metrics)
         if completion.finish_reason == "length":
@@ -159,7 +159,7 @@ def _lines(interactive: bool) -> Iterator[str]:
     """Yield the lines that the user enters."""
     if not interactive:
         try:
-            with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as lines:  # whatever the locale
+            with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as lines:  # in every locale
                 yield from lines
         except UnicodeDecodeError as error:
             raise UsageError(f"standard input is not text: {error.reason}") from None
@@ -180,7 +180,7 @@ def _tell(text: str) -> None:
 
 @contextmanager
 def _display() -> Iterator[Callable[[str], None]]:
-    """Yield what shows pieces of an answer: drawn Markdown on a terminal, else the text and a newline at the end."""
+    """Yield a function that shows a piece of an answer: as Markdown on a terminal, else as plain text."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -204,7 +204,7 @@ def _display() -> Iterator[Callable[[str], None]]:
 
 
 class Conversation:
-    """A chat's state: what was said, how the next answer is sampled, what the answers took. No input, no output.
+    """A chat's state: its messages, its sampling parameters, and the figures of its answers. No input, no output.
 
     `system` is the system message, which stays first."""
 
@@ -220,7 +220,7 @@ class Conversation:
         return [*self.messages, ChatMessage("user", text)]
 
     def keep(self, text: str, answer: str) -> None:
-        """Remember an exchange, also where the answer was stopped early. Without any answer, forget it."""
+        """Remember an exchange, even if the answer was stopped early; forget it without any answer."""
         if answer:
             self.messages = [*self.question(text), ChatMessage("assistant", answer)]
 
@@ -231,14 +231,14 @@ class Conversation:
         self.metrics = _merged(self.metrics, metrics)
 
     def clear(self) -> None:
-        """Forget what was said; parameters and figures stay."""
+        """Forget all messages but the system's; keep parameters and figures."""
         self.messages = list(self._beginning)
 
     def set(self, argument: str) -> str:
-        """Set a sampling parameter, as "temperature 0.7", and return its value. A name alone returns its value, nothing
-        returns all of them.
+        """Set a sampling parameter, for example "temperature 0.7", and return its value.
 
-        Values are JSON, or bare texts. Raises UsageError, which names the parameter and its bounds."""
+        A name alone returns its value; "" returns all values. Values are JSON, or bare texts. Raises UsageError, which
+        names the parameter and its bounds."""
         name, *value = re.split(r"[\s=]+", argument.strip(), maxsplit=1)
         if not name:
             return "\n".join(map(self._shown, _PARAMETERS))
@@ -261,12 +261,12 @@ class Conversation:
 
 
 def _changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
-    """Return `params` with one parameter as typed. Raises UsageError."""
+    """Return `params` with one parameter as typed; raise UsageError if its value is not allowed."""
     value = _typed(text)
     if isinstance(getattr(SamplingParams(), name), tuple) and not isinstance(value, list):
         value = [] if value is None else [value]
     try:
-        # By way of JSON, whose decoder knows the bounds and takes text for the keys of logit_bias.
+        # The JSON decoder checks the bounds and accepts the keys of logit_bias as text.
         decoded = msgspec.json.decode(msgspec.json.encode({name: value}), type=SamplingParams)
     except msgspec.MsgspecError as error:
         raise UsageError(f"{name} {text}: {str(error).split(' - at ')[0]}") from None
@@ -276,7 +276,7 @@ def _changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
 
 
 def _typed(text: str) -> Any:
-    """Return a value as a person types it: JSON, or else a text."""
+    """Return a typed value: decoded if it is JSON, else as a text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -286,7 +286,7 @@ def _typed(text: str) -> Any:
 
 
 def _merged(a: Metrics, b: Metrics) -> Metrics:
-    """Return the figures of two lots of requests together: sums, and weighted means."""
+    """Return the figures of two groups of requests together: sums, and weighted means."""
     rounds = max(1, a.rounds + b.rounds)
     seconds = a.generation_time_ms + b.generation_time_ms
     decoded = a.tokens_per_second * a.generation_time_ms + b.tokens_per_second * b.generation_time_ms

@@ -1,4 +1,4 @@
-"""`ssd demo`: what speculation gains over plain decoding on a story, on an edit, and on emulated devices."""
+"""`ssd demo`: the gain of speculation over plain decoding on a story, on an edit, and on emulated devices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def surface(width, height, depth):
     return 2 * (area(width, height) + sides)
 """
 _RAW_TOKENS = 64  # of an edit by a model without chat format, which does not end by itself
-_TURNS, _TURNS_S = 5, 8.0  # turns of each mode: fewer than five where these would take longer than eight seconds
+_TURNS, _TURNS_S = 5, 8.0  # turns of each mode: at most five, in about eight seconds for all modes
 _EMULATED_PROMPTS, _EMULATED_TOKENS = 2, 96
 
 _INTRODUCTION = """\
@@ -76,7 +76,7 @@ Next: serve it over HTTP       ssd serve {target}
 class _Gain(NamedTuple):
     """Tokens a second in mode `ar` (`plain`) and in the `mode` asked for, with its acceptance `length`.
 
-    `plan`: what the engine had chosen in the end."""
+    `plan`: the engine's choice in the end."""
 
     mode: str
     plain: float
@@ -90,7 +90,7 @@ class _Gain(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """True if the gain cannot be: a round brings `length` tokens, and takes no less than a token of `ar`."""
+        """Return True if the gain is impossible: a round yields `length` tokens and is no faster than one of `ar`."""
         return self.over > 1.05 * self.length
 
 
@@ -128,7 +128,7 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
 
 def _edit(engine: EngineOptions, chat: bool) -> str:
     """Return a prompt whose answer repeats most of it."""
-    if engine.target == EngineOptions().target:  # which corrects texts, but is too small for code
+    if engine.target == EngineOptions().target:  # it can correct texts, but is too small for code
         return f"Correct the spelling of this text, and return all of it:\n\n{_TEXT}"
     if chat:
         return f"Return this code with type hints:\n\n```python\n{_CODE}```"
@@ -175,7 +175,7 @@ def _emulated(max_tokens: int) -> _Gain:
 
 
 def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: Completion | None = None) -> _Gain:
-    """Print the figures of `runs` and if all ids are those of `ar`, and return the gain of the last setting.
+    """Print the figures of `runs`, compare all ids with those of `ar`, and return the last setting's gain.
 
     `shown` is one more answer to the same prompt."""
     from ssd.bench.figures import differing, rows
@@ -210,7 +210,7 @@ def _ratio(speed: float, plain: float) -> float:
 
 
 def _draft_words(config: EngineConfig, story: _Gain) -> str:
-    """Return a sentence that says if a draft paid for the story: its plan ended with one, which was faster."""
+    """Return a sentence that says if a draft paid for the story: its plan ended with one, and was faster."""
     if config.draft is None:
         return "No draft is loaded; prompt lookup needs none."
     if story.plan.partition(",")[0] not in DRAFTED:

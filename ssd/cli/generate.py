@@ -71,7 +71,7 @@ def generate(
 
 
 def _structured(schema: Path | None, regex: str | None, grammar: Path | None) -> Structured | None:
-    """Return what the output must be; None if it may be any text. Raises UsageError."""
+    """Return the rule that the output must obey, or None; raise UsageError for more than one rule."""
     given = [asked for asked in (schema, regex, grammar) if asked is not None]
     if len(given) > 1:
         raise UsageError("give one of --json-schema, --regex and --grammar")
@@ -85,9 +85,9 @@ def _structured(schema: Path | None, regex: str | None, grammar: Path | None) ->
 
 
 def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[tuple[str, str]]:
-    """Return the prompts to complete: the file and line ("" for the command line) and the text of each.
+    """Return (file and line, text) of each prompt to complete; "" in place of a line for the command line's.
 
-    They are checked as far as that needs no engine. Raises UsageError."""
+    Raises UsageError for a prompt that can be refused without an engine."""
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT or --prompts-file")
     params.check()
@@ -103,7 +103,7 @@ def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> l
 
 
 def _completed(client: Client, prompts: list[tuple[str, str]], params: SamplingParams, chat: bool) -> list[Completion]:
-    """Complete all prompts. The error of a request names its line."""
+    """Complete all prompts; raise RequestError, which names the line, if one fails."""
     try:
         return client.generate([text for _, text in prompts], params, chat=chat)
     except RequestError as error:

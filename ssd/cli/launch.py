@@ -64,7 +64,7 @@ ssd launch Qwen/Qwen3-8B --device cuda --host 0.0.0.0 --api-key-file keys.txt
 
 
 def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the server options but those named to a command, which gets them as `server`, a `ServerOptions`."""
+    """Add the server options except `without` to a command, which gets them as `server`, a `ServerOptions`."""
     helps = {name: text for name, text in _SERVER.items() if name not in without}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ def launch(
 
 
 def serve(config: EngineConfig) -> None:
-    """Run an engine, and say where it is served, until it is interrupted or ends by itself."""
+    """Run an engine, and print its addresses, until it is interrupted or ends by itself."""
     running = Engine(config)
     ready = False
     with process_setup():

@@ -10,7 +10,7 @@ import os
 class _Importing:
     """Lets Ctrl-C end this process at once: an exception in the middle of an import may be printed, altered or lost.
 
-    Other handlers than Python's own stay, and so do all in a thread that may set none."""
+    Only Python's own handler is replaced, and only in the main thread."""
 
     def __enter__(self) -> None:
         self._is_ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
@@ -62,7 +62,7 @@ class _LazyGroup(click.Group):
         entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
         if entry is None:
             hint = did_you_mean(cmd_name, (*_COMMANDS, *_ALIASES))
-            if not hint or ctx.resilient_parsing:  # a shell that completes wants no error
+            if not hint or ctx.resilient_parsing:  # a shell's completion must not get an error
                 return None
             raise UsageError(f"no such command {cmd_name!r}{hint}")
         module, attribute = entry[0].split(":")
@@ -75,7 +75,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run a command. An error ends as one line on stderr and an exit status."""
+        """Run a command; print an error as one line on stderr and exit with its status."""
         _open_standard_streams()
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}) or 0)
@@ -87,9 +87,9 @@ class _LazyGroup(click.Group):
         except SsdError as error:
             _fail(str(error), error.exit_code)
         except click.Abort as error:
-            sys.exit(getattr(error.__cause__, "exit_code", 130))  # click makes an Abort of what interrupted
+            sys.exit(getattr(error.__cause__, "exit_code", 130))  # click replaces an interrupt by Abort
         except BrokenPipeError:
-            # The reader of our output has left: nothing more can be said, not even by the interpreter at its exit.
+            # The reader of our output has left: nothing more can be written, not even by the interpreter at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except UnicodeEncodeError as error:  # bytes of an argument, kept as surrogates
@@ -110,7 +110,7 @@ def _open_standard_streams() -> None:
 
 
 def _source_of(error: click.ClickException) -> str:
-    """Return where a bad value was written, if that was not on the command line."""
+    """Return the source of a bad value in words, "" for the command line."""
     param, context = getattr(error, "param", None), getattr(error, "ctx", None)
     source = None if param is None or context is None else context.get_parameter_source(param.name)
     words = {
@@ -138,7 +138,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )
 def main() -> None:
-    """An inference engine for speculative speculative decoding: the tokens of plain decoding, sooner."""
+    """Run an inference engine for speculative speculative decoding: the tokens of plain decoding, sooner."""
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 _REFRESH_S = 0.05
-# Without HTML: a chat's tags are to be read, and rich would leave them out.
+# Without HTML: tags in a chat must stay visible, and rich would drop them.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -25,8 +25,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class GrowingMarkdown:
     """Shows an answer as it grows, for as long as the `with` block lasts.
 
-    A finished block (a paragraph, a list, code) is printed once and scrolls away. Only the last block is drawn anew:
-    the end of it that fits the screen, and all of it when it is finished."""
+    A finished block (a paragraph, a list, code) is printed once and scrolls away. Only the last block is redrawn: the
+    part at its end that fits the screen, and all of it when it is finished."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._text = console, ""
@@ -69,7 +69,7 @@ class GrowingMarkdown:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep what is typed meanwhile, Ctrl-C too, from appearing in the middle of the answer."""
+    """Turn off the terminal's echo: keys, Ctrl-C too, must not appear in the middle of the answer."""
     if not sys.stdin.isatty():
         yield
         return
@@ -85,7 +85,7 @@ def unechoed() -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block: what rich is interrupted in, it writes again."""
+    """Let Ctrl-C wait for the end of the block, because rich repeats an interrupted write."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
@@ -102,7 +102,7 @@ def split(text: str) -> tuple[str, str]:
     starts = [token.map[0] for token in _PARSER.parse(text[:whole]) if token.level == 0 and token.map is not None]
     if len(starts) < 2:
         return "", text
-    lines = text.split("\n")  # not splitlines, which takes more than newlines
+    lines = text.split("\n")  # splitlines() would also split at other characters
     return "\n".join(lines[: starts[-1]]) + "\n", "\n".join(lines[starts[-1] :])
 
 

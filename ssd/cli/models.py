@@ -1,4 +1,4 @@
-"""`ssd models` and `ssd pull`: what can be run here, and how a model gets here."""
+"""`ssd models` and `ssd pull`: lists and describes models, and fetches them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _HEADINGS = {
     "Limits": "max_open_requests max_n max_prompts max_body_bytes max_header_bytes max_header_lines slow_reader_tokens "
     "slow_reader_seconds max_grammar_bytes grammar_timeout shutdown_timeout step_timeout",
 }
-"""Headings of the help, each with the names of its options. All others stand under "Other options", at the end."""
+"""Headings of the help, each with the names of its options. All others come last, under "Other options"."""
 
 
 _ADVANCED = [
@@ -75,12 +75,12 @@ _ADVANCED = [
     "step_timeout",
     "shutdown_timeout",
 ]
-"""Engine options without a flag where an engine runs for one answer or one chat. A TOML file may set them there."""
+"""Engine options without a flag in commands whose engine runs for one answer or chat. A TOML file may set them."""
 _VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG MOCK_ROUND_MS OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
-"""Variables, after `SSD_`, that are no engine or server option."""
+"""Variables, without `SSD_`, that are no engine or server option."""
 _MOST_BYTES = 2**20  # of a configuration file
-_HELP_ALL = "ssd.help-all"  # of a context: every option is shown
-_FROM_FILE = "ssd.engine"  # of a context: engine options that a file sets and no flag can
+_HELP_ALL = "ssd.help-all"  # key of a context: True if every option is shown
+_FROM_FILE = "ssd.engine"  # key of a context: engine options that only a file can set
 REPLICAS = "ssd.replicas"
 
 
@@ -142,13 +142,13 @@ def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 
 def _server_options() -> tuple[str, ...]:
-    from ssd.launch.server import ServerOptions  # with it comes ZeroMQ, which help needs not
+    from ssd.launch.server import ServerOptions  # imports ZeroMQ, which help does not need
 
     return ServerOptions.__struct_fields__
 
 
 def _warn_of_unknown_variables() -> None:
-    """Name the variables SSD_* that nothing reads, in one line on stderr."""
+    """Print the variables SSD_* that nothing reads, in one line on stderr."""
     options = (*EngineOptions.__struct_fields__, *_server_options())
     known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split())}
     unknown = sorted(name for name in os.environ if name.startswith("SSD_") and name not in known)
@@ -197,7 +197,7 @@ class FanOut(click.ParamType):
 
 
 def _as_flag(value: object, option: click.Parameter | None = None) -> Any:
-    """Return a value of JSON or TOML as its flag would take it, so that the flag's own checks apply."""
+    """Return a value of JSON or TOML as text for its flag, so that the flag's own checks apply."""
     if getattr(option, "multiple", False):
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     return json.dumps(value) if isinstance(value, dict) else str(value)
@@ -206,8 +206,8 @@ def _as_flag(value: object, option: click.Parameter | None = None) -> Any:
 def with_options(function: _Command, helps: dict[str, str], defaults: msgspec.Struct) -> _Command:
     """Add an option to a command for each entry of `helps`, which names a field of `defaults`.
 
-    The field's type says what the option takes. `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has
-    the field's name, and so has the environment variable, in capitals after `SSD_`."""
+    The field's type is the option's. `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has the field's
+    name, and the environment variable is `SSD_MAX_NUM_SEQS`."""
     types = field_types(type(defaults))
     for name, text in reversed(helps.items()):
         kind, default = _kind(name, types), getattr(defaults, name)
@@ -231,7 +231,7 @@ def _kind(name: str, types: dict[str, inspect.Type]) -> click.ParamType:
 
 
 def _click_type(of: inspect.Type) -> click.ParamType:
-    """Return what an option for a field takes, with the field's own bounds."""
+    """Return the type of an option for a field, with the field's own bounds."""
     match of:
         case inspect.UnionType():  # with None
             return _click_type(of.types[0])
@@ -306,7 +306,7 @@ _POSITIVE, _COUNT = click.IntRange(min=1), click.IntRange(0, 2**31 - 1)
 
 
 def address_options(function: _Function) -> _Function:
-    """Add `address`, a running engine's, and `keys`, the folder with a client's keys for it."""
+    """Add `address` of a running engine, and `keys`, the folder with a client's keys for it."""
     keys = click.option(
         "--keys",
         type=click.Path(path_type=Path, file_okay=False),
@@ -317,9 +317,10 @@ def address_options(function: _Function) -> _Function:
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
-    """Add options named as fields of `SamplingParams`; one that is not given is None, where the model may have its own.
+    """Add options named like fields of `SamplingParams`.
 
-    `max_tokens` is the default of --max-tokens."""
+    An option that is not given is None if the model may have its own value. `max_tokens` is the default of
+    --max-tokens."""
     share, penalty = Real(0, 1, min_open=True), Real(-2, 2)
     options = [
         click.option("--temperature", type=Real(0, 100), help="0 is greedy. Default: the model's own, or 0."),
@@ -356,9 +357,9 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Function]:
 
 
 def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
-    """Return the speculation settings that flags and environment ask a running engine for.
+    """Return the speculation settings that flags, environment and file ask a running engine for.
 
-    Raises UsageError for any other engine option that was given as a flag: a running engine has settled it."""
+    Raises UsageError for any other engine option that was given as a flag: it cannot change in a running engine."""
     sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in _SPECULATION:
@@ -372,7 +373,7 @@ def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[s
 def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
     """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`.
 
-    Fields that are `left_out` keep their defaults, or have what `config_option` read of them. The command then has no
+    Fields that are `left_out` keep their defaults, or the values that `config_option` read. The command then has no
     --speculative-config, which could set them."""
     helps = {name: text for name, text in _ENGINE.items() if name not in left_out}
 
@@ -397,10 +398,9 @@ def engine_options_but(*left_out: str) -> Callable[[_Function], _Command]:
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`.
+    """Make the options in a TOML file the defaults, and keep its table [replicas] for `ssd serve-ray`.
 
-    A command without the server's options passes over them, so that one file does for `launch`, `generate` and `chat`.
-    """
+    A command without the server's options ignores them, so that one file serves `launch`, `generate` and `chat`."""
     if path is None:
         return
     try:
@@ -442,7 +442,7 @@ engine_options = engine_options_but()
 
 
 def local_engine_options(function: _Function) -> _Command:
-    """Add the engine options, the advanced ones in the file of --config alone."""
+    """Add the engine options; the advanced ones can be set only in the file of --config."""
     return engine_options_but(*_ADVANCED)(config_option(function))
 
 
@@ -450,8 +450,9 @@ _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _speculative(text: str | None) -> dict[str, Any]:
-    """Return the options in `text`. One that is also given by name, by the same source or a stronger one, is left
-    out: the name counts more."""
+    """Return the options in `text`, except those also given by name.
+
+    The name wins if it comes from the same source or a stronger one."""
     if text is None:
         return {}
     ctx = click.get_current_context()
@@ -466,7 +467,7 @@ def _speculative(text: str | None) -> dict[str, Any]:
 
 
 def _speculation(text: str) -> dict[str, Any]:
-    """Return the object of JSON with options of speculation in `text`. Raises click's error for anything else."""
+    """Return the options of speculation in `text`, a JSON object; raise click's error for anything else."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`ssd plan`: what a pair would do at every K, budget and batch, and whether a draft pays."""
+"""`ssd plan`: predicts a pair's speed at every K, budget and batch, and tells if a draft pays."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
 
 _MOST_COLUMNS = 8
-_SHOWN_RATES = 4  # rates of acceptance that are printed of a pair on this machine
-_TOLD = ("verify", "step", "acceptance", "misses")  # its figures that are named where they were not measured
-_MEASURING_S = 10.0  # for which an engine that is ready may measure a pair
+_SHOWN_RATES = 4  # acceptance rates that are printed for a pair on this machine
+_TOLD = ("verify", "step", "acceptance", "misses")  # figures that are named if they were not measured
+_MEASURING_S = 10.0  # longest wait for the measurements of an engine that is ready
 _SHOWN = (1, 2, 4, 8, 16, 32, 64)  # sizes of a table of times that are printed
-# Engine options that say which pair is meant, and where and how it computes.
+# Engine options that name the pair, and where and how it computes.
 _PLACED = (
     *("target", "draft", "revision", "draft_revision"),
     *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
@@ -126,7 +126,7 @@ def plan(
 
 
 def _check_base(context: click.Context, paper: bool, file: Path | None) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that contradict each other."""
     if paper and file is not None:
         raise UsageError("give --paper or --profile, not both")
     for name in ("temperature", *_PLACED) if paper or file is not None else ():
@@ -136,7 +136,9 @@ def _check_base(context: click.Context, paper: bool, file: Path | None) -> None:
 
 
 def _measured(engine: EngineOptions, temperature: float) -> MeasuredPair:
-    """Return what was measured of a pair, once it has been started for that if need be. Raises UsageError."""
+    """Return the measurements of a pair; start it once if there are none.
+
+    Raises UsageError without a draft, and if the start measured nothing."""
     from ssd.launch.resolve import resolve
 
     config = resolve(engine)
@@ -153,7 +155,7 @@ def _measured(engine: EngineOptions, temperature: float) -> MeasuredPair:
 
 
 def _gain(found: Forecast) -> Gain:
-    """Return what a draft brings by the predictions alone, for figures that were given by hand."""
+    """Return a draft's gain by the predictions alone, for figures that were given by hand."""
     (lookahead, sd), best = found.best_sd, found.best
     if best.speed < sd:
         return Gain(found.batch, "sd", lookahead, sd / found.ar)
@@ -161,9 +163,9 @@ def _gain(found: Forecast) -> Gain:
 
 
 def _with_options(base: Profile, name: str, given: dict[str, Any]) -> tuple[Profile, dict[str, str]]:
-    """Return the figures to plan with, `base` with those that were `given`, and where each comes from.
+    """Return `base` with the figures that were `given`, and the source of each figure.
 
-    Raises UsageError."""
+    Raises UsageError if a figure is out of bounds."""
     for figure in {"verify", "step"} & given.keys():
         given |= {figure: ForwardTime(*given[figure]), f"{figure}_alone": None}
     if "misses" in given:
@@ -189,7 +191,7 @@ def _print(report: PlanReport) -> None:
 def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> None:
     """Plot tok/s over the batch size, each mode at its best: of all devices together, and per device.
 
-    matplotlib, an optional extra, is loaded only here. Raises UsageError where the file cannot be written."""
+    matplotlib, an optional extra, is loaded only here. Raises UsageError if the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -216,8 +218,10 @@ def _draw(file: Path, pair: Pair, forecasts: Sequence[Forecast], name: str) -> N
 
 @dataclass(frozen=True)
 class PlanReport:
-    """All that was worked out. `sources` says where each figure of the profile comes from. `here`: what was measured
-    on this machine, and `gains` what a draft brings there. `links`: the draft on another machine, at batch 1."""
+    """All results of a plan.
+
+    `sources`: the origin of each figure of the profile. `here`: measurements on this machine, and `gains`: a draft's
+    gain there; None with --paper or --profile. `links`: forecasts with the draft on another machine, at batch 1."""
 
     profile: Profile
     pair: Pair
@@ -232,8 +236,9 @@ class PlanReport:
 
 
 def _as_json(report: PlanReport) -> dict[str, Any]:
-    """Return the report with speeds in tok/s of the whole batch. A `critical_batch` of null: the neural backup is
-    better at every batch size."""
+    """Return the report with speeds in tok/s of the whole batch.
+
+    A `critical_batch` of null means that the neural backup is better at every batch size."""
     return {
         "profile": msgspec.to_builtins(report.profile),
         "sources": dict(report.sources),
@@ -282,7 +287,7 @@ def _tables_here(report: PlanReport) -> Iterator[_Table]:
 
 
 def _sentences_here(report: PlanReport) -> Iterator[str]:
-    """Yield what the table of this machine rests on, and last whether a draft pays."""
+    """Yield sentences about the figures of this machine, and last one that says if a draft pays."""
     assert report.here is not None and report.gains is not None
     rates = ", ".join(f"{rate:.2f}" for rate in report.pair.acceptance[:_SHOWN_RATES])
     yield f"{report.profile.name}; rates of acceptance by position: {rates}."
@@ -299,7 +304,9 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
 
 
 def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
-    """Return whether a draft pays on this machine, and its best gain. `is_guessed`: nobody has measured acceptance."""
+    """Return a sentence that says if a draft pays on this machine, and its best gain.
+
+    `is_guessed`: the acceptance was not measured."""
     paying = [gain for gain in gains if gain.pays]
     best = max(paying or gains, key=lambda gain: gain.ratio)
     found = f"{best.mode} (K {best.lookahead}) at batch {best.batch}: {best.ratio:.2f} times the best without it"
@@ -314,7 +321,7 @@ def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
 
 
 def _links(report: PlanReport) -> _Table:
-    """Return what is left of `ssd` where the draft is a round trip away."""
+    """Return the table of `ssd` with the draft a round trip away."""
     best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.plain(1)
     rows = []
     for found in report.links:
@@ -325,7 +332,7 @@ def _links(report: PlanReport) -> _Table:
 
 
 def _sentences(report: PlanReport) -> Iterator[str]:
-    """Yield what the tables come to."""
+    """Yield the sentences below the tables."""
     pair = report.pair
     yield _per_gpu(report)
     longest = max(report.grid.lookaheads)
@@ -340,7 +347,7 @@ def _sentences(report: PlanReport) -> Iterator[str]:
 
 
 def _per_gpu(report: PlanReport) -> str:
-    """Return in a sentence at which batch sizes a device for the draft pays."""
+    """Return a sentence that says at which batch sizes a device for the draft pays."""
     pair = report.pair
     both = f"{pair.target_gpus:g} + {pair.draft_gpus:g} GPUs"
     sizes = " and ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in report.paying_batches)
@@ -370,7 +377,7 @@ def _inputs(report: PlanReport) -> _Table:
 
 
 def _times_text(times: ForwardTime | Points | None, unit: str) -> str:
-    """Return what a forward takes, in words: a line, or some sizes of a table."""
+    """Return the time of a forward in words: a line, or some sizes of a table."""
     if isinstance(times, ForwardTime):
         return time_text(times.line) + (f" a {unit}" if times.each_s else "")
     return ", ".join(f"{time_text(seconds)} for {size}" for size, seconds in times or () if size in _SHOWN)
@@ -431,7 +438,7 @@ def _ranges(ranges: Ranges) -> str:
 
 
 def _said(figure: str) -> str:
-    """Return a figure's name as its option has it."""
+    """Return a figure's name as that of its option."""
     return figure.removesuffix("_s").replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""What commands that run an engine share: signals, logs, progress, the cause of a death, text as it comes."""
+"""Shared parts of commands that run an engine: signals, logs, progress, the cause of a death, streamed text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ssd.launch.supervisor import Engine
 from ssd.llm import running
 from ssd.models.checkpoint import has_chat_template
 
-_LAST_WORDS_S = 1.0  # of an engine that has ended
+_LAST_WORDS_S = 1.0  # longest wait for the last log lines of an engine that has ended
 
 
 class Terminated(KeyboardInterrupt):
@@ -38,7 +38,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class _Log:
-    """Writes log lines to stderr, of this process and of its engine's; while an answer is shown, they wait."""
+    """Writes log lines of this process and of its engine's to stderr; they wait while an answer is shown."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -112,9 +112,9 @@ def process_setup() -> Iterator[None]:
 
 @contextmanager
 def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
-    """Run an engine for as long as the block lasts, and yield a client of it. Raises the cause if the engine dies.
+    """Run an engine for as long as the block lasts, and yield a client of it.
 
-    Unless `quiet`, a terminal sees it load."""
+    Unless `quiet`, a terminal shows how it loads. Raises the cause if the engine dies."""
     with LOG.engine() as stderr, running(config, nullcontext if quiet else loading, stderr) as (_, client):
         yield client
 
@@ -124,7 +124,7 @@ def connect(
 ) -> AbstractContextManager[Client]:
     """Return a client of the running engine at `address`, with the client's `keys`, or of a new engine.
 
-    Raises UsageError before anything loads if a new one is for a `chat` and its model has no chat format."""
+    Raises UsageError, before anything loads, if a new engine is for a `chat` and its model has no chat format."""
     if address is not None:
         return Client(address, keys=keys)
     if keys is not None:
@@ -136,7 +136,7 @@ def connect(
 
 
 def no_chat(model: str) -> str:
-    """Return why there is no chat with a model."""
+    """Return a sentence that says why a model cannot chat."""
     return f"{printable(model)} has no chat format; use ssd generate --raw"
 
 
@@ -146,7 +146,7 @@ def speculating(params: SamplingParams, served: Description, changes: dict[str, 
 
 
 def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
-    """Return what `tokens` tokens took, in a line that ends with `note`, and the tuner's plan in another."""
+    """Return the figures of `tokens` tokens in a line that ends with `note`, and the tuner's plan in another."""
     parts = [f"{tokens} tokens", f"{metrics.tokens_per_second:.1f} tok/s", metrics.mode]
     if metrics.rounds and metrics.mode != "ar":
         parts.append(f"acceptance length {metrics.mean_acceptance_length:.2f}")

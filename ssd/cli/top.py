@@ -33,7 +33,7 @@ from ssd.monitor.view.screen import PAGES, Look, line, screen
 
 _TICK_S = 0.1
 _FASTEST_S, _SLOWEST_S = 0.1, 60.0
-_REST = 10  # times the processor's time for a picture
+_REST = 10  # least time between pictures, as a multiple of the CPU time for one
 _FIRST_LOOK_S = 1.5  # rates need some time
 _PATIENCE_S = 10.0
 _HEIGHT, _WIDTH = 40, 120  # where there is no terminal
@@ -98,7 +98,7 @@ class _Top:
         self._first()
         console = Console(record=True, width=_WIDTH, file=StringIO(), color_system="truecolor")
         self._picture(console, self._figures())
-        # Without the fonts that it would have a reader's browser fetch.
+        # Drop the fonts that a reader's browser would fetch.
         file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="ssd top"), flags=re.DOTALL))
 
     def _picture(self, console: Console, found: Figures) -> None:
@@ -106,7 +106,7 @@ class _Top:
         console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
-        """Wait for the engine's first snapshots. Raises SsdError where none come."""
+        """Wait for the engine's first snapshots; raise SsdError if none come."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._history.last is None:
             self._hear(_TICK_S)
@@ -115,7 +115,7 @@ class _Top:
         self._hear(_FIRST_LOOK_S)
 
     def _hear(self, seconds: float) -> None:
-        """Take in snapshots for so many seconds."""
+        """Add the snapshots of the next `seconds` to the history."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             snapshot = self._source.receive(min(left, _TICK_S))
@@ -142,7 +142,7 @@ class _Top:
                     if shown is None or not self._paused:
                         shown = self._figures(), strips(self._history)
                     full_screen.show(screen(*shown, self._look(), *size))
-                    # A busy engine has much to tell, and should not lose a core to it.
+                    # A picture of a busy engine takes longer to draw; this must not cost the engine a core.
                     due = began + max(self._interval, _REST * (time.thread_time() - busy))
                 self._hear(_TICK_S)
 
@@ -169,9 +169,9 @@ class _Top:
 
 
 class FullScreen:
-    """The whole terminal for pictures, with single keys; given back as it was however the block ends.
+    """Takes the whole terminal for pictures and single keys, and restores it however the block ends.
 
-    Ctrl-Z gives it back too, until the process goes on."""
+    Ctrl-Z restores it too, until the process goes on."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -193,7 +193,7 @@ class FullScreen:
         self._console.print(Control.home(), Screen(renderable), sep="", end="")
 
     def keys(self) -> str:
-        """Return what has been typed since the last call."""
+        """Return the keys that were typed since the last call."""
         if self._stop:
             self._suspend()
         if self._keyboard < 0 or not select.select([self._keyboard], [], [], 0)[0]:

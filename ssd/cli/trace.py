@@ -1,4 +1,4 @@
-"""`ssd trace`: what target and draft did, as a file for Perfetto or Chrome."""
+"""`ssd trace`: writes the states of target and draft to a file for Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def trace(last: float | None, following: float | None, output: Path, address: st
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
-    """Return what is known, with what comes in `following` seconds or until the engine goes; and the first snapshot."""
+    """Return the history and the first snapshot, after `following` seconds or when the engine goes.
+
+    Raises SsdError if the engine sends nothing."""
     history, first = History(_RECORDS), None
     deadline = time.monotonic() + _PATIENCE_S
     until: int | None = None

@@ -88,9 +88,10 @@ class Checkpoint:
 
 
 def inspect(directory: Path, weights: bool = True) -> Checkpoint:
-    """Check the config and every safetensors file of `directory`, or its GGUF; raise UsageError for the first fault.
+    """Check the config and every safetensors file of `directory`, or its GGUF.
 
-    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty."""
+    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty. Raises UsageError for the
+    first fault."""
     config = read_config(directory)
     tensors: dict[str, TensorInfo] = {}
     running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -221,7 +222,7 @@ def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Tell whether the tokenizer of a checkpoint has a chat template, valid or not."""
+    """Return True if the tokenizer of a checkpoint has a chat template, valid or not."""
     file = directory / "tokenizer_config.json"
     return (directory / "chat_template.jinja").is_file() or (
         file.is_file() and bool(read_json(file).get("chat_template"))
@@ -240,7 +241,7 @@ def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
 
 
 def generation_config(directory: Path) -> dict[str, Any]:
-    """Return the content of generation_config.json, {} if there is none; raise UsageError if it cannot be read."""
+    """Return the content of generation_config.json, or {} without one; raise UsageError for a bad one."""
     path = directory / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 

@@ -30,7 +30,7 @@ class _Numbers(NamedTuple):
 
 
 def quantized_groups(tensor: QuantizedTensor, read: ReadPart, fp8: bool = False) -> Groups | None:
-    """Return a weight as `Groups` that equals `quantized_floats` bit for bit, or None if it cannot be grouped.
+    """Return a weight as `Groups` equal to `quantized_floats` bit for bit, or None if it cannot be grouped.
 
     None if the groups' inputs are not in order, if float32 cannot hold a product of scale and zero, and for FP8
     unless `fp8`."""
@@ -118,10 +118,10 @@ def _awq(words: Tensor) -> Tensor:
 
 
 def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
-    """Return the zeros of GPTQ's first format, which stores each less 1; raise UsageError for an ambiguous one.
+    """Return the zeros of GPTQ's first format, which stores each less 1.
 
-    Libraries read the largest stored number in three ways: as a zero too large for its bits, as 0, or as 0 with a carry
-    into the number beside it."""
+    Raises UsageError for the largest number of `bits`, which libraries read in three ways: as a zero too large for its
+    bits, as 0, or as 0 with a carry into the number beside it."""
     if int(stored.max()) == (most := (1 << bits) - 1):
         raise UsageError(
             f"tensor {name} stores a zero as {most}, which stands for 0 or for {most + 1}: the format gptq cannot say "

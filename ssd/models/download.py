@@ -77,7 +77,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def fetch(location: Location, part: Path, size: int, sha256: str, report: Report) -> None:
-    """Download into `part` until it has `size` bytes with digest `sha256`; continue from the bytes it has already.
+    """Download into `part`, from where it ends, until it has `size` bytes, and check its digest `sha256`.
 
     A dropped connection is resumed while each attempt adds bytes. Raises UsageError if an attempt adds none (`part`
     stays for the next call) and if the digest is wrong (`part` is deleted)."""

@@ -119,7 +119,10 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend through the context, as transformers asks: q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]."""
+    """Attend through the context, with the signature of transformers' attention functions.
+
+    q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Raises UsageError if a layer does not give its index or
+    the context, or uses attention sinks."""
     layer: Any = getattr(module, "layer_idx", None)
     if context is None or not isinstance(layer, int):
         raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
@@ -173,7 +176,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def _show_layers(decoder: nn.Module, count: int) -> None:
-    """Pass the hidden states of each of the `count` layers to `context.keep_hidden`, if the layers can be found."""
+    """Pass the hidden states of each of `count` layers to `context.keep_hidden`, if the layers are found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     layers: Any = next(lists, ())
 
@@ -281,7 +284,7 @@ class _Probe:
         pass
 
     def check(self, config: Any) -> None:
-        """Raise `UsageError` unless every layer attended once per chunk, with equal heads and the config's windows."""
+        """Raise `UsageError` unless all layers attended once per chunk, with equal heads and the config's windows."""
         if sorted(self.sizes) != list(range(config.num_hidden_layers)) or self._calls != self._chunks * len(self.sizes):
             raise UsageError("not every layer attends once")
         if len(set(self.sizes.values())) > 1:

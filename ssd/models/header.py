@@ -98,7 +98,7 @@ def _naturals(value: Any) -> bool:
 
 
 def sample(path: Path) -> bytes:
-    """Return bytes that identify a checked file: its size, its header, and pieces from the middle and the end.
+    """Return bytes that identify a checked file: size, header, and pieces from the middle and the end.
 
     Size and header alone are equal in all fine-tunes of a model."""
     size = path.stat().st_size
@@ -112,7 +112,7 @@ def sample(path: Path) -> bytes:
 
 
 def parse_object(text: bytes, path: Path) -> dict[str, Any]:
-    """Parse a JSON object without duplicate keys and infinities; raise UsageError, which names `path`, for others."""
+    """Parse a JSON object; raise UsageError, which names `path`, also for duplicate keys and infinities."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:

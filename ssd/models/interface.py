@@ -28,7 +28,7 @@ class ForwardContext(Protocol):
         Returns [n, heads * head_dim]."""
 
     def cache_places(self, layer: int) -> CachePlaces | None:
-        """Return where a kernel may store keys and values of this layer, or None if only `attend` may store them."""
+        """Return where a kernel may store keys and values of this layer, or None if only `attend` may."""
 
     def views(self) -> Views | None:
         """Return what tokens attend to, or None if our kernels cannot compute all layers over it in one call."""

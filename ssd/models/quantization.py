@@ -166,7 +166,7 @@ def _group_size(found: Mapping[str, Any]) -> int:
 
 
 def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the format and the `weights` of one of the config's groups; raise UsageError if they are not read."""
+    """Return the format and the `weights` of one of the config's groups; raise UsageError for unknown ones."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise UsageError("a part of it is no object")

@@ -105,7 +105,7 @@ def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -
 
 
 def _rows(model: Checkpoint, nbytes: int) -> int:
-    """Return the bytes of a table of `nbytes` in the checkpoint: it gets a row for each id that the model reads."""
+    """Return the bytes of a table of `nbytes` in the checkpoint, with a row for each id that is read."""
     ids = model.translation
     return nbytes if ids is None else nbytes * len(ids.own) // ids.known
 

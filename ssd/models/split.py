@@ -101,7 +101,7 @@ class Share:
         return (*shape[:dimension], start, *shape[dimension + 1 :]), pieces
 
     def _blocks(self, split: Split, size: int) -> list[tuple[int, int]]:
-        """Return (size of a part, number of parts) of each matrix in a tensor; this rank has `size` of it in all."""
+        """Return (size of a part, number of parts) of each matrix in a tensor; this rank has `size` in all."""
         if not split.fused:
             return [(size // split.blocks, self._key_parts if split.keys else self.ranks.size)] * split.blocks
         queries, keys = self._heads[0] // self.ranks.size, self._heads[1] // self._key_parts

@@ -99,11 +99,11 @@ class Weights:
         return self._groups(self._prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
 
     def partial_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
-        """Make a linear layer whose inputs are split over the ranks; its caller must sum the results over them."""
+        """Make a linear layer whose inputs are split over the ranks; its caller must sum the results."""
         return self.linear(weight, None if self.share.ranks.rank else bias)
 
     def row_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
-        """Make a linear layer whose inputs are split over the ranks, and whose results are summed over them."""
+        """Make a linear layer whose inputs are split over the ranks, and whose results are summed."""
         partial = self.partial_linear(weight, bias)
         return partial if self.share.ranks.size == 1 else RowParallel(partial, self.share.ranks)
 
@@ -188,7 +188,7 @@ def from_checkpoint(
     share: Share = WHOLE,
     progress: Progress = unseen,
 ) -> Weights:
-    """Return weights that are read from the checkpoint's memory-mapped files and converted to `dtype` on `device`.
+    """Return weights that are read from the checkpoint's memory-mapped files, as `dtype` on `device`.
 
     Only the `share` of a split tensor in safetensors is read. `progress` is called after each tensor."""
     from safetensors import SafetensorError, safe_open

@@ -1,4 +1,4 @@
-"""The profile of a target and its draft: one JSON document of what was measured, for `ssd plan` (docs/planning.md)."""
+"""The profile of a target and its draft: measured figures in one JSON document, for `ssd plan` (docs/planning.md)."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Gemma3:
         return Layer(config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary))
 
     def rope(self, config: Config, kind: str) -> Config:
-        """Return the rotary part of the config for layers of a kind; families whose layers rotate alike override it."""
+        """Return the rotary part of the config for layers of a kind; a family may override it."""
         return rope(config, kind)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -130,7 +130,7 @@ def _text(weights: Weights) -> Weights:
 
 
 def layer_types(config: Config) -> list[str]:
-    """Return the kind of every layer; older configs only say that each n-th is global."""
+    """Return the kind of every layer; in older configs each n-th layer is global."""
     layers = int(config["num_hidden_layers"])
     if (kinds := config.get("layer_types")) is None:
         every = count(config, "sliding_window_pattern", 6)

@@ -104,7 +104,7 @@ def kernel_of(linear: LinearLayer) -> Product | None:
 
 
 def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
-    """Return the parts of a model as one call of our kernels, or None if the kernels do not compute one of them."""
+    """Return a model's parts as one call of our kernels, or None if these do not compute one of them."""
     product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
     rows = embed.product if isinstance(embed, Table) else None
     if product is None or kernel is None or rows is None:
@@ -159,7 +159,7 @@ class Attention:
 
     @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
-        """Return the norms of queries and of keys in `normalised`, () without norms, None if it does something else."""
+        """Return the norms in `normalised` of queries and of keys, or (); None if it does something else."""
         return () if type(self).normalised is Attention.normalised else None
 
     @staticmethod
@@ -169,12 +169,12 @@ class Attention:
 
     @staticmethod
     def biases(config: Config) -> tuple[bool, bool]:
-        """Return True for biases of (the projections to queries, keys and values, the projection to the output)."""
+        """Return two flags: queries, keys and values have biases; the output projection has one."""
         bias = flag(config, "attention_bias")
         return bias, bias
 
     def normalised(self, qk: Tensor) -> Tensor:
-        """Return queries and keys [n, heads + kv, dim] before rotation; families that normalise them override it."""
+        """Return queries and keys [n, heads + kv, dim] before rotation; families with norms override it."""
         return qk
 
 
@@ -247,7 +247,7 @@ def through_layers(
     norm: RMSNorm,
     context: ForwardContext,
 ) -> Tensor:
-    """Pass x [n, width] through layers that add to it, each with its table of rotations, and through the last norm."""
+    """Pass x [n, width] through layers that add to it, each with its rotations, and through the last norm."""
     total = Residual(x)
     for index, (layer, table) in enumerate(zip(layers, tables, strict=False), 1):
         layer(total, table, context)
@@ -332,7 +332,7 @@ class Llama:
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """Return the model and the ranking of its logits as one call of our kernels, or None if they cannot do it."""
+        """Return the model and the ranking of its logits as one call of our kernels, or None."""
         own = type(self)
         if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
             return None

@@ -211,5 +211,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(model_type: object) -> Architecture:
-    """Return the architecture of a GGUF beside a config of this `model_type`: llama if no other has this type."""
+    """Return the architecture of a GGUF beside a config of this `model_type`; llama if no other has it."""
     return next((one for one in ARCHITECTURES.values() if one.model_type == model_type), _LLAMA)

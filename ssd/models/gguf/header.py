@@ -53,7 +53,7 @@ class Header(NamedTuple):
 
 
 def shards_of(file: Path) -> list[Path]:
-    """Return the files of a model that llama.cpp's gguf-split wrote and that begins with `file`, else `file` alone.
+    """Return the files of a model that gguf-split wrote, of which `file` is the first, else `file` alone.
 
     Raises UsageError if `file` is not the first of them, and if one is missing."""
     if (found := _SPLIT.fullmatch(file.name)) is None:
@@ -165,7 +165,7 @@ class _Reader:
         return value
 
     def _string(self) -> str:
-        """Read a string; call nothing if its bytes are here, since a vocabulary has hundreds of thousands of them."""
+        """Read a string, without helpers if its bytes are here: a vocabulary has hundreds of thousands."""
         start = self._at + _LENGTH.size
         if start > len(self._bytes):
             self._read_until(start)

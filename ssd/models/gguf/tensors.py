@@ -131,7 +131,7 @@ def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, A
 
 
 def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return part, kind and Hugging Face's name of a tensor; raise UsageError if the architecture has none such.
+    """Return part, kind and Hugging Face's name of a tensor; raise UsageError for an unknown one.
 
     Example: `blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
     match name.split("."):

@@ -77,7 +77,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
     types = [1] * len(tokens)
     if _field(header, "token_type") is not None:
         types = _list(header, "token_type", int, len(tokens))
-    if _field(header, "model") == "llama":  # llama.cpp's converter writes runs of spaces as such
+    if _field(header, "model") == "llama":  # llama.cpp's converter writes runs of spaces as spaces
         tokens = [
             text.replace(" ", _SPACE) if of == _USER_DEFINED else text for text, of in zip(tokens, types, strict=True)
         ]
@@ -170,7 +170,7 @@ def _add_special(
     bos: int | None,
     default: bool,
 ) -> None:
-    """Add the tokens that are matched before a text is cut, and BOS before each text if the metadata asks for it.
+    """Add the tokens that are matched before a text is cut, and BOS if the metadata asks for it.
 
     `default`: True if BOS is added where the metadata does not say it."""
     from tokenizers import AddedToken, processors
@@ -205,7 +205,7 @@ def _write_settings(
     ids: dict[str, int],
     kept: Collection[str],
 ) -> None:
-    """Write the files beside a tokenizer that are not `kept`: special tokens, tokens that end a text, chat template."""
+    """Write the files beside a tokenizer that are not `kept`: special and end tokens, chat template."""
     settings, generation = directory / "tokenizer_config.json", directory / "generation_config.json"
     config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
     if settings.name not in kept:
