@@ -33,14 +33,3 @@ def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dic
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
-
-
-def children(pid: int) -> dict[str, int]:
-    """Roles and pids of the engine processes that a command has started."""
-    found = {}
-    for child in Path(f"/proc/{pid}/task").glob("*/children"):
-        for number in child.read_text().split():
-            command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
-            if len(command) > 3:  # not one that is just being started
-                found[command[3].removeprefix("ssd.")] = int(number)
-    return found

@@ -18,10 +18,10 @@ from ssd.config.params import Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from tests.bench.runs import completion, turns
-from tests.cli.launched import children
 from tests.cli.test_generate import COMMAND, PROMPT, run
 from tests.faults.engine import gone
 from tests.models import tiny
+from tools.soak.processes import roles
 
 _ROW = re.compile(r"^│ (\w+) +│ ([\w+ ]+?) +│ +([\d.]+) │ +([\d.]+) │ +[\d.]+ │$", re.MULTILINE)
 _GAIN = re.compile(r"^  (.+?) +([\d.]+) -> +([\d.]+)  ([\d.]+) times \((\w+)(?:, disturbed)?\)$", re.MULTILINE)
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_every_part_and_leaves_nothing(last: str, without_a_draft: P
     assert process.stdout is not None
     while not (line := process.stdout.readline()).startswith(last):
         assert line, "the demo has ended"
-    pids = children(process.pid)
+    pids = roles(process.pid)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate()
     assert process.returncode == 130 and "Traceback" not in rest

@@ -14,8 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.cli.launched import children
 from tests.faults.engine import gone
+from tools.soak.processes import roles
 
 COMMAND = [sys.executable, "-m", "ssd.cli.main"]
 PROMPT = "Once upon a time there was a"
@@ -121,7 +121,7 @@ def test_killing_the_draft_in_the_middle_changes_nothing_but_stderr(undisturbed:
     while "the draft is up" not in process.stdout.readline().decode():
         pass  # the last line before the answer
     begun = process.stdout.read(20)  # the answer has begun
-    os.kill(children(process.pid)["draft"], signal.SIGKILL)
+    os.kill(roles(process.pid)["draft"], signal.SIGKILL)
     rest, _ = process.communicate()
     assert process.returncode == 0
     answer, *lines = (begun + rest).decode().split("\nssd")
@@ -140,7 +140,7 @@ def test_an_interrupted_command_says_so_and_leaves_nothing(number: signal.Signal
     )
     assert process.stdout is not None
     process.stdout.read(10)
-    pids = children(process.pid)
+    pids = roles(process.pid)
     assert set(pids) == {"target", "draft", "frontend"}
     process.send_signal(number)
     _, stderr = process.communicate()
@@ -154,7 +154,7 @@ def test_launch_serves_other_commands_and_drains_on_a_signal() -> None:
     assert server.stdout is not None
     url = server.stdout.readline().removeprefix("http: ").strip()
     address = server.stdout.readline().removeprefix("ready: ").strip()
-    pids = children(server.pid)
+    pids = roles(server.pid)
     done = run("generate", "The capital of France is", "--raw", "--json", "--max-tokens", "4", "--address", address)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4

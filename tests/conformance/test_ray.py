@@ -28,10 +28,10 @@ from ssd.errors import RequestError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
-from tests.cli.launched import children
 from tests.conformance.test_routers import free_port
 from tests.faults.engine import gone
 from tests.models import tiny
+from tools.soak.processes import roles
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 os.environ |= {"RAY_health_check_period_ms": "500"}  # by default 3000: a dead machine is known after 15 s
@@ -101,7 +101,7 @@ def actors(name: bytes) -> Iterator[tuple[int, int]]:
 def follower() -> tuple[int, int]:
     """The pids of the raylet that has placed rank 1, and of the rank."""
     for raylet, actor in actors(b"ray::Follower"):
-        if there := children(actor):
+        if there := roles(actor):
             return raylet, there["target"]
     raise AssertionError("no rank runs on another machine")
 

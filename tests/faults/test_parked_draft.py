@@ -30,9 +30,9 @@ from ssd.monitor.history import History
 from ssd.monitor.statistics import figures
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.view.screen import line
-from tests.cli.launched import children
 from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S
+from tools.soak.processes import roles
 
 PROMPT = "The capital of France is"
 SOON_S = 0.3
@@ -201,8 +201,8 @@ def test_sigterm_while_the_draft_is_parked_ends_the_command_with_status_zero() -
     )
     assert process.stdout is not None
     line = next(line for line in process.stdout if line.startswith("ready"))
-    until(lambda: "draft" not in children(process.pid))
-    pids = children(process.pid)
+    until(lambda: "draft" not in roles(process.pid))
+    pids = roles(process.pid)
     assert set(pids) == {"target", "frontend"}
     process.terminate()
     assert process.wait(PATIENCE_S) == 0

@@ -17,9 +17,10 @@ from ssd.client import Client
 from ssd.config.params import SamplingParams
 from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import EngineDeadError
-from tests.cli.launched import children, command, running
+from tests.cli.launched import command, running
 from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S
+from tools.soak.processes import roles
 
 STREAMS = 6
 # Sends itself Ctrl-C as the given module is looked for. It must itself import nothing that `ssd` imports.
@@ -77,7 +78,7 @@ def test_what_a_drain_does_not_finish_ends_with_what_it_has(
     loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
 ) -> None:
     process, threads, ends, address = loaded
-    pids = children(process.pid)
+    pids = roles(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
     for thread in threads:
@@ -91,7 +92,7 @@ def test_a_second_signal_does_not_wait(
     loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
 ) -> None:
     process, threads, ends, _ = loaded
-    pids = children(process.pid)
+    pids = roles(process.pid)
     assert process.stderr is not None
     process.send_signal(signal.SIGTERM)
     assert process.stderr.readline() == "draining\n"
@@ -106,7 +107,7 @@ def test_a_second_signal_does_not_wait(
 def test_a_command_whose_engine_dies_has_failed() -> None:
     with running("--no-http") as (process, _):
         while process.poll() is None:
-            if (target := children(process.pid).get("mock")) is not None:
+            if (target := roles(process.pid).get("mock")) is not None:
                 os.kill(target, signal.SIGKILL)
             time.sleep(0.05)
         assert process.stderr is not None
@@ -119,7 +120,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(number: signal.Signa
     for wanted in (1, 2):
         with subprocess.Popen(command("--no-http"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             deadline = time.monotonic() + PATIENCE_S
-            while len(pids := children(process.pid)) < wanted:
+            while len(pids := roles(process.pid)) < wanted:
                 assert time.monotonic() < deadline
             process.send_signal(number)
             _, errors = process.communicate(timeout=PATIENCE_S)

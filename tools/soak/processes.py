@@ -98,12 +98,14 @@ def hosted(
 
 
 def roles(supervisor: int) -> dict[str, int]:
-    """Return the process ids of an engine's children, by the package that they run."""
+    """Return the process ids of an engine's children, by the end of the package that they run; the target's is
+    "target"."""
     found = {}
     for pid in children(supervisor):
         with suppress(OSError):  # it has just ended
-            if role := re.search(rb"\0ssd\.(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
-                found[role[1].decode()] = pid
+            if package := re.search(rb"\0ssd\.(?:\w+\.)*(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+                role = package[1].decode()
+                found["target" if role == "verifier" else role] = pid
     return found
 
 
