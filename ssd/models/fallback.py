@@ -21,7 +21,7 @@ from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
-from ssd.models.weights import check_finite, check_type
+from ssd.models.stored import check_finite, check_type
 
 _NAME = "ssd"  # the attention below is registered in transformers under this name
 _PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ssd.errors import UsageError
-from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Grouped, Groups, stacked
 from ssd.layers.linear import Linear
 from ssd.layers.ranks import ParallelEmbedding, RowParallel
 from ssd.layers.table import Table
-from ssd.models.checkpoint import Checkpoint, TensorInfo, Translation
-from ssd.models.dequantize import quantized_floats, quantized_groups
-from ssd.models.gguf.header import FLOATS
-from ssd.models.gguf.tensors import GgufTensor
-from ssd.models.quantization import QuantizedTensor
+from ssd.models.checkpoint import Checkpoint, Translation
 from ssd.models.split import WHOLE, Piece, Share
-
-_TYPES = ("F32", "F16", "BF16", "F64")
+from ssd.models.stored import Progress, StoredTensors
 
 Reader = Callable[..., Tensor]
 """(name, shape of the whole tensor[, the piece of it that is wanted]) -> the tensor, or its piece"""
 GroupReader = Callable[[str, tuple[int, ...], Piece], Groups | None]
 """A `Reader` of weights of few bits; None for another weight, and if the piece cuts a group."""
 LinearLayer = Callable[[Tensor], Tensor]
-Progress = Callable[[int, int], None]
-"""(bytes of the weights that have been read, bytes in all)"""
 MakeLinear = Callable[[Tensor | Grouped, Tensor | None], LinearLayer]
 """(weight [out, in], bias [out]) -> the layer, `ssd.layers.linear.Linear` or another of its kind."""
 
@@ -155,26 +144,6 @@ class Weights:
         return self._names is not None and self._prefix + name in self._names
 
 
-def check_type(name: str, tensor: TensorInfo) -> None:
-    """Raise `UsageError` for a type of quantised weights, which mean nothing without their scales."""
-    if tensor.dtype not in _TYPES:
-        known = ", ".join(_TYPES)
-        raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
-
-
-def check_shape(name: str, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
-    """Raise `UsageError` if a tensor has another shape than its family expects."""
-    if tuple(tensor.shape) != shape:
-        raise UsageError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise `UsageError` for a weight that is NaN or infinite in the type it is used in."""
-    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise UsageError(f"tensor {name} holds numbers that are not finite in {kind}")
-
-
 def scaled(integers: Tensor, scales: Tensor) -> Tensor:
     """Return the weight float32 [out, in] from integers [out, in] and scales [out, groups]."""
     return (integers.float().view(*scales.shape, -1) * scales.float()[..., None]).flatten(1)
@@ -191,99 +160,9 @@ def from_checkpoint(
     """Return weights that are read from the checkpoint's memory-mapped files, as `dtype` on `device`.
 
     Only the `share` of a split tensor in safetensors is read. `progress` is called after each tensor."""
-    from safetensors import SafetensorError, safe_open
-
-    files: dict[str, Any] = {}
-    packed = fuses(device)
-    done, total = 0, sum(tensor.nbytes for tensor in checkpoint.tensors.values()) // share.ranks.size
-
-    def opened(info: TensorInfo) -> Any:
-        path = str(info.file)
-        if path not in files:
-            try:
-                files[path] = safe_open(path, framework="pt")
-            except SafetensorError as error:
-                raise UsageError(f"cannot read {path}: {error}") from None
-        return files[path]
-
-    def stored(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            raise UsageError(f"tensor {name} is missing")
-        check_shape(name, info, shape)
-        if isinstance(info, GgufTensor):
-            tensor = info.floats()[piece or ...]
-        else:
-            file = opened(info)
-            tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
-        have_read(tensor.nbytes)
-        return tensor
-
-    def have_read(nbytes: int) -> None:
-        nonlocal done
-        done = min(total, done + nbytes)  # every rank reads tensors that are not split, and a tied one is read twice
-        progress(done, total)
-
-    def quantised(name: str, shape: tuple[int, ...]) -> Groups | None:
-        info = checkpoint.tensors.get(name)
-        if isinstance(info, GgufTensor):
-            return None if info.dtype in FLOATS else blocks(name, shape, info)
-        if not isinstance(info, QuantizedTensor):
-            return None
-        check_shape(name, info, shape)
-        groups = quantized_groups(info, part_of(info), fp8=packed)
-        if groups is None:
-            return None
-        if groups.e4m3 and bool(((groups.codes & 127) == 127).any()):
-            raise UsageError(f"tensor {name} holds numbers that are not finite in float32")
-        return placed(groups)
-
-    def part_of(info: QuantizedTensor) -> Callable[[str], Tensor]:
-        headers = dict(info.parts.values())
-
-        def part(stored_name: str) -> Tensor:
-            header = headers[stored_name]
-            tensor: Tensor = opened(header).get_tensor(stored_name)
-            have_read(header.nbytes)
-            if header.dtype in _TYPES:
-                check_finite(stored_name, tensor)
-            return tensor
-
-        return part
-
-    def blocks(name: str, shape: tuple[int, ...], info: GgufTensor) -> Groups:
-        check_shape(name, info, shape)
-        groups = info.groups()
-        for part in groups.heads:
-            check_finite(name, part)
-        have_read(info.nbytes)
-        return placed(groups)
-
-    def placed(groups: Groups) -> Groups:
-        return replace(groups.map(lambda part: part.to(device)), dtype=dtype)
-
-    def read(name: str, shape: tuple[int, ...], piece: Piece | None = None) -> Tensor:
-        if (groups := quantised(name, shape)) is not None:
-            tensor, stored_as = groups.dequantized(), checkpoint.tensors[name]
-            whole = tensor.t() if isinstance(stored_as, GgufTensor) and stored_as.transposed else tensor
-            tensor = whole[piece or ...]
-        elif isinstance(info := checkpoint.tensors.get(name), QuantizedTensor):
-            tensor = quantized_floats(info, part_of(info))[piece or ...].to(device, dtype)
-        else:
-            if info is not None:
-                check_type(name, info)
-            tensor = stored(name, shape, piece).to(device, dtype)
-        check_finite(name, tensor)
-        return tensor
-
-    def read_groups(name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
-        kept = packed or (dtype == torch.float32 and device.type == "cpu")
-        groups = quantised(name, shape) if kept else None
-        if groups is not None and packed:
-            groups = groups.uncut(piece)
-        return None if groups is None else groups[piece]
-
-    return Weights(read, linear, names=checkpoint.tensors, share=share, integers=stored, groups=read_groups)
+    stored = StoredTensors(checkpoint, dtype, device, share.ranks.size, progress)
+    names = checkpoint.tensors
+    return Weights(stored.floats, linear, names=names, share=share, integers=stored.raw, groups=stored.groups)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:

@@ -20,7 +20,7 @@ from ssd.layers import linear
 from ssd.layers import quantized as quantized_layers
 from ssd.layers.quantized import PackedProduct
 from ssd.layers.ranks import Ranks
-from ssd.models import weights
+from ssd.models import stored
 from ssd.models.checkpoint import inspect
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import from_checkpoint
@@ -302,7 +302,7 @@ def packed_layers(monkeypatch: pytest.MonkeyPatch) -> list[PackedProduct]:
 
     alone = Lock()
     monkeypatch.setattr(quantized_layers, "PackedProduct", Noted)
-    for module in (linear, weights):
+    for module in (linear, stored):
         monkeypatch.setattr(module, "fuses", lambda device: True)
     return made
 

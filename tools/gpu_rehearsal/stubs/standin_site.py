@@ -7,7 +7,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_CHECKS = {"ssd.models.weights": "check_finite", "ssd.models.head": "check_ids"}
+_CHECKS = {"ssd.models.stored": "check_finite", "ssd.models.head": "check_ids"}
 
 
 class _Finder(PathFinder):
