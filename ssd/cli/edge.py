@@ -12,7 +12,7 @@ from ssd.client import Client
 from ssd.config.engine import DType, Quantize, Upstream
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
-from ssd.remote.configuration import check_door
+from ssd.remote.configuration import check_address
 from ssd.remote.edge.configuration import edge_config, next_port
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -46,7 +46,7 @@ def edge(
 
     The other machine only verifies. Prints `http: URL` and `ready: ADDRESS`; Ctrl-C ends it. docs/edge.md has both
     machines' commands."""
-    check_door(connect, keys)
+    check_address(connect, keys)
     upstream = Upstream(
         connect=connect,
         keys=None if keys is None else str(keys),

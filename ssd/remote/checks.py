@@ -28,7 +28,7 @@ def check_terms(terms: Terms, vocabulary: Vocabulary | None) -> None:
         raise NotOfAnEngine(f"a vocabulary of {terms.vocab_size} tokens, fewer than its tokenizer has")
 
 
-class Door:
+class MessageCheck:
     """Checks the messages of one session against its terms."""
 
     def __init__(self, terms: Terms) -> None:

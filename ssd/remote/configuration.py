@@ -41,7 +41,7 @@ class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     emulate: DeviceTimes | None = None
 
 
-def check_door(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
+def check_address(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
     """Raise UsageError for an address of another machine without keys, and for a folder without a client's keys.
 
     `flags` are the names of the two options."""
@@ -63,7 +63,7 @@ def remote_draft(
 
     `asked` has the draft's format and device. `flags` are the names of the options for `connect` and `folder`."""
     options = chosen(asked)
-    check_door(connect, folder, flags)
+    check_address(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))
     if pairs.is_head(draft):
         raise UsageError(f"{model} is an EAGLE-3 head, which reads the target's hidden states: it must be beside it")

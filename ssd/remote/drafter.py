@@ -26,7 +26,7 @@ from ssd.ipc.process import log_level
 from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
-from ssd.remote.checks import Door, NotOfAnEngine, check_terms
+from ssd.remote.checks import MessageCheck, NotOfAnEngine, check_terms
 from ssd.remote.configuration import RemoteDraft
 from ssd.remote.engine import LinkedDraftEngine
 from ssd.remote.link import (
@@ -124,7 +124,7 @@ class RemoteDrafter:
         else:
             self._settled(words)
         self._reconnection.served()
-        LinkedDraft(connection, number, Door(terms), config, runners, self._beat, self._grammars).serve()
+        LinkedDraft(connection, number, MessageCheck(terms), config, runners, self._beat, self._grammars).serve()
 
     def _terms(self, connection: Connection) -> tuple[int, Terms]:
         """Offer to draft and return the session's number and the engine's terms."""
@@ -181,14 +181,14 @@ class LinkedDraft:
         self,
         connection: Connection,
         number: int,
-        door: Door,
+        check: MessageCheck,
         config: EngineConfig,
         runners: list[Runner],
         beat: Callable[[], None] = lambda: None,
         grammars: bool = True,
     ) -> None:
         self._connection, self._number, self._beat, self._grammars = connection, number, beat, grammars
-        self._door, self._config, self._runners = door, config, runners
+        self._check, self._config, self._runners = check, config, runners
         self._board = LinkBoard(self._send)
         self._engine = self._fresh()
         self._engine.prepare()
@@ -216,7 +216,7 @@ class LinkedDraft:
     def _read(self) -> None:
         while (framed := self._connection.take_framed()) is not None:
             _, message = framed
-            self._door.check(message)
+            self._check.check(message)
             if isinstance(message, Beat):
                 self._stamp, self._stamped = message.stamp, time.monotonic_ns()
             elif isinstance(message, Rejoin):

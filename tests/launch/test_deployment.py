@@ -14,7 +14,7 @@ from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.ray.deployment import ReplicaOptions, cause_of, checked, desired_replicas, replica_bundles
-from ssd.launch.ray.door import prompt_of
+from ssd.launch.ray.ingress import prompt_of
 from ssd.launch.server import ServerOptions
 
 

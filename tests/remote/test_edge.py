@@ -26,7 +26,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.remote.configuration import check_door
+from ssd.remote.configuration import check_address
 from ssd.remote.edge.configuration import edge_config, next_port
 from tests.faults.remote import LinkThread, free_port, kill
 from tests.models import tiny
@@ -225,7 +225,7 @@ def test_texts_are_made_with_the_tokenizer_of_the_engines_model(world: World, tm
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is another machine: give --keys"):
-        check_door("tcp://cloud.example:5555", None)
+        check_address("tcp://cloud.example:5555", None)
     with pytest.raises(UsageError, match="give an address such as"):
         next_port("cloud:5555")
     with pytest.raises(UsageError, match="give --draft-connect"):

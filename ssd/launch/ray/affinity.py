@@ -1,7 +1,7 @@
 """The choice of a replica for a request: one with the prompt's beginning in its prefix cache, unless it is too busy.
 
 Ray's own router of this kind (`ray.serve.llm`) keeps its state in an actor; if that is lost, no request is routed any
-more. This one only remembers the requests that its caller, the door, has sent."""
+more. This one only remembers the requests that its caller, the ingress, has sent."""
 
 from __future__ import annotations
 

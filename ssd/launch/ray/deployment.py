@@ -1,6 +1,6 @@
 """The deployment of replicas on Ray Serve, and its autoscaling.
 
-    client -> Serve's HTTP proxy -> Door -> PrefixRouter -> Replica -> its engine's HTTP
+    client -> Serve's HTTP proxy -> Ingress -> PrefixRouter -> Replica -> its engine's HTTP
 
 Serve starts, watches, counts and replaces replicas."""
 
@@ -16,7 +16,7 @@ from msgspec import Meta
 from ssd.config import gpus
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.door import Door
+from ssd.launch.ray.ingress import Ingress
 from ssd.launch.ray.ranks import connected
 from ssd.launch.ray.replica import OPEN, Replica
 from ssd.launch.server import ServerOptions, resolve_server
@@ -111,13 +111,13 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
             ),
         )
         on_head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}  # beside the proxy
-        door = serve.deployment(serve.ingress()(Door)).options(
+        ingress = serve.deployment(serve.ingress()(Ingress)).options(
             ray_actor_options=on_head, max_ongoing_requests=2 * most * replicas.max
         )
         serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
         try:
             bound = replica.bind(msgspec.json.encode(engine), msgspec.json.encode(server))
-            serve.run(door.bind(bound, server.max_body_bytes), name=_APPLICATION, route_prefix="/")
+            serve.run(ingress.bind(bound, server.max_body_bytes), name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise SsdError(f"Ray Serve: {cause_of(serve.status()) or error}") from None
     return f"http://{server.host}:{server.port}"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ssd.errors import SsdError
 from ssd.ipc.listening import api_keys, is_loopback
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.door import Headers, Request, end_to_end
+from ssd.launch.ray.ingress import Headers, Request, end_to_end
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine

@@ -47,7 +47,7 @@ from ssd.remote.link import (
     Terms,
     fingerprint,
 )
-from ssd.remote.receiver.door import LOOK_S, Guard, Relay
+from ssd.remote.receiver.relay import LOOK_S, Guard, Relay
 from ssd.remote.receiver.requests import LATE, MOST_DEBT, Requests
 from ssd.remote.receiver.sessions import MOST_SESSIONS, Allowance, Session, Sessions
 

@@ -25,7 +25,7 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Door:
+class Ingress:
     """The ASGI application before the replicas: sends each request to one, and streams its answer back."""
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
