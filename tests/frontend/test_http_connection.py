@@ -11,12 +11,9 @@ import time
 import pytest
 
 from ssd.config.engine import ServerConfig
-from ssd.errors import SsdError
 from ssd.frontend.http import connection, server
-from ssd.frontend.process import Frontend, run
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission
-from ssd.ipc.process import Child, Start
 from ssd.ipc.public import Describe, Description
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.raw_client import RawClient
@@ -280,34 +277,15 @@ def test_what_is_no_request_at_all_gets_a_name_too(http: HttpEngine) -> None:
     assert (status, code, len(headers["x-request-id"])) == (400, "invalid_http", 32)
 
 
-# -- the server itself ----------------------------------------------------------------------------------------------
+# -- the end of the server ------------------------------------------------------------------------------------------
 
 
-def test_a_frontend_whose_http_breaks_ends_with_the_cause() -> None:
-    async def break_down(counter: int) -> bool:
-        raise RuntimeError("no more")
-
-    causes: list[SsdError] = []
-    with scripted_engine() as engine:
-        listening = listen(SERVER).detach()
-        child = Child(
-            Start("frontend", 7, engine.directory, engine_config(server=SERVER), (), -1, -1, http_fd=listening)
-        )
-        frontend = Frontend(child)
-
-        def serve() -> None:
-            try:
-                run(frontend.serve())
-            except SsdError as cause:
-                causes.append(cause)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        engine.target.shake_hands()
-        assert engine.status() == "ready"
-        assert frontend._http is not None
-        frontend._http._server.on_tick = break_down  # type: ignore[method-assign]
-        thread.join(PATIENCE_S)
-        assert [str(cause) for cause in causes] == ["HTTP stopped: RuntimeError('no more')"]
-        frontend._clients.destroy(linger=0)
-        child.close()
+def test_at_the_end_no_connection_stays_open_and_half_a_request_is_refused() -> None:
+    with http_engine() as engine:
+        idle, head, body = [raw(engine) for _ in range(3)]
+        head.sendall(b"GET /health HTTP/1.1\r\n")
+        body.sendall(HEAD + b"content-length: 100\r\n\r\n{")
+        assert engine.ask("GET", "/version")[0] == 200, "what was sent before has been read"
+    assert until_closed(idle) == b""
+    for client in (head, body):
+        assert error(until_closed(client))[::2] == (503, "shutting_down")

@@ -1,4 +1,8 @@
-"""Runs uvicorn's connections in the frontend's event loop, with the limits that uvicorn leaves open."""
+"""HTTP on a listening socket: uvicorn's protocol (`connection.py`) without uvicorn's server.
+
+`uvicorn.Server` counts connections only after the event loop has accepted all that wait, when no descriptor may be left
+for ZeroMQ; it closes on a client that is over the limit without an answer, and takes the process's signals. So this
+file accepts, counts and ends the connections itself."""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from email.utils import formatdate
 
 import uvicorn
+from uvicorn.server import ServerState
 
-from ssd.errors import SsdError
 from ssd.frontend.connection_limits import http_connections
 from ssd.frontend.http.app import App
 from ssd.frontend.http.connection import Connection, Hangups, as_bytes
@@ -30,64 +34,64 @@ _HANDSHAKE_S = 10.0  # of TLS
 
 
 class HttpServer:
-    """HTTP on a listening socket, from `start` to `stop`. `broke` is called if it ends before that.
-    It accepts connections itself: uvicorn would count them only after the event loop has accepted all that wait,
-    when no descriptor may be left. Raises UsageError where the process may have too few."""
+    """Serves HTTP on a listening socket, which it owns, from `start` to `stop`.
 
-    def __init__(self, manager: RequestManager, listening: socket.socket, broke: Callable[[SsdError], None]) -> None:
+    Raises UsageError where the process may have too few descriptors, and for certificates or API keys that cannot be
+    used."""
+
+    def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         self._limits = manager.config.server.limits
         self._most = http_connections(2 * self._limits.max_open_requests + _OTHER_CONNECTIONS)
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                App(manager, listening),
-                ws="none",
-                lifespan="off",
-                loop="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-            )
+        self._uvicorn = uvicorn.Config(
+            App(manager, listening),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
-        self._listening, self._broke = listening, broke
+        self._state = ServerState()
+        self._listening = listening
         self._tls = tls_context(manager.config.server)
         self._connections: set[asyncio.Task[None]] = set()
-        self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Accepts connections from now on."""
+    def start(self) -> None:
+        """Accept connections from now on."""
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
-        self._serving.add_done_callback(self._ended)
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.005)
-        if self._serving.done():
-            self._serving.result()
         self._loop = asyncio.get_running_loop()
         self._hangups = Hangups(self._loop)
+        self._set_date()
         self._listen()
 
     async def stop(self, grace: float) -> None:
-        """Gives answers under way `grace` seconds to arrive, then ends."""
-        assert self._serving is not None
+        """Give answers under way `grace` seconds to arrive, then end."""
+        self._next_date.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
-        self._server.config.timeout_graceful_shutdown = round(grace) + _CLEAN_UP_S
-        self._server.should_exit = True
-        await asyncio.wait({self._serving}, timeout=grace)
-        for connection in list(self._server.server_state.connections):
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await self._wait_for_all(grace)
+        for connection in list(self._state.connections):
             connection.transport.abort()  # their requests end as if the clients had left
-        await self._serving
+        await self._wait_for_all(_CLEAN_UP_S)
 
-    def _ended(self, serving: asyncio.Task[None]) -> None:
-        if not serving.cancelled() and not self._server.should_exit:
-            self._broke(SsdError(f"HTTP stopped: {serving.exception()!r}"))
+    async def _wait_for_all(self, seconds: float) -> None:
+        """Wait for every connection and request to end, at most for `seconds`."""
+        connections: set[Connection] = self._state.connections  # type: ignore[assignment]  # all are ours
+        ends = [self._loop.create_task(connection.ended.wait()) for connection in connections]
+        if ends or self._state.tasks:
+            await asyncio.wait({*ends, *self._state.tasks}, timeout=seconds)
+
+    def _set_date(self) -> None:
+        """Keep the header of every answer up to date."""
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._next_date = self._loop.call_later(1.0, self._set_date)
 
     # -- connections ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        if not self._server.should_exit:
+        if self._listening.fileno() >= 0:  # not stopped meanwhile
             self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
@@ -110,10 +114,8 @@ class HttpServer:
                 connected.add_done_callback(self._connections.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        """Serves one connection until it is lost."""
-        connection = Connection(
-            self._server.config, self._server.server_state, {}, limits=self._limits, hangups=self._hangups
-        )
+        """Serve one connection until it is lost."""
+        connection = Connection(self._uvicorn, self._state, {}, limits=self._limits, hangups=self._hangups)
         try:
             seconds = None if self._tls is None else _HANDSHAKE_S
             await self._loop.connect_accepted_socket(
@@ -132,10 +134,3 @@ class HttpServer:
             client.send(as_bytes(error, {}))
             # Closing a socket with unread data resets the connection, and the answer is lost.
             client.recv(_HEAD_BYTES)
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the supervisor."""
-        yield
