@@ -227,7 +227,7 @@ class Making:
             self.turns.append("item")
             return 2 * item
 
-        return await answer._each(double, range(items))
+        return [int(bytes(made)) for made in await answer._each(double, range(items))]
 
     async def others(self) -> None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
@@ -143,7 +143,7 @@ class ChatStyle(ParsingStyle):
         )
 
     async def _choice(self, choice: Choice, each: Each) -> answers.ChatChoice:
-        logprobs = await each(self._encoded, choice.logprobs) if self._with_logprobs else None
+        logprobs = await each(self._content_logprob, choice.logprobs) if self._with_logprobs else None
         return answers.ChatChoice(
             choice.index,
             self._message(choice),
@@ -176,10 +176,6 @@ class ChatStyle(ParsingStyle):
 
     def _part(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
         return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
-
-    def _encoded(self, entry: TokenLogprob) -> Any:
-        """Returns one entry as JSON."""
-        return Raw(encoder.encode(self._content_logprob(entry)))
 
     def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
         piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes

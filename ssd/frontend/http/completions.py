@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
@@ -13,7 +13,6 @@ from ssd.frontend.detokenization import Vocabulary, text_of
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
 from ssd.frontend.http.errors import invalid
-from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, Style
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
@@ -99,7 +98,7 @@ class CompletionStyle(Style):
             entries, unknown = [*first, *choice.prompt_logprobs, *entries], len(first)
         logprobs = None
         if self._tops is not None:
-            logprobs, _ = self._logprobs(entries, 0, await each(self._encoded, entries) if self._tops else None)
+            logprobs, _ = self._logprobs(entries, 0, await each(self._top, entries) if self._tops else None)
             logprobs.token_logprobs[:unknown] = [None] * unknown
             if logprobs.top_logprobs is not None:
                 logprobs.top_logprobs[:unknown] = [None] * unknown
@@ -129,10 +128,6 @@ class CompletionStyle(Style):
         return {
             self._vocabulary.piece(token): logprob for token, logprob in [*entry.top, (entry.token_id, entry.logprob)]
         }
-
-    def _encoded(self, entry: TokenLogprob) -> Any:
-        """Returns one entry's alternatives as JSON."""
-        return Raw(encoder.encode(self._top(entry)))
 
 
 def _take_back(choice: Choice) -> None:

@@ -1,10 +1,12 @@
-"""Turns open requests into one HTTP answer, whole or as a stream of events. The `Style` decides how it looks."""
+"""One HTTP answer from open requests, whole or as a stream of events. The `Style` writes its JSON."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from msgspec import Raw
 
 from ssd.errors import RequestError
 from ssd.frontend.http.errors import HttpError, refusal
@@ -32,16 +34,17 @@ class Generation:
         self._manager, self._exchange, self._style = manager, exchange, style
         self._generates, self._turns = generates, turns
         self._choices: list[Choice] = []
-        self._news: list[Choice] = []
         self._wake = asyncio.Event()
         self._gone = False
 
     async def run(self, stream: bool) -> None:
-        """Sends the answer. When the client leaves, its requests end at once (raises Gone)."""
+        """Send the answer. When the client leaves, end its requests at once. Raises Gone and HttpError."""
         try:
             self._open()
             self._exchange.when_gone(self._left)
-            await (self._stream() if stream else self._collect())
+            await self._follow(stream)
+            if not stream:
+                await self._exchange.reply(encoder.encode(await self._style.whole(self._choices, self._each)))
         except RequestError as error:
             raise self._error(error.code, str(error), error.param) from None
         finally:
@@ -52,107 +55,78 @@ class Generation:
             self._choices.clear()
 
     def _open(self) -> None:
+        def wake(_: Request) -> None:
+            self._wake.set()
+
         self._manager.check(len(self._generates))
         for index, generate in enumerate(self._generates):
-
-            def wake(request: Request, index: int = index) -> None:
-                if index < len(self._choices):
-                    self._note(self._choices[index])
-
             style = self._style
             request = self._manager.open(
                 generate, wake, style.shown, style.by_origin, style.free, trace=self._exchange.trace
             )
             self._choices.append(Choice(index, generate, request))
-            self._note(self._choices[-1])
-
-    def _note(self, choice: Choice) -> None:
-        if choice not in self._news:
-            self._news.append(choice)
         self._wake.set()
 
     def _left(self) -> None:
         self._gone = True
         self._wake.set()
 
-    async def _changed(self) -> list[Choice]:
-        """Waits for news and returns the choices that have some."""
-        await self._wake.wait()
-        self._wake.clear()
-        if self._gone:
-            raise Gone
-        news, self._news = self._news, []
-        return news
-
-    def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
-        """Blames the prompt for an error that names no parameter."""
-        if param == "structured":
-            param = self._style.structured
-        return refusal(code, message, param or self._style.prompt)
-
-    # -- whole ------------------------------------------------------------------------------------------------------
-
-    async def _collect(self) -> None:
-        while not all(choice.done for choice in self._choices):
-            for choice in await self._changed():
-                for message in _taken(choice):
-                    if isinstance(message, Failed):
-                        raise self._error(message.code, message.message, choice.request.blamed)
-                    self._style.take(choice, message)
-        await self._exchange.reply(encoder.encode(await self._style.whole(self._choices, self._each)))
-
-    async def _each(self, make: Callable[[TokenLogprob], Any], entries: Sequence[TokenLogprob]) -> list[Any]:
-        """Returns `make` of each entry, a few at a time so that others get their turn. Raises Gone."""
-        made = list(map(make, entries[:_IN_A_TURN]))
-        for start in range(_IN_A_TURN, len(entries), _IN_A_TURN):
-            async with self._turns:
-                await asyncio.sleep(0)
-                if self._gone:
-                    raise Gone
-                made += map(make, entries[start : start + _IN_A_TURN])
-        return made
-
-    # -- streamed ---------------------------------------------------------------------------------------------------
-
-    async def _stream(self) -> None:
+    async def _follow(self, stream: bool) -> None:
+        """Add what comes to the choices until all have ended, and send it as events if asked to."""
         ended = False
         while not ended:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._gone:
+                raise Gone
             events: list[Any] = []
-            for choice in await self._changed():
+            for choice in self._choices:
                 for message in _taken(choice):
                     if isinstance(message, Failed):
-                        await self._break(events, message, choice.request.blamed)
+                        error = self._error(message.code, message.message, choice.request.blamed)
+                        if not self._exchange.started:
+                            raise error
+                        await self._write([*events, self._style.error(error)], ended=True)
                         return
                     self._style.take(choice, message)
-                    events += self._style.events(choice, message)
+                    if stream:
+                        events += self._style.events(choice, message)
             ended = all(choice.done for choice in self._choices)
-            if ended:
+            if ended and stream:
                 events += self._style.last(self._choices)
             if events:
                 await self._write(events, ended)
 
-    async def _break(self, events: list[Any], failed: Failed, param: str | None) -> None:
-        """Sends an error in the middle of a stream as its last event."""
-        error = self._error(failed.code, failed.message, param)
-        if not self._exchange.started:
-            raise error
-        await self._write([*events, self._style.error(error)], ended=True)
-
     async def _write(self, events: list[Any], ended: bool) -> None:
-        """Sends events. The head goes out with the first ones, so that an earlier error has a status of its own."""
+        """Send events. The head goes out with the first ones, so that an earlier error has a status of its own."""
         if not self._exchange.started:
             await self._exchange.start_events()
             events = [event for choice in self._choices for event in self._style.first(choice)] + events
         data = b"".join(map(self._style.encode, events))
         await self._exchange.write(data + self._style.end if ended else data, more=not ended)
 
+    async def _each(self, make: Callable[[TokenLogprob], Any], entries: Sequence[TokenLogprob]) -> list[Raw]:
+        """Return the JSON of `make` of each entry, made a few at a time so that others get their turn. Raises Gone."""
+        made = [Raw(encoder.encode(make(entry))) for entry in entries[:_IN_A_TURN]]
+        for start in range(_IN_A_TURN, len(entries), _IN_A_TURN):
+            async with self._turns:
+                await asyncio.sleep(0)
+                if self._gone:
+                    raise Gone
+                made += [Raw(encoder.encode(make(entry))) for entry in entries[start : start + _IN_A_TURN]]
+        return made
 
-def _taken(choice: Choice) -> list[Chunk | Done | Failed]:
-    """Takes everything that has come for a choice."""
-    messages = []
+    def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
+        """Return the error as an answer. One that names no parameter is blamed on the prompt."""
+        if param == "structured":
+            param = self._style.structured
+        return refusal(code, message, param or self._style.prompt)
+
+
+def _taken(choice: Choice) -> Iterator[Chunk | Done | Failed]:
+    """Take everything that has come for a choice."""
     output = choice.request.output
-    while (message := output.head) is not None and choice.done is None:
-        messages.append(message)
+    while choice.done is None and (message := output.head) is not None:
+        yield message
         if output.sent():
             break
-    return messages

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
@@ -22,7 +22,7 @@ from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
 Each: TypeAlias = Callable[[Callable[[TokenLogprob], Any], Sequence[TokenLogprob]], Awaitable[list[Any]]]
-"""Returns what a function makes of each entry, without keeping other requests waiting."""
+"""Returns the JSON of what a function makes of each entry, without keeping other requests waiting."""
 
 
 @dataclass(eq=False, slots=True)
@@ -136,13 +136,13 @@ class Style(ABC):
             return UNSET
         return [None, *await each(self._prompt_logprob, choice.prompt_logprobs)]
 
-    def _prompt_logprob(self, entry: TokenLogprob) -> Any:
-        """Returns a token of a prompt and its alternatives as JSON."""
+    def _prompt_logprob(self, entry: TokenLogprob) -> dict[int, answers.PromptLogprob]:
+        """Return a token of a prompt and its alternatives, by their ids."""
         piece = self._vocabulary.piece
         shown = {entry.token_id: answers.PromptLogprob(entry.logprob, None, piece(entry.token_id))}
         for rank, (token, logprob) in enumerate(entry.top, 1):
             shown[token] = answers.PromptLogprob(logprob, rank, piece(token))
-        return Raw(encoder.encode(shown))
+        return shown
 
     def _usage(self, choices: Sequence[Choice]) -> answers.Usage:
         return answers.usage([choice.end for choice in choices], self._n)
