@@ -202,10 +202,6 @@ class ChatChunk(msgspec.Struct):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
-class InputDetails(msgspec.Struct):
-    cached_tokens: int = 0
-
-
 class OutputDetails(msgspec.Struct):
     """Thoughts are not counted apart."""
 
@@ -214,7 +210,7 @@ class OutputDetails(msgspec.Struct):
 
 class ResponseUsage(msgspec.Struct):
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: PromptDetails
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int

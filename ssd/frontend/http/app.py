@@ -8,8 +8,9 @@ import logging
 import re
 import secrets
 import socket
+import time
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,11 +29,11 @@ from ssd.frontend.http.bodies import (
 from ssd.frontend.http.cors import CrossOrigin
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
-from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send, encoder
+from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.page import Page
-from ssd.frontend.http.style import now
+from ssd.frontend.http.style import ParsingStyle
 from ssd.frontend.http.tools import offered
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
@@ -44,6 +45,7 @@ log = logging.getLogger("ssd.http")
 _MODELS = "/v1/models/"
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
 _KEY = "key"  # the API key of a request, in its state
+_Body = TypeVar("_Body", bound=Sampling | TokenizeRequest | DetokenizeRequest)
 
 
 class App:
@@ -52,7 +54,7 @@ class App:
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         server = manager.config.server
-        self._manager, self._limit, self._created = manager, server.limits.max_body_bytes, now()
+        self._manager, self._created = manager, int(time.time())
         self._keys = api_keys(server)
         self._cross_origin = CrossOrigin(server.allow_origins)
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
@@ -60,11 +62,11 @@ class App:
         self._checks_host = local and not self._keys
         self._metrics = PrometheusExporter(manager, server.metrics_compat)
         self._turns = asyncio.Lock()
-        decoder = partial(BodyDecoder, strict=server.strict_fields)
-        self._decode_chat, self._decode_completion = decoder(ChatRequest), decoder(CompletionRequest)
-        self._decode_response = decoder(ResponseRequest)
-        self._decode_tokenize, self._decode_detokenize = decoder(TokenizeRequest), decoder(DetokenizeRequest)
         self.routes = self._table()
+        bodies = [route.body for route in self.routes if route.body is not None]
+        self._decoders: dict[type, BodyDecoder[Any]] = {
+            kind: BodyDecoder(kind, server.strict_fields) for kind in bodies
+        }
         self._by_path: dict[str, dict[str, Route]] = {}
         # The page is no part of the API, and so of no OpenAPI document.
         page = [Route("GET", "/", Page().show, "A chat page.", open=True)] if server.ui else []
@@ -162,54 +164,47 @@ class App:
     # -- generation -------------------------------------------------------------------------------------------------
 
     async def _chat(self, exchange: Exchange) -> None:
-        body = self._decode_chat.decode(await self._json(exchange))
-        self._complete(body, exchange)
-        self._check_chat(chat.ChatStyle.prompt)
-        offer = offered(body, self._manager.answer_format)
-        style = chat.ChatStyle(
-            body, f"chatcmpl-{exchange.id}", self._manager.vocabulary, self._manager.answer_format, offer
-        )
-        requests = chat.generates(body, self._manager.config, offer)
-        await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
+        body = await self._read(exchange, ChatRequest)
+        await self._converse(exchange, body, body, chat.ChatStyle, f"chatcmpl-{exchange.id}")
 
     async def _response(self, exchange: Exchange) -> None:
-        body = self._decode_response.decode(await self._json(exchange))
-        self._complete(body, exchange)
-        asked = responses.as_chat(body)
-        self._check_chat(responses.ResponseStyle.prompt)
-        offer = offered(asked, self._manager.answer_format)
-        style = responses.ResponseStyle(body, exchange.id, self._manager.vocabulary, self._manager.answer_format, offer)
+        body = await self._read(exchange, ResponseRequest)
+        await self._converse(exchange, body, responses.as_chat(body), responses.ResponseStyle, exchange.id)
+
+    async def _converse(
+        self, exchange: Exchange, body: Sampling, asked: ChatRequest, kind: type[ParsingStyle], name: str
+    ) -> None:
+        """Answer a chat in the style of `body`. Blames the style's prompt where the model has no chat."""
+        self._check_ready()
+        vocabulary, format = self._manager.vocabulary, self._manager.answer_format
+        if not vocabulary.has_chat:
+            raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
+        offer = offered(asked, format)
+        style = kind(body, name, vocabulary, format, offer)
         requests = chat.generates(asked, self._manager.config, offer)
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
     async def _completion(self, exchange: Exchange) -> None:
-        body = self._decode_completion.decode(await self._json(exchange))
-        self._complete(body, exchange)
+        body = await self._read(exchange, CompletionRequest)
         style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._manager.vocabulary)
         requests = completions.generates(body, self._manager.config)
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
-    def _check_chat(self, param: str) -> None:
-        """Raises HttpError where the model has no chat, which is the fault of the parameter."""
-        self._check_ready()
-        if not self._manager.vocabulary.has_chat:
-            raise invalid(param, f"{no_chat(self._manager.vocabulary)}; use /v1/completions", "no_chat_template")
-
-    def _complete(self, body: Sampling, exchange: Exchange) -> None:
-        """Checks and fills in the model's name, and the salt: if there are several API keys, only requests with the
-        same one share prefix-cached prompts."""
-        self._check_model(body.model)
-        if body.model is None:
-            body.model = self._manager.config.server.names[0]
-        if len(self._keys) > 1:
-            owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
-            body.cache_salt = f"{owner}/{body.cache_salt or ''}"
-
-    async def _json(self, exchange: Exchange) -> bytes:
-        kind = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
+    async def _read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
+        """Return the body of a request, with the model's name and its salt filled in. Raises HttpError, RequestError or
+        Gone. If there are several API keys, only requests with the same one share prefix-cached prompts."""
+        content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if content != b"application/json":
             raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
-        return await exchange.body(self._limit, self._manager.budget)
+        raw = await exchange.body(self._manager.config.server.limits.max_body_bytes, self._manager.budget)
+        body: _Body = self._decoders[kind].decode(raw)
+        self._check_model(body.model)
+        if isinstance(body, Sampling):
+            body.model = body.model or self._manager.config.server.names[0]
+            if len(self._keys) > 1:
+                owner = hashlib.blake2b(exchange.scope["state"][_KEY], digest_size=16).hexdigest()
+                body.cache_salt = f"{owner}/{body.cache_salt or ''}"
+        return body
 
     def _check_ready(self) -> None:
         """Raises HttpError while the tokenizer may not have been loaded."""
@@ -225,8 +220,7 @@ class App:
     # -- tokens -----------------------------------------------------------------------------------------------------
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        body = self._decode_tokenize.decode(await self._json(exchange))
-        self._check_model(body.model)
+        body = await self._read(exchange, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
         messages = None if body.messages is None else chat.conversation(body.messages)
@@ -244,26 +238,22 @@ class App:
         if found.count > job.most:
             raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
         ids: Any = msgspec.Raw(found.ids)
-        await _reply(exchange, answers.Tokenized(found.count, self._manager.config.max_model_len, ids))
+        await exchange.reply_json(answers.Tokenized(found.count, self._manager.config.max_model_len, ids))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        body = self._decode_detokenize.decode(await self._json(exchange))
-        self._check_model(body.model)
+        body = await self._read(exchange, DetokenizeRequest)
         beyond = [token for token in body.tokens if token >= self._manager.config.vocab_size]
         if beyond:
             raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
         found = await self._look_up(exchange, Decode(body.tokens), "tokens")
-        await _reply(exchange, answers.Detokenized(found.text))
+        await exchange.reply_json(answers.Detokenized(found.text))
 
     async def _look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
         """Returns the job's reply. Gives up when the client leaves."""
         self._check_ready()
         work = asyncio.ensure_future(self._manager.look_up(job))
 
-        def give_up() -> None:
-            work.cancel()
-
-        exchange.when_gone(give_up)
+        exchange.when_gone(work.cancel)
         try:
             found = await work
             exchange.hold(len(found.text if isinstance(found, Decoded) else found.ids))
@@ -279,12 +269,12 @@ class App:
 
     async def _models(self, exchange: Exchange) -> None:
         names = self._manager.config.server.names
-        await _reply(exchange, answers.Models("list", [self._named(name) for name in names]))
+        await exchange.reply_json(answers.Models("list", [self._named(name) for name in names]))
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.scope["path"].removeprefix(_MODELS)
         self._check_model(name)
-        await _reply(exchange, self._named(name))
+        await exchange.reply_json(self._named(name))
 
     def _named(self, name: str) -> answers.Model:
         config = self._manager.config
@@ -303,13 +293,13 @@ class App:
         await exchange.reply(self._metrics.text(), kind=self._metrics.kind)
 
     async def _version(self, exchange: Exchange) -> None:
-        await _reply(exchange, answers.Version(__version__))
+        await exchange.reply_json(answers.Version(__version__))
 
     async def _info(self, exchange: Exchange) -> None:
-        await exchange.reply(encoder.encode(server_info(self._manager)))
+        await exchange.reply_json(server_info(self._manager))
 
     async def _openapi(self, exchange: Exchange) -> None:
-        await exchange.reply(encoder.encode(document(self.routes, self._manager.config, bool(self._keys))))
+        await exchange.reply_json(document(self.routes, self._manager.config, bool(self._keys)))
 
 
 def server_info(manager: RequestManager) -> dict[str, object]:
@@ -338,7 +328,3 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
         "kv_cache_usage": load.kv_cache_usage,
     }
-
-
-async def _reply(exchange: Exchange, answer: msgspec.Struct) -> None:
-    await exchange.reply(encoder.encode(answer))

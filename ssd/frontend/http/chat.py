@@ -12,15 +12,17 @@ from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import ChatRequest, Said, TokenizeRequest, Tool
-from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.errors import invalid, missing
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, as_json, calls_of, new_id
+from ssd.frontend.http.tools import Offer, new_id
 from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
     MAX_TEMPLATE_KWARGS,
+    MAX_TOOLS,
+    CalledTool,
     ChatMessage,
     ChatOptions,
     Chunk,
@@ -38,14 +40,13 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
     for index, said in enumerate(messages):
         content = said.content
         if content is None and said.role != "assistant":
-            name = f"messages[{index}].content"
-            raise invalid(name, f"{name} is required", "missing_parameter")
+            raise missing(f"messages[{index}].content")
         call_id = said.tool_call_id or ""
         found.append(
             ChatMessage(
                 "system" if said.role == "developer" else said.role,
                 "".join(part.text for part in content) if isinstance(content, list) else content or "",
-                calls_of(said),
+                [CalledTool(call.id, call.function.name, call.function.arguments) for call in said.tool_calls or ()],
                 call_id,
                 (said.name or tools.get(call_id, "")) if said.role == "tool" else "",
                 said.reasoning_content or "",
@@ -60,7 +61,10 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
     kwargs = encoder.encode(body.chat_template_kwargs or {})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} bytes")
-    return ChatOptions(not continues if begins is None else begins, continues, kwargs.decode(), as_json(tools))
+    shown = encoder.encode(tools).decode()
+    if len(shown) > MAX_TOOLS:
+        raise invalid("tools", f"tools has more than {MAX_TOOLS} characters")
+    return ChatOptions(not continues if begins is None else begins, continues, kwargs.decode(), shown)
 
 
 def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Generate]:

@@ -252,19 +252,15 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         else:
             self._refusal = as_bytes(error, dict(self.headers))
-            if self._part == "body":
-                self._drop(self.cycle)
+            if self._part == "body":  # which will not come: to the application the client has left
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+                if self.pipeline:
+                    self.pipeline.popleft()
         self._expect("rest")
         if not self._is_answering:
             self._end_if_refused()
             self.close()
-
-    def _drop(self, cycle: RequestResponseCycle) -> None:
-        """Lets a request go whose body will not come: to the application its client has left."""
-        cycle.disconnected = True
-        cycle.message_event.set()
-        if self.pipeline:
-            self.pipeline.popleft()
 
     def _end_if_refused(self) -> None:
         if self._refusal and not self._is_answering:

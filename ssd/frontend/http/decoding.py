@@ -14,7 +14,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, inspect, structs
 
 from ssd.frontend.http.bodies import NEUTRAL, OTHER_VALUES
-from ssd.frontend.http.errors import HttpError, cut, invalid
+from ssd.frontend.http.errors import HttpError, cut, invalid, missing
 
 log = logging.getLogger("ssd.http")
 
@@ -79,10 +79,8 @@ def _named(error: msgspec.ValidationError) -> HttpError:
     path = re.search(r" - at `\$\.?([^`]*)`$", message)
     param = path[1] if path and path[1] else None
     text = message[: path.start()] if path else message
-    missing = re.search(r"missing required field `([^`]*)`", text)
-    if missing:
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return invalid(param, f"{param} is required", "missing_parameter")
+    if lacks := re.search(r"missing required field `([^`]*)`", text):
+        return missing(f"{param}.{lacks[1]}" if param else lacks[1])
     value = re.fullmatch(r"Invalid enum value '(.*)'", text, re.DOTALL)
     if value and value[1] in OTHER_VALUES:
         return _not_supported(str(param), value[1])

@@ -47,6 +47,11 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Htt
     return HttpError(400, message, code, param)
 
 
+def missing(param: str) -> HttpError:
+    """A field that the request needs is not there."""
+    return invalid(param, f"{param} is required", "missing_parameter")
+
+
 def cut(name: str) -> str:
     """Returns as much of a client's text as an error repeats."""
     return name[:_SHOWN]

@@ -92,7 +92,7 @@ class Exchange:
         if self._budget is not None:
             self._budget.give_back(self, self._held)
 
-    def when_gone(self, call: Callable[[], None] | None) -> None:
+    def when_gone(self, call: Callable[[], object] | None) -> None:
         """Calls `call` if the client leaves before it has its answer, once the body was read. None: no longer."""
         self.scope["state"][GONE] = call
 
@@ -102,6 +102,9 @@ class Exchange:
         for start in range(0, len(body) or 1, _PART):
             part = body[start : start + _PART]
             await self._send({"type": "http.response.body", "body": part, "more_body": start + _PART < len(body)})
+
+    async def reply_json(self, answer: Any) -> None:
+        await self.reply(encoder.encode(answer))
 
     async def fail(self, error: HttpError) -> None:
         await self.reply(encoder.encode(error_object(error)), error.status, headers=error.headers)

@@ -44,7 +44,7 @@ class Generation:
             self._exchange.when_gone(self._left)
             await self._follow(stream)
             if not stream:
-                await self._exchange.reply(encoder.encode(await self._style.whole(self._choices, self._each)))
+                await self._exchange.reply_json(await self._style.whole(self._choices, self._each))
         except RequestError as error:
             raise self._error(error.code, str(error), error.param) from None
         finally:

@@ -40,7 +40,7 @@ class Route(NamedTuple):
 
 
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
-    """Returns the document of this engine: its model's names are part of it."""
+    """Return the document of this engine: its model's names are part of it."""
     kinds = {kind for route in routes for kind in (route.body, route.answer, route.events)}
     structs = [kind for kind in kinds if kind is not None and issubclass(kind, msgspec.Struct)]
     schemas, components = msgspec.json.schema_components([*structs, answers.Error], ref_template=_REF)
@@ -49,22 +49,20 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, named, keys)
-    whole: dict[str, Any] = {
+    schemes = {
+        "key": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    }
+    return {
         "openapi": "3.1.0",
         "info": {"title": "ssd", "version": __version__, "description": "Completions by speculative decoding."},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, **({"securitySchemes": schemes} if keys else {})},
     }
-    if keys:
-        whole["components"]["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer"},
-            "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-        }
-    return whole
 
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
-    """Restricts the `model` of requests to the names of this engine, and tells whether unknown fields are refused."""
+    """Restrict the `model` of requests to the names of this engine, and say whether unknown fields are refused."""
     for name, schema in components.items():
         if not config.server.strict_fields:
             schema.pop("additionalProperties", None)
@@ -73,32 +71,28 @@ def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
 
 
 def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {}
+    operation: dict[str, Any] = {"operationId": route.handler.__name__.strip("_"), "summary": route.summary}
+    content = {}
     if route.answer is not None:
-        schema = named.get(route.answer, {"type": "object"})
-        content["application/json"] = {"schema": schema}
+        content["application/json"] = {"schema": named.get(route.answer, {"type": "object"})}
     if route.events is not None:
         content["text/event-stream"] = {"schema": _EVENT}
     if route.path == "/metrics":
         content["text/plain"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": named[answers.Error]}}
-    responses: dict[str, Any] = {"200": {"description": route.summary, **({"content": content} if content else {})}}
-    if route.body is not None:
-        responses |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
-    elif route.path.startswith("/health"):
-        responses["503"] = {"description": "Not now."}
-    operation: dict[str, Any] = {
-        "operationId": route.handler.__name__.strip("_"),
-        "summary": route.summary,
-        "responses": responses,
-    }
+    errors: dict[str, str] = {}
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[route.body]}}}
+        errors |= _ERRORS
     if "{model}" in route.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         operation["parameters"] = [name]
-        responses["404"] = {"description": _ERRORS["404"], "content": error}
+        errors["404"] = _ERRORS["404"]
     if keys and not route.open:
         operation["security"] = [{"key": []}, {"header": []}]
-        responses["401"] = {"description": "No valid key.", "content": error}
-    return operation
+        errors["401"] = "No valid key."
+    error = {"application/json": {"schema": named[answers.Error]}}
+    responses = {status: {"description": text, "content": error} for status, text in errors.items()}
+    responses["200"] = {"description": route.summary, **({"content": content} if content else {})}
+    if route.path.startswith("/health"):
+        responses["503"] = {"description": "Not now."}
+    return {**operation, "responses": responses}

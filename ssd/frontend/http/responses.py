@@ -29,7 +29,7 @@ from ssd.frontend.http.bodies import (
     TextFormat,
     Tool,
 )
-from ssd.frontend.http.errors import HttpError, invalid
+from ssd.frontend.http.errors import HttpError, invalid, missing
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, new_id
@@ -73,7 +73,7 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
     if body.response_format is not None:
         raise invalid("text.format", "text.format and response_format both say what the answer must be; give one")
     if format.type == "json_schema" and format.schema in (UNSET, b"null"):
-        raise invalid("text.format.schema", "text.format.schema is required", "missing_parameter")
+        raise missing("text.format.schema")
     return {"response_format": ResponseFormat(format.type, JsonSchema(format.schema))}
 
 
@@ -121,7 +121,7 @@ def _text(content: str | list[ItemPart]) -> str:
 
 def _given(value: Any, name: str) -> Any:
     if value is None:
-        raise invalid(name, f"{name} is required", "missing_parameter")
+        raise missing(name)
     return value
 
 
@@ -198,7 +198,7 @@ class ResponseStyle(ParsingStyle):
         usage = self._usage([choice])
         response.usage = answers.ResponseUsage(
             usage.prompt_tokens,
-            answers.InputDetails(done.metrics.cached_tokens),
+            answers.PromptDetails(done.metrics.cached_tokens),
             usage.completion_tokens,
             answers.OutputDetails(),
             usage.total_tokens,

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from ssd.config.params import MAX_COMPILED, GrammarKind, Structured
 from ssd.frontend.http.bodies import Anything, ResponseFormat, Sampling
-from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.errors import invalid, missing
 
 _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
@@ -70,10 +70,9 @@ def _format(asked: ResponseFormat) -> Structured | None:
         given = {name: part for name, part in parts.items() if part is not UNSET}
         return Structured("structural_tag", msgspec.json.encode(given).decode())
     if asked.json_schema is None:
-        raise invalid("response_format.json_schema", "response_format.json_schema is required", "missing_parameter")
+        raise missing("response_format.json_schema")
     if not _given(asked.json_schema.schema):
-        name = "response_format.json_schema.schema"
-        raise invalid(name, f"{name} is required", "missing_parameter")
+        raise missing("response_format.json_schema.schema")
     return Structured("json", _schema(asked.json_schema.schema))
 
 

@@ -82,7 +82,7 @@ class Style(ABC):
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         options = body.stream_options or StreamOptions()
         self._with_usage, self._with_usage_so_far = bool(options.include_usage), bool(options.continuous_usage_stats)
-        self._named: dict[str, Any] = {"id": name, "created": now(), "model": body.model}
+        self._named: dict[str, Any] = {"id": name, "created": int(time.time()), "model": body.model}
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
         """Adds what has come to a choice."""
@@ -180,8 +180,3 @@ class ParsingStyle(Style):
 
     def free(self, prompt: Sequence[int]) -> str:
         return self._format.thoughts(prompt)
-
-
-def now() -> int:
-    """Returns seconds since the epoch, for `created`."""
-    return int(time.time())

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ssd.config.params import MAX_COMPILED, Structured
-from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Said, Tool
+from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Tool
 from ssd.frontend.http.errors import cut, invalid
-from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
 from ssd.frontend.parsers.tools import Llama3Json, ToolParser
-from ssd.ipc.public import MAX_TOOLS, CalledTool
 
 _LETTERS = string.ascii_letters + string.digits
 _ANY = {"additionalProperties": True}
@@ -87,19 +85,6 @@ def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
     if len(text) > MAX_COMPILED:
         raise invalid("tools", f"tools take {len(text)} characters as a grammar, which is too long")
     return Structured("compiled", text) if answer else None
-
-
-def as_json(tools: Sequence[Tool]) -> str:
-    """Returns tools as the chat template gets them. Raises HttpError for too many characters."""
-    text = encoder.encode(tools).decode()
-    if len(text) > MAX_TOOLS:
-        raise invalid("tools", f"tools has more than {MAX_TOOLS} characters")
-    return text
-
-
-def calls_of(said: Said) -> list[CalledTool]:
-    """Returns the calls in an earlier answer."""
-    return [CalledTool(call.id, call.function.name, call.function.arguments) for call in said.tool_calls or ()]
 
 
 def new_id() -> str:
