@@ -1,4 +1,7 @@
-"""Markdown on a terminal while it is still being written."""
+"""Markdown on a terminal while it is still being written.
+
+rich's Live draws the start of a text that is taller than the screen, and all of it anew for each piece. So finished
+blocks are printed once here, and rich's Live and Markdown draw the last one."""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class GrowingMarkdown:
-    """Shows an answer as it grows, for as long as the `with` block lasts.
+    """An answer on a terminal, shown as it grows, for as long as the `with` block lasts.
 
     A finished block (a paragraph, a list, code) is printed once and scrolls away. Only the last block is redrawn: the
     part at its end that fits the screen, and all of it when it is finished."""
@@ -69,7 +72,7 @@ class GrowingMarkdown:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Turn off the terminal's echo: keys, Ctrl-C too, must not appear in the middle of the answer."""
+    """Keep everything typed meanwhile, Ctrl-C too, from appearing in the middle of the answer."""
     if not sys.stdin.isatty():
         yield
         return
@@ -85,7 +88,7 @@ def unechoed() -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, because rich repeats an interrupted write."""
+    """Let Ctrl-C wait for the end of the block: rich writes again what it was interrupted in."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:

@@ -1,6 +1,7 @@
 """The options that commands share, and the headings of their help.
 
-Every option of `ssd launch` can also be set in the environment, as SSD_<NAME>."""
+Every option of `ssd launch` can also be set in the environment, as SSD_<NAME>. click reads these, and the values of
+--config as its `default_map`. It refuses no unknown name in that map, and takes no option without a flag from it."""
 
 from __future__ import annotations
 

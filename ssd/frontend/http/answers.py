@@ -22,7 +22,9 @@ class CompletionDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts. The last one has details, where `*_prediction_tokens` count what the draft proposed."""
+    """Token counts.
+
+    The last one has details, where `*_prediction_tokens` count what the draft proposed."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -32,7 +34,9 @@ class Usage(msgspec.Struct):
 
 
 class SpeculativeMetrics(msgspec.Struct):
-    """Definitions: docs/serving.md. A step is one verification; times are means per step."""
+    """The figures of a choice's speculation, as docs/serving.md defines them.
+
+    A step is one verification; times are means per step."""
 
     mode: str
     mean_acceptance_length: float
@@ -126,7 +130,7 @@ class Called(msgspec.Struct):
 
 
 class MessageCall(msgspec.Struct):
-    """A call of a tool. Its arguments are the text of a JSON object."""
+    """A call of a tool, whose arguments are the text of a JSON object."""
 
     id: str
     function: Called
@@ -217,7 +221,9 @@ class ResponseUsage(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """An answer of `/v1/responses`. Items of `output` have the types `reasoning`, `message` and `function_call`."""
+    """An answer of `/v1/responses`.
+
+    Items of `output` have the types `reasoning`, `message` and `function_call`."""
 
     id: str
     created_at: int
@@ -283,8 +289,10 @@ class Error(msgspec.Struct):
 
 
 def usage(ends: Sequence[Done], n: int) -> Usage:
-    """Sums up the choices of one request, `n` of each prompt in turn.
-    A prompt counts once. Its cached tokens are those of its first choice, because the others find that one's pages."""
+    """Sum up the choices of one request, `n` of each prompt in turn.
+
+    A prompt counts once. Its cached tokens are those of its first choice: the others find the pages that this one
+    filled."""
     firsts = ends[::n]
     prompts = sum(end.usage.prompt_tokens for end in firsts)
     completions = sum(end.usage.completion_tokens for end in ends)
@@ -300,7 +308,7 @@ def usage(ends: Sequence[Done], n: int) -> Usage:
 
 
 def request_metrics(m: Metrics, tokens: int) -> RequestMetrics:
-    """Converts the figures of a choice of `tokens` tokens to the names of this interface."""
+    """Convert the figures of a choice of `tokens` tokens to the names of this interface."""
     return RequestMetrics(
         time_to_first_token_ms=m.time_to_first_token_ms,
         generation_time_ms=m.generation_time_ms,

@@ -1,4 +1,7 @@
-"""The ASGI application: the table of endpoints, their handlers, API keys, errors as answers."""
+"""The ASGI application: the table of endpoints, their handlers, API keys, errors as answers.
+
+Starlette would replace `_dispatch` and `cors.py` and nothing else. It bounds each body, but not the memory of all
+bodies together (`Exchange.body`), and it runs a task group for each stream."""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ _Body = TypeVar("_Body", bound=Sampling | TokenizeRequest | DetokenizeRequest)
 
 
 class App:
-    """Answers every HTTP request. A new endpoint is a method here and a line in `_table`.
+    """The answer to every HTTP request: a new endpoint is a method here and a line in `_table`.
+
     Raises UsageError for a file of API keys that cannot be used."""
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
@@ -138,8 +142,10 @@ class App:
         await route.handler(exchange)
 
     def _check_host(self, exchange: Exchange) -> None:
-        """Refuses pages of a site whose name was made to lead to this machine (DNS rebinding).
-        Such a page asks by that name."""
+        """Refuse pages of a site whose name was made to lead to this machine (DNS rebinding).
+
+        Such a page asks by that name. Starlette's TrustedHostMiddleware knows names, and not all addresses of this
+        machine."""
         if (header := exchange.header(b"host")) is None:
             return  # HTTP/1.0, which no browser speaks
         given = header.decode("latin-1")
@@ -174,7 +180,9 @@ class App:
     async def _converse(
         self, exchange: Exchange, body: Sampling, asked: ChatRequest, kind: type[ParsingStyle], name: str
     ) -> None:
-        """Answer a chat in the style of `body`. Blames the style's prompt where the model has no chat."""
+        """Answer a chat in the style of `body`.
+
+        Raises HttpError, which blames the style's prompt where the model has no chat."""
         self._check_ready()
         vocabulary, format = self._manager.vocabulary, self._manager.answer_format
         if not vocabulary.has_chat:
@@ -191,8 +199,10 @@ class App:
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
     async def _read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
-        """Return the body of a request, with the model's name and its salt filled in. Raises HttpError, RequestError or
-        Gone. If there are several API keys, only requests with the same one share prefix-cached prompts."""
+        """Return the body of a request, with the model's name and its salt filled in.
+
+        If there are several API keys, only requests with the same key share prefix-cached prompts. Raises HttpError,
+        RequestError or Gone."""
         content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if content != b"application/json":
             raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
@@ -207,7 +217,7 @@ class App:
         return body
 
     def _check_ready(self) -> None:
-        """Raises HttpError while the tokenizer may not have been loaded."""
+        """Raise HttpError while the tokenizer may not have been loaded."""
         if self._manager.state == "loading":
             raise refusal("loading", "the model is still loading")
 
@@ -249,7 +259,7 @@ class App:
         await exchange.reply_json(answers.Detokenized(found.text))
 
     async def _look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
-        """Returns the job's reply. Gives up when the client leaves."""
+        """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
         self._check_ready()
         work = asyncio.ensure_future(self._manager.look_up(job))
 
@@ -303,8 +313,9 @@ class App:
 
 
 def server_info(manager: RequestManager) -> dict[str, object]:
-    """Describes what runs here and how busy it is, without paths.
-    `degraded`: it answers, but its draft is lost or given up. A parked one is neither."""
+    """Describe what runs here and how busy it is, without paths.
+
+    `degraded`: it answers, but its draft is lost or given up. A parked draft is neither."""
     config, load = manager.config, manager.load
     degraded = config.has_draft and load.draft_state not in ("up", "parked")
     return {

@@ -1,7 +1,7 @@
 """The JSON that HTTP clients send, by the names of the OpenAI API, of vLLM and of llama.cpp.
 
-Every field that is known stands here: what it does, why it changes nothing (`_ignored`), or which values of it mean
-that it is not used (`_unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
+Every known field stands here: what it does, why it changes nothing (`_ignored`), or the values with which it asks for
+nothing (`_unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NEUTRAL = "neutral"
 
 
 def _ignored(reason: str) -> Meta:
-    """A field that changes no token, for this reason."""
+    """Mark a field that changes no token, for this reason."""
     return Meta(description=f"Accepted, and ignored: {reason}.")
 
 
 def _unsupported(*neutral: Any) -> Meta:
-    """A field that would change the answer, and is not there. These values, and null, are accepted."""
+    """Mark a field that would change the answer and does not work, but for these values and null."""
     # `typing` takes annotations that are equal for one, and 0 is equal to False.
     extra = {NEUTRAL: neutral, "types": [type(value).__name__ for value in neutral]}
     return Meta(description="Not supported.", extra=extra, extra_json_schema={"enum": [None, *neutral]})
@@ -59,7 +59,9 @@ OTHER_VALUES = frozenset(
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`include_usage` adds a last event with the usage, `continuous_usage_stats` the usage so far to every event."""
+    """The events that have usage.
+
+    `include_usage` adds a last event with it, `continuous_usage_stats` the usage so far to every event."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -67,14 +69,14 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether and how far this request is speculated on. It changes speed only."""
+    """Turns speculation off for this request, or limits it, which changes speed only."""
 
     enabled: bool = True
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] | None = None
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's wrapper of a schema. Every schema is obeyed, `strict` or not."""
+    """OpenAI's wrapper of a schema, which is obeyed, `strict` or not."""
 
     schema: Anything = UNSET
     name: _Name | None = None
@@ -83,7 +85,9 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`schema` belongs to `json_object`, as in llama.cpp; `structures` and `triggers` to `structural_tag`."""
+    """The format of the answer, as OpenAI asks for it.
+
+    `schema` belongs to `json_object`, as in llama.cpp; `structures` and `triggers` to `structural_tag`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -94,7 +98,9 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's: one of the first six. `json` and `structural_tag` are objects, or texts that hold one."""
+    """The format of the answer, as vLLM asks for it: one of the first six.
+
+    `json` and `structural_tag` are objects, or texts that hold one."""
 
     json: Anything = UNSET
     json_object: bool | None = None
@@ -187,7 +193,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`/v1/completions`. `prompt` is a text, token ids, or a list of either."""
+    """`/v1/completions`, whose `prompt` is a text, token ids, or a list of either."""
 
     prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -220,8 +226,10 @@ class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation. Only an assistant's may have no content, and `tool_calls`.
-    A `tool` says what the call with `tool_call_id` has returned."""
+    """One message of a conversation.
+
+    Only an assistant's may lack content, and have `tool_calls`. A `tool` says what the call with `tool_call_id` has
+    returned."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
@@ -237,7 +245,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a tool is called and does. `parameters` is the JSON schema of its arguments."""
+    """A tool's name, its purpose, and the JSON schema of its arguments as `parameters`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     description: Text | None = None
@@ -355,7 +363,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`/v1/responses`. `input` is a text of the user, or the whole conversation: nothing is stored."""
+    """`/v1/responses`, whose `input` is a text of the user, or the whole conversation: nothing is stored."""
 
     input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=1024)]
     instructions: Text | None = None

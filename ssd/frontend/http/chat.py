@@ -1,4 +1,6 @@
-"""`/v1/chat/completions`: its requests to the engine, and its JSON."""
+"""`/v1/chat/completions`: its requests to the engine, and its JSON.
+
+Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ from ssd.ipc.public import (
 
 
 def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
-    """Converts messages to those of the engine, with one text each. `developer` is the newer name of `system`.
-    Raises HttpError for a message without content that is no assistant's."""
+    """Convert messages to those of the engine, with one text each, and the role `developer` to `system`."""
     tools = {call.id: call.function.name for said in messages for call in said.tool_calls or ()}
     found = []
     for index, said in enumerate(messages):
@@ -56,7 +57,7 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
 
 
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:
-    """Returns what the chat template is told beside the messages. Raises HttpError."""
+    """Return the chat template's variables and tools."""
     continues, begins = bool(body.continue_final_message), body.add_generation_prompt
     kwargs = encoder.encode(body.chat_template_kwargs or {})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
@@ -68,7 +69,7 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
 
 
 def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Generate]:
-    """Returns one request to the engine for each choice. Raises HttpError."""
+    """Return one request to the engine for each choice."""
     n = count(body, config)
     if body.return_origins and not body.stream:
         raise invalid("return_origins", "return_origins needs stream")
@@ -123,7 +124,7 @@ class ChatStyle(ParsingStyle):
         return [self._chunk(choice, delta, message.logprobs, token_ids=ids, origin=origin)]
 
     def _delta(self, choice: Choice, message: Chunk | Done) -> answers.Delta:
-        """Returns what the last message has added."""
+        """Return the part of the answer that the last message has added."""
         if choice.parser is None:
             return answers.Delta(content=message.text if message.text or isinstance(message, Chunk) else UNSET)
         news, made = choice.parts[-1], choice.parts[-1].calls
@@ -158,7 +159,7 @@ class ChatStyle(ParsingStyle):
         )
 
     def _reason(self, choice: Choice) -> answers.ChatFinishReason:
-        """Returns why a choice has ended: for its calls, unless one was asked for by name."""
+        """Return the finish reason of a choice: its calls, unless one was asked for by name."""
         reason = choice.end.finish_reason
         return "tool_calls" if choice.calls and reason == "stop" and not self._offer.named else reason
 

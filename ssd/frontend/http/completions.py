@@ -1,4 +1,6 @@
-"""`/v1/completions`: its requests to the engine, and its JSON."""
+"""`/v1/completions`: its requests to the engine, and its JSON.
+
+Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
@@ -21,8 +23,7 @@ _DEFAULT_TOKENS = 16
 
 
 def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
-    """Returns a request to the engine for each choice: those of the first prompt, then of the next.
-    Raises HttpError."""
+    """Return a request to the engine for each choice: all of the first prompt, then of the next."""
     prompts = _prompts(body, config.server.limits.max_prompts)
     n = count(body, config)
     tokens = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -115,7 +116,8 @@ class CompletionStyle(Style):
     def _logprobs(
         self, entries: Sequence[TokenLogprob], offset: int, tops: list[dict[str, float] | None] | None
     ) -> tuple[answers.CompletionLogprobs, int]:
-        """Returns the log-probabilities of tokens, and where the text after them begins.
+        """Return the log-probabilities of tokens, and the offset of the text after them.
+
         Their text begins at `offset`; `tops` are their alternatives."""
         pieces = [self._vocabulary.piece(entry.token_id) for entry in entries]
         offsets = []
@@ -131,7 +133,7 @@ class CompletionStyle(Style):
 
 
 def _take_back(choice: Choice) -> None:
-    """Drops the one token that the engine made though none was asked for: it makes no fewer."""
+    """Drop the one token that the engine made though none was asked for: it makes no fewer."""
     for made in (choice.text, choice.token_ids, choice.logprobs):
         made.clear()
     end = choice.end
@@ -140,7 +142,7 @@ def _take_back(choice: Choice) -> None:
 
 
 def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
-    """Returns the prompts of a request, as texts or lists of token ids. Raises HttpError."""
+    """Return the prompts of a request, as texts or lists of token ids."""
     given = body.prompt
     if isinstance(given, str):
         return [given]

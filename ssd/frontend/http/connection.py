@@ -1,4 +1,8 @@
-"""One HTTP connection: uvicorn's protocol, with bounds on what a client sends, owes and leaves unread."""
+"""One HTTP connection: uvicorn's protocol, with bounds on all that a client sends and leaves unread.
+
+uvicorn bounds neither heads nor the time that a head or a body takes, nor how long an answer may stay unread. It
+answers invalid requests in plain text, loses the body behind an offer of HTTP/2, resets a client that still sends a
+refused body, and takes one that has closed its sending side for one that has left."""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Hangups:
-    """Tells when a client that has stopped sending has left: an event loop no longer reads such a socket."""
+    """A watch on clients that have stopped sending, whose sockets an event loop no longer reads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._epoll = select.epoll()
@@ -32,7 +36,9 @@ class Hangups:
         loop.add_reader(self._epoll.fileno(), self._tell)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Calls `call` once the peer resets or closes the connection. Call `forget` before the socket closes."""
+        """Call `call` once the peer resets or closes the connection.
+
+        Call `forget` before the socket closes."""
         self._calls[descriptor] = call
         self._epoll.register(descriptor, select.EPOLLONESHOT)  # reports errors and hang-ups, and nothing else
 
@@ -46,18 +52,18 @@ class Hangups:
 
 
 class Connection(HttpToolsProtocol):
-    """Bounds heads, bodies and pauses in time, and everything but bodies in size (the route bounds those).
+    """One connection, with heads, bodies and pauses bounded in time, and all but bodies in size.
 
-    It drops a client that reads nothing, and tells the request being answered when its client has left, whatever else
-    was sent meanwhile. To its answers it is the transport, whose `close` lets the client read them first. `ended` is
-    set when the connection is lost."""
+    The route bounds bodies. A client that reads nothing is dropped. The request being answered is told when its client
+    has left, whatever else was sent meanwhile. To its answers a connection is the transport, whose `close` lets the
+    client read them first. `ended` is set when the connection is lost."""
 
     def __init__(self, *arguments: Any, limits: Limits, hangups: Hangups, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._limits, self._hangups = limits, hangups
         self.ended = asyncio.Event()
         self.headers = []
-        # What the client is sending. "rest" comes after an error or the last answer, and is dropped.
+        # The part that the client is sending. "rest" comes after an error or the last answer, and is dropped.
         self._part: Literal["none", "head", "body", "rest"] = "none"
         self._loose = 0  # bytes since the last head, part of a body, or end of a request
         self._answered: RequestResponseCycle | None = None  # the request whose answer comes next, or came last
@@ -98,9 +104,10 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It still gets the answers that are due.
-        If it has left, it resets the connection at the next thing sent. So an interim answer is sent, which every
-        other client of HTTP/1.1 ignores."""
+        """Keep a client that sends no more until it has the answers that are due.
+
+        One that has left resets the connection at the next thing sent. So an interim answer is sent, which every other
+        client of HTTP/1.1 ignores."""
         if self._part in ("head", "body"):
             self._refuse(HttpError(400, "the connection ended in the middle of a request", "invalid_http"))
         self._expect("none")
@@ -189,19 +196,19 @@ class Connection(HttpToolsProtocol):
         self._read_on()
 
     def _expect(self, part: Literal["none", "body", "rest"]) -> None:
-        """Waits for `part` from now on. What came before arrived in time, so its deadline ends."""
+        """Wait for `part` from now on, without the deadline of the part before it, which arrived in time."""
         self._part, self._loose = part, 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _read_on(self) -> None:
-        """Reads on even when what is there has to wait: otherwise a client's leaving would not be seen."""
+        """Read on even when the next request has to wait: otherwise a client's leaving would not be seen."""
         if len(self.pipeline) <= _MOST_PIPELINED:
             self.flow.resume_reading()
 
     def _hurry(self) -> None:
-        """Sets the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
+        """Set the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
         if self._part in ("head", "body") and self._deadline is None and not self._is_answering:
             self._deadline = self.loop.call_later(_HEAD_S if self._part == "head" else _BODY_S, self._late)
 
@@ -236,7 +243,7 @@ class Connection(HttpToolsProtocol):
             self._reader_timer = None
 
     def shutdown(self) -> None:
-        """Ends the connection after the answers that are due. What has not arrived whole is refused."""
+        """End the connection after the answers that are due, and refuse a request that has not arrived whole."""
         if self._part in ("head", "body"):
             self._refuse(refusal("shutting_down", "the engine is shutting down"))
         elif not self._is_answering:
@@ -245,7 +252,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers what is being sent with an error, after the answers due before it, then ends the connection."""
+        """Answer the arriving request with an error, after the answers before it, then end the connection."""
         if self._part == "rest":
             return
         if self._part == "body" and self.cycle.response_started:
@@ -270,7 +277,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """True if an answer is under way, or due to what came before that which is being sent."""
+        """True if an answer is under way, or due to a request before the one that is arriving."""
         first = self._answered
         if first is None or first.response_complete or first.disconnected:
             return False
@@ -285,7 +292,8 @@ class Connection(HttpToolsProtocol):
         return self._lingers or self.transport.is_closing()
 
     def close(self) -> None:
-        """Ends the connection once the client has sent what it is sending, or enough of it.
+        """End the connection once the client has sent what it is sending, or enough of it.
+
         A socket that is closed before that resets the connection, and the answer is lost."""
         if self.is_closing():
             return
@@ -302,7 +310,7 @@ class Connection(HttpToolsProtocol):
 
 
 def as_bytes(error: HttpError, headers: Headers) -> bytes:
-    """Returns the answer to a request with these headers, after which the connection ends."""
+    """Return the answer to a request with these headers, after which the connection ends."""
     body = encoder.encode(error_object(error))
     fields = {
         b"content-type": JSON,

@@ -1,4 +1,7 @@
-"""Cross-origin resource sharing: which pages of other sites a browser lets read answers. By default none."""
+"""Cross-origin resource sharing: the sites whose pages a browser lets read answers, by default none.
+
+Starlette's CORSMiddleware is all that this would need of Starlette. It also repeats any names of headers that a
+preflight asks for."""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class CrossOrigin:
         self._origins = {origin.lower().encode() for origin in origins}
 
     def headers(self, exchange: Exchange) -> Headers:
-        """Returns what every answer to a page carries; nothing for a page that may not read it."""
+        """Return the headers that every answer to a page carries; none for a page that may not read it."""
         if self._any:
             return {b"access-control-allow-origin": b"*", b"access-control-expose-headers": _EXPOSED}
         if not self._origins:
@@ -37,7 +40,7 @@ class CrossOrigin:
         }
 
     def preflight(self, exchange: Exchange, methods: Collection[str]) -> Headers | None:
-        """Returns the headers that answer a browser's question before a request of a page; None: it is no such one."""
+        """Return the headers that answer a browser's question before a page's request, or None if it is none."""
         asked = exchange.header(b"access-control-request-method")
         if exchange.scope["method"] != "OPTIONS" or asked is None or exchange.header(b"origin") is None:
             return None

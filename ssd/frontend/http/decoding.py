@@ -1,4 +1,7 @@
-"""JSON to the structs of `bodies.py`: unknown fields are ignored and logged, unsupported ones refused."""
+"""JSON to the structs of `bodies.py`, without unknown fields, and with an error for unsupported ones.
+
+msgspec checks types and bounds. It decides about unknown fields by struct and not by decoder (`lenient`), and names the
+field of an error in a text only (`_named`)."""
 
 from __future__ import annotations
 
@@ -25,8 +28,9 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class BodyDecoder(Generic[_Body]):
-    """Decodes the bodies of one route. With `strict`, a field that the struct has not is an error.
-    Otherwise it is ignored, and its name comes into the log once."""
+    """A decoder of the bodies of one route.
+
+    With `strict`, an unknown field is an error. Otherwise it is ignored, and its name comes into the log once."""
 
     def __init__(self, kind: type[_Body], strict: bool) -> None:
         self._kind, self._strict = kind, strict
@@ -36,7 +40,9 @@ class BodyDecoder(Generic[_Body]):
         self._said: set[str] = set()
 
     def decode(self, raw: bytes) -> _Body:
-        """Raises HttpError 400 that names the parameter that is wrong, missing, unknown or not supported."""
+        """Return the body.
+
+        Raises HttpError 400, which names a wrong, missing, unknown or unsupported parameter."""
         try:
             if not raw.isascii():
                 raw.decode()  # the decoder does not look into fields that it leaves as they came
@@ -55,7 +61,7 @@ class BodyDecoder(Generic[_Body]):
         return body
 
     def _say(self, name: str, raw: bytes) -> None:
-        """Logs the names of unknown fields in a body that were not logged before. `name` is the first of them."""
+        """Log the names of unknown fields, of which `name` is the first, that were not logged before."""
         if len(self._said) == _MOST_SAID:
             return
         names = {re.sub(r"\[\d+\]", "[]", name), *_fields.decode(raw).keys() - {*self._kind.__struct_encode_fields__}}
@@ -66,13 +72,13 @@ class BodyDecoder(Generic[_Body]):
 
 
 def _unknown(error: msgspec.ValidationError) -> str | None:
-    """Returns the path of the unknown field that an error is about; None for any other error."""
+    """Return the path of the unknown field that an error is about, or None for any other error."""
     found = re.match(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", str(error))
     return found and (f"{found[2]}.{found[1]}" if found[2] else found[1])
 
 
 def _named(error: msgspec.ValidationError) -> HttpError:
-    """Returns the answer to a body that is not as its struct says."""
+    """Return the answer to a body that does not fit its struct."""
     if (name := _unknown(error)) is not None:
         return invalid(cut(name), f"unknown parameter: {cut(name)}", "unknown_parameter")
     message = str(error)
@@ -90,7 +96,9 @@ def _named(error: msgspec.ValidationError) -> HttpError:
 
 
 def _not_supported(param: str, value: str | None = None, but: Sequence[object] = ()) -> HttpError:
-    """Returns the answer to a field or a value of it that is not there; `but` lists values that are accepted."""
+    """Return the answer to an unsupported field, or to a value of it.
+
+    `but` lists values that are accepted."""
     accepted = f", but for {' and '.join(msgspec.json.encode(one).decode() for one in but)}" if but else ""
     message = f"{param} is not supported{accepted}" if value is None else f"{param}: {value} is not supported"
     return invalid(param, message, "unsupported_parameter")
@@ -101,15 +109,16 @@ def _not_supported(param: str, value: str | None = None, but: Sequence[object] =
 
 @functools.cache
 def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
-    """Returns the fields of a struct that are not supported, each with the values that ask for nothing."""
+    """Return the unsupported fields of a struct, each with the values that ask for nothing."""
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
     extras = {field.name: getattr(field.type, "extra", None) or {} for field in fields}
     return {name: extra[NEUTRAL] for name, extra in extras.items() if NEUTRAL in extra}
 
 
 def _check_raw(body: msgspec.Struct) -> None:
-    """Looks into the fields that decoding has left as they came. Raises as `BodyDecoder.decode` expects, or HttpError
-    as `_refuse_unsupported` does."""
+    """Look into the fields that decoding has left as they came.
+
+    Raises HttpError or msgspec's errors."""
     _refuse_unsupported(body)
     for name in ("structured_outputs", "response_format"):
         if (part := getattr(body, name, None)) is not None:
@@ -119,7 +128,7 @@ def _check_raw(body: msgspec.Struct) -> None:
 
 
 def _refuse_unsupported(part: msgspec.Struct, path: str = "") -> None:
-    """Raises HttpError for a field that would change the answer, and is not there."""
+    """Raise HttpError for a field that would change the answer and does not work."""
     for name, neutral in _neutral_values(type(part)).items():
         if (given := getattr(part, name)) is UNSET:
             continue
@@ -133,7 +142,7 @@ def _refuse_unsupported(part: msgspec.Struct, path: str = "") -> None:
 
 @functools.cache
 def lenient(kind: type[_Body]) -> type[_Body]:
-    """Returns a subclass of a struct that accepts and skips fields it does not know, in its parts too."""
+    """Return a subclass of a struct that accepts and skips fields it does not know, in its parts too."""
     hints = get_type_hints(kind, include_extras=True)
     changed: list[Any] = []
     for field in structs.fields(kind):
@@ -144,7 +153,7 @@ def lenient(kind: type[_Body]) -> type[_Body]:
 
 
 def _lenient_hint(hint: Any) -> Any:
-    """Returns a type with lenient structs in it, or the same one where it has none."""
+    """Return a type with lenient structs in it, or the type itself where it has none."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return lenient(hint)
     inner = get_args(hint)

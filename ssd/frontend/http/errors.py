@@ -36,28 +36,30 @@ class HttpError(Exception):
 
 
 def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """Converts a RequestError's code and message to an HTTP error. `param` is named if the request is to blame."""
+    """Convert a RequestError's code and message to an HTTP error.
+
+    `param` is named if the request is to blame."""
     status = _STATUS.get(code, 500)
     blamed = _FIELDS.get(param or "", param) if status == 400 else None
     return HttpError(status, message, code, blamed, _RETRY.get(status))
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
-    """A field of the body has an invalid value."""
+    """Return the error for a field with an invalid value."""
     return HttpError(400, message, code, param)
 
 
 def missing(param: str) -> HttpError:
-    """A field that the request needs is not there."""
+    """Return the error for a field that the request needs and lacks."""
     return invalid(param, f"{param} is required", "missing_parameter")
 
 
 def cut(name: str) -> str:
-    """Returns as much of a client's text as an error repeats."""
+    """Return as much of a client's text as an error repeats."""
     return name[:_SHOWN]
 
 
 def error_object(error: HttpError) -> dict[str, Any]:
-    """Returns the body of an error."""
+    """Return the body of an error."""
     kind = _KINDS.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -1,4 +1,7 @@
-"""One HTTP request and its answer, over ASGI."""
+"""One HTTP request and its answer, over ASGI.
+
+Starlette's Request and Response lack the budget of bodies, the callback for a client that leaves, and the parts in
+which a large answer is copied for a slow client."""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class Gone(Exception):
 
 
 class Exchange:
-    """A request and its reply. `started`: the head of the answer is out, so an error can only be part of the answer."""
+    """A request and its reply.
+
+    If `started`, the head of the answer is out: an error can only be part of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -47,7 +52,7 @@ class Exchange:
         self._held = 0
 
     def header(self, name: bytes) -> bytes | None:
-        """Returns the header of a lower-case name; the last of several."""
+        """Return the header of a lower-case name; the last of several."""
         return self._headers.get(name)
 
     @property
@@ -56,7 +61,8 @@ class Exchange:
         return {name.decode(): value.decode("latin-1") for name in _TRACE if (value := self.header(name)) is not None}
 
     async def body(self, limit: int, budget: MemoryBudget) -> bytes:
-        """Returns the whole body, of at most `limit` bytes, which count in `budget` until `end`.
+        """Return the whole body, of at most `limit` bytes, which count in `budget` until `end`.
+
         Raises HttpError, RequestError or Gone."""
         self._budget = budget
         announced = self.header(b"content-length") or b"0"
@@ -80,24 +86,28 @@ class Exchange:
                 return b"".join(parts)
 
     def hold(self, size: int) -> None:
-        """Counts `size` bytes in all for this request. Raises RequestError where the budget is used up.
-        The first KiB are free, so that nobody's short prompt waits for others' long ones."""
+        """Count `size` bytes in all for this request.
+
+        The first KiB are free, so that nobody's short prompt waits for others' long ones. Raises RequestError where the
+        budget is used up."""
         more = size - _UNCOUNTED - self._held
         if self._budget is not None and more > 0:
             self._budget.grow(self, more)
             self._held += more
 
     def end(self) -> None:
-        """Gives back the bytes of the body."""
+        """Give back the bytes of the body."""
         if self._budget is not None:
             self._budget.give_back(self, self._held)
 
     def when_gone(self, call: Callable[[], object] | None) -> None:
-        """Calls `call` if the client leaves before it has its answer, once the body was read. None: no longer."""
+        """Call `call` if the client leaves before it has its answer, once the body was read.
+
+        None ends that."""
         self.scope["state"][GONE] = call
 
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
-        """Sends the whole answer at once."""
+        """Send the whole answer at once."""
         await self._head(status, kind, {**(headers or {}), b"content-length": b"%d" % len(body)})
         for start in range(0, len(body) or 1, _PART):
             part = body[start : start + _PART]
@@ -110,11 +120,11 @@ class Exchange:
         await self.reply(encoder.encode(error_object(error)), error.status, headers=error.headers)
 
     async def start_events(self) -> None:
-        """Begins a stream of server-sent events."""
+        """Begin a stream of server-sent events."""
         await self._head(200, b"text/event-stream; charset=utf-8", {b"cache-control": b"no-cache"})
 
     async def write(self, data: bytes, more: bool = True) -> None:
-        """Sends part of a stream. Returns when the connection can take more."""
+        """Send part of a stream, and return when the connection can take more."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _head(self, status: int, kind: bytes, headers: Headers) -> None:
@@ -125,7 +135,7 @@ class Exchange:
 
 
 def request_id(headers: Headers) -> str:
-    """Returns the client's own id of the request, or a new one."""
+    """Return the client's own id of the request, or a new one."""
     given = headers.get(b"x-request-id")
     return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_PROCESS}{next(_numbers):016x}"
 

@@ -1,4 +1,6 @@
-"""One HTTP answer from open requests, whole or as a stream of events. The `Style` writes its JSON."""
+"""One HTTP answer from open requests, whole or as a stream of events.
+
+The `Style` writes its JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _IN_A_TURN = 64
 
 
 class Generation:
-    """All choices of one HTTP request, each a request to the engine, in order. Large answers take `turns`."""
+    """All choices of one HTTP request, each a request to the engine, in order.
+
+    Large answers take `turns`."""
 
     def __init__(
         self,
@@ -38,7 +42,9 @@ class Generation:
         self._gone = False
 
     async def run(self, stream: bool) -> None:
-        """Send the answer. When the client leaves, end its requests at once. Raises Gone and HttpError."""
+        """Send the answer, and end its requests at once when the client leaves.
+
+        Raises Gone and HttpError."""
         try:
             self._open()
             self._exchange.when_gone(self._left)
@@ -98,7 +104,7 @@ class Generation:
                 await self._write(events, ended)
 
     async def _write(self, events: list[Any], ended: bool) -> None:
-        """Send events. The head goes out with the first ones, so that an earlier error has a status of its own."""
+        """Send events, and with the first ones the head, so that an earlier error has a status of its own."""
         if not self._exchange.started:
             await self._exchange.start_events()
             events = [event for choice in self._choices for event in self._style.first(choice)] + events
@@ -106,7 +112,9 @@ class Generation:
         await self._exchange.write(data + self._style.end if ended else data, more=not ended)
 
     async def _each(self, make: Callable[[TokenLogprob], Any], entries: Sequence[TokenLogprob]) -> list[Raw]:
-        """Return the JSON of `make` of each entry, made a few at a time so that others get their turn. Raises Gone."""
+        """Return the JSON of `make` of each entry, made a few at a time so that others get their turn.
+
+        Raises Gone."""
         made = [Raw(encoder.encode(make(entry))) for entry in entries[:_IN_A_TURN]]
         for start in range(_IN_A_TURN, len(entries), _IN_A_TURN):
             async with self._turns:
@@ -117,7 +125,7 @@ class Generation:
         return made
 
     def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
-        """Return the error as an answer. One that names no parameter is blamed on the prompt."""
+        """Return the error as an answer, with the prompt to blame if no parameter is named."""
         if param == "structured":
             param = self._style.structured
         return refusal(code, message, param or self._style.prompt)

@@ -1,4 +1,6 @@
-"""The routes' type, and the OpenAPI document made of them and of the structs that decode and encode."""
+"""The routes' type, and the OpenAPI document made of them and of the structs that decode and encode.
+
+msgspec makes all schemas. It knows no paths, statuses and keys: these are written here."""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _ERRORS = {
 
 
 class Route(NamedTuple):
-    """One endpoint. `body`, `answer` and `events` are the structs that the document describes; `open` needs no key."""
+    """One endpoint.
+
+    `body`, `answer` and `events` are the structs that the document describes; `open` needs no key."""
 
     method: str
     path: str
@@ -62,7 +66,7 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
 
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
-    """Restrict the `model` of requests to the names of this engine, and say whether unknown fields are refused."""
+    """Restrict requests to the names of this engine, and to known fields if unknown ones are refused."""
     for name, schema in components.items():
         if not config.server.strict_fields:
             schema.pop("additionalProperties", None)

@@ -1,4 +1,4 @@
-"""The chat page: one static file, whose headers let it run its own script and style and ask this server only."""
+"""The chat page: one static file, whose headers let it run its own script and ask this server only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _KIND = b"text/html; charset=utf-8"
 
 
 class Page:
-    """The bytes of page.html and their headers. Its script makes no HTML of text: the policy allows no such call."""
+    """The bytes of page.html and their headers.
+
+    Its script makes no HTML of text: the policy allows no such call."""
 
     def __init__(self) -> None:
         self._html = (files("ssd.frontend.http") / "page.html").read_bytes()
@@ -41,6 +43,6 @@ class Page:
 
 
 def _hash_of(tag: bytes, html: bytes) -> str:
-    """Returns what stands for the only element of this name in a policy."""
+    """Return the source of the only element of this name, as a policy names it."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"

@@ -1,4 +1,6 @@
-"""Converts the fields of a body to sampling parameters."""
+"""The sampling parameters that the fields of a body ask for.
+
+Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _SAME = (
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
-    """Returns the parameters that all choices of a request share; admission checks them. Raises HttpError."""
+    """Return the parameters that all choices of a request share; admission checks them."""
     asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields: dict[str, Any] = {"temperature": 1.0, **config.sampling.given(), **asked}
     fields["top_k"] = max(0, fields.get("top_k", 0))  # -1 means off, too
@@ -54,15 +56,14 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """Returns the parameters of `n` choices, with seeds derived from the given one.
-    Without a seed each choice draws its own."""
+    """Return the parameters of `n` choices, with seeds derived from the given one, or none."""
     if params.seed is None:
         return [params] * n
     return [msgspec.structs.replace(params, seed=derived_seed(params.seed, index)) for index in range(n)]
 
 
 def count(body: Sampling, config: EngineConfig) -> int:
-    """Returns the number of choices asked for. Raises HttpError for too many."""
+    """Return the number of choices asked for."""
     n, most = body.n or 1, config.server.limits.max_n
     if n > most:
         raise invalid("n", f"n is {n}; at most {most} choices are made of a prompt")
@@ -77,14 +78,14 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _truncation(asked: int | None, config: EngineConfig) -> int | None:
-    """Returns how many tokens of a prompt are used, at most; None: all. Raises HttpError."""
+    """Return the most tokens of a prompt that are used, or None for all."""
     if asked == 0:
         raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1")
     return config.max_model_len - 1 if asked == -1 else asked  # one more is for the answer
 
 
 def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:
-    """Returns the speculation that this request asks for, or None for the engine's. Raises HttpError."""
+    """Return the speculation that this request asks for, or None for the engine's."""
     asked = body.speculative
     if asked is None:
         return None

@@ -1,4 +1,6 @@
-"""`/v1/responses`: turns its requests into chats, and makes its JSON. Nothing is stored."""
+"""`/v1/responses`: its requests as chats, and its JSON; nothing is stored.
+
+Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 def as_chat(body: ResponseRequest) -> ChatRequest:
-    """Returns the chat that a request asks for. Raises HttpError."""
+    """Return the chat that a request asks for."""
     for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
         if getattr(body, name) not in (None, False, 1):
             raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
@@ -66,7 +68,7 @@ def _format(body: ResponseRequest) -> TextFormat:
 
 
 def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
-    """Returns what a chat says for `text.format`, as a field. Raises HttpError."""
+    """Return `text.format` as a field of a chat."""
     format = _format(body)
     if format.type == "text":
         return {}
@@ -81,7 +83,7 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
 
 
 def _messages(body: ResponseRequest) -> list[Said]:
-    """Returns the conversation: thoughts, text and calls that follow each other are one message of the assistant."""
+    """Return the conversation, with thoughts, text and calls that follow each other as one message."""
     said = [] if body.instructions is None else [Said("system", body.instructions)]
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for index, item in enumerate(items):
@@ -98,7 +100,7 @@ def _messages(body: ResponseRequest) -> list[Said]:
 
 
 def _add_to_assistant(said: list[Said], item: InputItem, where: str) -> None:
-    """Adds an item of an assistant to its message, or begins one."""
+    """Add an item of an assistant to its message, or begin one."""
     begins = not said or said[-1].role != "assistant" or (item.type != "function_call" and bool(said[-1].tool_calls))
     if begins or (item.type == "message" and said[-1].content):
         said.append(Said("assistant", "", []))
@@ -186,7 +188,7 @@ class ResponseStyle(ParsingStyle):
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoder.encode(numbered))
 
     def _finish(self, choice: Choice) -> list[_Event]:
-        """Completes the response, and returns the events of its last item."""
+        """Complete the response, and return the events of its last item."""
         done, response = choice.end, self._response
         response.status = "completed" if done.finish_reason == "stop" else "incomplete"
         if response.status == "incomplete":
@@ -216,14 +218,14 @@ class _Items:
         self._text: list[str] = []  # of it
 
     def add(self, part: Answer) -> list[_Event]:
-        """Adds a part of the answer."""
+        """Add a part of the answer."""
         events = self._add_text("reasoning", part.reasoning)
         for piece in part.pieces:
             events += self._add_text("message", piece) if isinstance(piece, str) else self._add_call(piece)
         return events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:
-        """Adds an item that is complete at once."""
+        """Add an item that is complete at once."""
         events, kind = self.close(), "response.function_call_arguments"
         called = {"type": "function_call", "id": self._new_id("fc"), "call_id": new_id(), "name": call.name}
         item = {**called, "arguments": call.arguments, "status": "completed"}
@@ -237,7 +239,7 @@ class _Items:
         ]
 
     def close(self, status: str = "completed") -> list[_Event]:
-        """Ends the open item, if there is one."""
+        """End the open item, if there is one."""
         if not self._kind:
             return []
         part, text = _PARTS[self._kind], "".join(self._text)
@@ -250,7 +252,7 @@ class _Items:
         ]
 
     def _add_text(self, kind: str, text: str) -> list[_Event]:
-        """Adds text to the open item of this kind, or to a new one."""
+        """Add text to the open item of this kind, or to a new one."""
         if not text:
             return []
         events, part = [], _PARTS[kind]

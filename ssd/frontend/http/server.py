@@ -1,8 +1,7 @@
 """HTTP on a listening socket: uvicorn's protocol (`connection.py`) without uvicorn's server.
 
 `uvicorn.Server` counts connections only after the event loop has accepted all that wait, when no descriptor may be left
-for ZeroMQ; it closes on a client that is over the limit without an answer, and takes the process's signals. So this
-file accepts, counts and ends the connections itself."""
+for ZeroMQ. It also takes the process's signals. So this file accepts, counts and ends connections itself."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _HANDSHAKE_S = 10.0  # of TLS
 
 
 class HttpServer:
-    """Serves HTTP on a listening socket, which it owns, from `start` to `stop`.
+    """The HTTP server on a listening socket, which it owns, from `start` to `stop`.
 
     Raises UsageError where the process may have too few descriptors, and for certificates or API keys that cannot be
     used."""
@@ -84,7 +83,7 @@ class HttpServer:
             await asyncio.wait({*ends, *self._state.tasks}, timeout=seconds)
 
     def _set_date(self) -> None:
-        """Keep the header of every answer up to date."""
+        """Keep the date in the head of every answer up to date."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._next_date = self._loop.call_later(1.0, self._set_date)
 

@@ -1,4 +1,4 @@
-"""What a body says the answer must be, in the words of OpenAI, vLLM and llama.cpp."""
+"""The format that a body asks of its answer, in the words of OpenAI, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
 
 def structured(body: Sampling) -> Structured | None:
-    """Returns what the answer must be, None for any text. Raises HttpError where fields contradict each other."""
+    """Return the format that the answer must have, or None for any text.
+
+    Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
@@ -29,12 +31,12 @@ def structured(body: Sampling) -> Structured | None:
 
 
 def field_of(body: Sampling) -> str | None:
-    """Returns the name of the field that says what the answer must be."""
+    """Return the name of the field that asks for a format, or None if none does."""
     return next((name for name, _ in _asked(body)), None)
 
 
 def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
-    """Each field that says something."""
+    """Yield each field that asks for a format, and the format."""
     if body.response_format is not None and (asked := _format(body.response_format)) is not None:
         yield "response_format", asked
     if (vllm := body.structured_outputs) is not None:
@@ -81,7 +83,7 @@ def _given(raw: Anything) -> bool:
 
 
 def _schema(raw: Anything) -> str:
-    """Returns the JSON of a schema, which may also come as a text."""
+    """Return the JSON of a schema, which may also come as a text."""
     assert isinstance(raw, msgspec.Raw)
     text = bytes(raw).decode()
     return str(msgspec.json.decode(text)) if text.startswith('"') else text

@@ -1,4 +1,4 @@
-"""What chats and completions have in common: a choice as it grows, and the end of an answer."""
+"""The common part of chats and completions: a choice as it grows, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
 Each: TypeAlias = Callable[[Callable[[TokenLogprob], Any], Sequence[TokenLogprob]], Awaitable[list[Any]]]
-"""Returns the JSON of what a function makes of each entry, without keeping other requests waiting."""
+"""A call that makes the JSON of each entry by a function, without keeping other requests waiting."""
 
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One completion of an answer so far. `told` counts the characters that a stream has sent.
-    With a `parser`, `parts` has what each message has added to what the text says, and `calls` how many calls."""
+    """One completion of an answer so far, with `told` characters of it sent in a stream.
+
+    With a `parser`, `parts` has one entry for each message that came, and `calls` counts the calls in them."""
 
     index: int
     asked: Generate
@@ -63,12 +64,13 @@ class Choice:
 
 
 class Style(ABC):
-    """The JSON of one interface, as msgspec structs. `prompt` is the name of its field for the prompt, `structured` of
-    the one that says what the answer must be."""
+    """The JSON of one interface, as msgspec structs.
+
+    `prompt` is the name of its field for the prompt, `structured` of the one that asks for the answer's format."""
 
     prompt: ClassVar[str]
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
-    """What comes after the last event."""
+    """The bytes after the last event."""
     shown: frozenset[int] = frozenset()
     """Special tokens that the text of choices must have."""
     by_origin = False
@@ -85,53 +87,55 @@ class Style(ABC):
         self._named: dict[str, Any] = {"id": name, "created": int(time.time()), "model": body.model}
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
-        """Adds what has come to a choice."""
+        """Add a message to a choice."""
         choice.take(message)
 
     def free(self, prompt: Sequence[int]) -> str:
-        """Returns the grammar of what an answer may say before its own grammar begins, its thoughts; "" for none."""
+        """Return the grammar of the thoughts before an answer that has a grammar, or "" for none."""
         return ""
 
     @abstractmethod
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
-        """Returns the answer that is not streamed. `each` converts log-probabilities, most of a large answer."""
+        """Return the answer that is not streamed.
+
+        `each` converts log-probabilities, most of a large answer."""
 
     @abstractmethod
     def first(self, choice: Choice) -> list[Any]:
-        """Returns the events that a choice's stream begins with."""
+        """Return the events that a choice's stream begins with."""
 
     @abstractmethod
     def events(self, choice: Choice, message: Chunk | Done) -> list[Any]:
-        """Returns the events of a message; that of the last one carries the finish reason."""
+        """Return the events of a message; the last one's event carries the finish reason."""
 
     def last(self, choices: Sequence[Choice]) -> list[Any]:
-        """Returns the events after all choices have ended."""
+        """Return the events after all choices have ended."""
         if not self._with_usage and not self._with_metrics:
             return []
         usage = self._usage(choices) if self._with_usage else UNSET
         return [self._part([], usage=usage, metrics=self._metrics(choices))]
 
     def error(self, error: HttpError) -> Any:
-        """Returns the event of an error in the middle of a stream, which is the last one."""
+        """Return the event of an error in the middle of a stream, which is the last one."""
         return error_object(error)
 
     def encode(self, event: Any) -> bytes:
-        """Returns an event as a stream has it."""
+        """Return the bytes of an event in a stream."""
         return b"data: %b\n\n" % encoder.encode(event)
 
     def _part(self, choices: list[Any], **more: Any) -> Any:
-        """Returns an event with these choices."""
+        """Return an event with these choices."""
         raise NotImplementedError
 
     def _event_usage(self, choice: Choice) -> answers.Usage | UnsetType | None:
-        """Returns the usage in an event of a choice: that of the choice so far, or null before the last event."""
+        """Return the usage in an event of a choice: the choice's so far, or null before the last event."""
         if not self._with_usage_so_far:
             return None if self._with_usage else UNSET
         prompt, made = len(choice.request.prompt), len(choice.token_ids)
         return answers.Usage(prompt, made, prompt + made)
 
     async def _prompt_logprobs(self, choice: Choice, each: Each) -> Any:
-        """Returns the log-probabilities of a prompt, if they were asked for."""
+        """Return the log-probabilities of a prompt, if they were asked for."""
         if not self._with_prompt_logprobs:
             return UNSET
         return [None, *await each(self._prompt_logprob, choice.prompt_logprobs)]
@@ -148,7 +152,7 @@ class Style(ABC):
         return answers.usage([choice.end for choice in choices], self._n)
 
     def _metrics(self, choices: Sequence[Choice]) -> answers.RequestMetrics | UnsetType:
-        """Returns the metrics of the first choice, if they were asked for."""
+        """Return the metrics of the first choice, if they were asked for."""
         if not self._with_metrics:
             return UNSET
         return answers.request_metrics(choices[0].end.metrics, len(choices[0].token_ids))

@@ -1,4 +1,4 @@
-"""Tools in chats: which of them an answer may call, and how template and engine are told of them."""
+"""Tools in chats: which of them an answer may call, and the grammar of such calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
 class Offer(NamedTuple):
-    """What answers may call, and `parser`, which reads it. `structured` enforces calls, `named` of a tool by name.
-    At most `most_calls` are told, if that is given."""
+    """The tools that an answer may call, and the `parser` that reads its calls.
+
+    `structured` enforces calls, `named` a call of one tool by name. Calls after the first `most_calls` are dropped."""
 
     tools: Sequence[Tool] = ()
     parser: type[ToolParser] | None = None
@@ -32,7 +33,9 @@ class Offer(NamedTuple):
 
 
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
-    """Returns what an answer may call. Raises HttpError where it cannot be enforced."""
+    """Return the tools that an answer may call.
+
+    Raises HttpError where a choice of them cannot be enforced."""
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
     if body.tool_choice not in (None, "none", "auto"):
         return _enforce(body, tools, format, most_calls)
@@ -46,7 +49,8 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
 
 
 def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None) -> Offer:
-    """Returns an offer that must be taken, by a call of any tool (`required`) or of one by name.
+    """Return an offer that must be taken, by a call of any tool (`required`) or of one by name.
+
     A model whose format has no grammar calls in that of `Llama3Json`, which is plain text. Raises HttpError."""
     names = [tool.function.name for tool in tools]
     named = isinstance(body.tool_choice, ChosenTool)
@@ -70,13 +74,15 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
 
 
 def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
-    """Returns tools as functions of a grammar. If not `obey`, only strict ones have their arguments checked."""
+    """Return tools as functions of a grammar, which checks all arguments (`obey`), or strict tools' only."""
     given = [tool.function for tool in tools]
     return [Function(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict)) for each in given]
 
 
 def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
-    """Returns the grammar that a parser makes; None if it makes none. Raises HttpError."""
+    """Return the grammar that a parser makes, or None if it makes none.
+
+    Raises HttpError."""
     try:
         answer = of(rules)
         text = rules.grammar(answer)
@@ -88,5 +94,5 @@ def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
 
 
 def new_id() -> str:
-    """Returns a name for a call."""
+    """Return a name for a call."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
