@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from ssd.frontend.http import answers
 
 Headers: TypeAlias = Mapping[bytes, bytes]
 
@@ -59,7 +61,7 @@ def cut(name: str) -> str:
     return name[:_SHOWN]
 
 
-def error_object(error: HttpError) -> dict[str, Any]:
+def error_object(error: HttpError) -> answers.Error:
     """Return the body of an error."""
     kind = _KINDS.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return answers.Error(answers.ErrorDetail(error.message, kind, error.param, error.code))
