@@ -5,6 +5,7 @@ Functions raise HttpError for a field that is wrong."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from msgspec import UNSET
@@ -120,11 +121,8 @@ class CompletionStyle(Style):
 
         Their text begins at `offset`; `tops` are their alternatives."""
         pieces = [self._vocabulary.piece(entry.token_id) for entry in entries]
-        offsets = []
-        for piece in pieces:
-            offsets.append(offset)
-            offset += len(piece)
-        return answers.CompletionLogprobs(pieces, [entry.logprob for entry in entries], tops, offsets), offset
+        *offsets, end = accumulate(map(len, pieces), initial=offset)
+        return answers.CompletionLogprobs(pieces, [entry.logprob for entry in entries], tops, offsets), end
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         return {
