@@ -15,44 +15,31 @@ from ssd.frontend.http.bodies import Sampling
 from ssd.frontend.http.errors import cut, invalid
 from ssd.frontend.http.structured import structured
 
-# Fields with the same name in body and SamplingParams; null means the default.
-_SAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "cache_salt",
-    "prompt_logprobs",
-)
+_SHARED = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
+_TEMPERATURE = 1.0  # OpenAI's, where neither the request nor the model says one
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
     """Return the parameters that all choices of a request share; admission checks them."""
-    asked = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    fields: dict[str, Any] = {"temperature": 1.0, **config.sampling.given(), **asked}
-    fields["top_k"] = max(0, fields.get("top_k", 0))  # -1 means off, too
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    given["max_tokens"] = min(given["max_tokens"], config.max_model_len)  # the context ends it anyway
-    return SamplingParams(
-        logit_bias=_biases(body.logit_bias or {}),
-        stop=tuple(filter(None, stop)),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        structured=structured(body),
-        seed=None if body.seed == -1 else body.seed,
-        speculation=_speculation(body, config),
-        truncate_prompt_tokens=_truncation(body.truncate_prompt_tokens, config),
-        **{**fields, **given},
-    )
+    asked = {name: getattr(body, name) for name in _SHARED} | given
+    if body.temperature is None and config.sampling.temperature is None:
+        asked["temperature"] = _TEMPERATURE
+    asked |= {
+        "top_k": 0 if body.top_k == -1 else body.top_k,  # both mean off
+        "max_tokens": min(given["max_tokens"], config.max_model_len),  # the context ends it anyway
+        "logit_bias": _biases(body.logit_bias or {}),
+        "stop": tuple(filter(None, stop)),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
+        "structured": structured(body),
+        "seed": None if body.seed == -1 else body.seed,
+        "speculation": _speculation(body, config),
+        "truncate_prompt_tokens": _truncation(body.truncate_prompt_tokens, config),
+    }
+    return config.sampling.params(**asked)
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
