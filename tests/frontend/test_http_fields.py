@@ -324,6 +324,14 @@ def test_what_a_request_does_not_say_the_model_does() -> None:
             assert found == expected
 
 
+def test_where_the_model_recommends_nothing_the_temperature_is_openais(scripted: HttpEngine) -> None:
+    for body, expected in (({}, 1.0), ({"temperature": 0.25}, 0.25)):
+        connection = scripted.connection()
+        connection.request("POST", COMPLETIONS, json.dumps({**RAW, **body}), {"content-type": "application/json"})
+        assert scripted.engine.target.next_submit().params.temperature == expected
+        connection.close()
+
+
 # -- the chat template ----------------------------------------------------------------------------------------------
 
 
