@@ -1,8 +1,12 @@
-"""The pages in docs/ and the README: links lead somewhere, tests that they name exist, lines fit a screen."""
+"""Pages: links lead somewhere, tests that they name exist, lines fit a screen. Docstrings: each reads once."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +55,68 @@ def test_lines_fit_and_stay_inside_the_repository(page: Path) -> None:
     for number, line in enumerate(page.read_text().splitlines(), 1):
         assert len(line) <= 120, f"{page.name}:{number} has {len(line)} columns"
         assert "../shared" not in line, f"{page.name}:{number}"
+
+
+ROOMS = sorted({path.relative_to(ROOT / "ssd").parts[0] for path in (ROOT / "ssd").rglob("*.py")})
+OPENING = re.compile(r"(What|Whatever|Whether|Those|That|The same|So many|Of|How|In which|As)\b")
+TURN = re.compile(r"\b(what is no|so many|by what is|that of what|as ever|which nobody)\b", re.IGNORECASE)
+NO_VERB = {
+    "A",
+    "An",
+    "The",
+    "It",
+    "This",
+    "These",
+    "True",
+    "False",
+    "None",
+    "See",
+    "If",
+    "Where",
+    "Which",
+    "Who",
+    "Why",
+}
+VERBS_IN_S = {"Pass", "Process", "Guess", "Compress", "Address", "Press", "Express", "Access"}
+
+
+def texts(source: str) -> Iterator[tuple[int, str, bool]]:
+    """(line, text, of a function) of each docstring, string under a name, and comment of a file."""
+    for node in ast.walk(ast.parse(source)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not (is_function or isinstance(node, ast.ClassDef | ast.Module)):
+            continue
+        for index, statement in enumerate(node.body):
+            if isinstance(statement, ast.Expr) and isinstance(text := getattr(statement.value, "value", None), str):
+                yield statement.lineno, text.strip(), is_function and index == 0
+    previous = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != previous + 1:
+                yield token.start[0], token.string.lstrip("# "), False
+            previous = token.start[0]
+
+
+def wrong(text: str, is_function: bool) -> str:
+    """Why a docstring or a comment has to be read twice; empty if it does not."""
+    first, one_line = text.split(maxsplit=1)[0].rstrip(".,:;") if text else "", " ".join(text.split())
+    if OPENING.match(text):
+        return "begins with a clause"
+    if found := TURN.search(one_line):
+        return f"says {found[0]!r}"
+    if is_function and (first in NO_VERB or (first.endswith("s") and first not in VERBS_IN_S)):
+        return "does not begin with an imperative"
+    return ""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_and_comments_read_once(room: str) -> None:
+    place = ROOT / "ssd" / room
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {why}: {text.splitlines()[0]}"
+        for path in files
+        for line, text, is_function in texts(path.read_text())
+        if (why := wrong(text, is_function))
+    ]
+    assert not found, "\n" + "\n".join(found)

@@ -33,7 +33,7 @@ log = logging.getLogger("ssd.frontend")
 
 _BEAT_S = 0.1
 _GRACE_S = 1.0  # for results to leave this process at the end
-_STEPS = 8  # of the target in a turn; their tokens go out before more are read
+_STEPS = 8  # steps of the target read in a turn; their tokens go out before more are read
 
 
 def main(child: Child) -> None:
@@ -45,7 +45,7 @@ def main(child: Child) -> None:
 
 
 def run(serving: Any) -> None:
-    """Runs a coroutine in uvloop, if it is installed, or in asyncio's loop."""
+    """Run a coroutine in uvloop, if it is installed, or in asyncio's loop."""
     try:
         import uvloop
     except ImportError:
@@ -55,14 +55,15 @@ def run(serving: Any) -> None:
 
 
 class Frontend:
-    """Serves clients until the supervisor asks it to drain and every request has ended.
+    """Owns the sockets and the request manager; serves clients until it is drained.
+
     HTTP answers from the start, and says that the model is loading. ZeroMQ clients are let in when the target is
     ready, so that a connection means a working engine."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
         self._config = child.config
-        # A context of the clients' own: ending it waits for the last results, while the other sockets live on.
+        # Clients have a context of their own: ending it waits for the last results, while the other sockets stay open.
         self._clients: zmq.Context[Any] = zmq.Context()
         self._gateways: list[Gateway] = []
         self._connections = itertools.count()
@@ -122,12 +123,10 @@ class Frontend:
         asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _connect(self) -> None:
-        """Connects to the target that runs now or comes next.
+        """Connect to the target that runs now or comes next.
 
-        What waits on this connection dies with that target.
-
-        The connection has a new name each time: a target that still knows the old one would not answer a second one of
-        that name."""
+        Messages that wait on this connection are lost with that target. Each connection has a new name: a target that
+        still knows the old one would not answer a second one of that name."""
         identity = b"frontend-%d-%d" % (self._child.epoch, next(self._connections))
         self._engine = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         dropped = self.manager.dropped_frame
@@ -140,7 +139,7 @@ class Frontend:
             self._open_gateway(self._router_for_others(), self._config.server.zmq_bind)
 
     def _router_for_others(self) -> zmq.Socket[bytes]:
-        """Returns the router for other machines, with keys unless the configuration does without."""
+        """Return the router for other machines, with keys if the configuration names their folder."""
         directory = self._config.server.zmq_keys
         if directory is not None:
             return secure_router(self._clients, Path(directory))
@@ -149,7 +148,7 @@ class Frontend:
         return router
 
     def _open_gateway(self, router: zmq.Socket[bytes], address: str) -> None:
-        """Listens on `address`. The gateway comes first, because it counts connections from the start."""
+        """Listen on `address`. The gateway is made before the bind, because it counts connections from the start."""
         self._gateways.append(Gateway(self.manager, router, self._child.epoch, self._guard))
         try:
             router.bind(address)
@@ -191,7 +190,7 @@ class Frontend:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Checks every few milliseconds whether everything has ended and left."""
+        """Check every few milliseconds if every request has ended and its output has been sent."""
         if self.manager.open_requests or any(gateway.busy for gateway in self._gateways):
             asyncio.get_running_loop().call_later(0.01, self._watch)
         else:
@@ -206,7 +205,7 @@ class Frontend:
             self._drained.set_exception(cause)
 
     async def _leave(self) -> None:
-        """Ends what is still open with what it has, then gives clients a moment to be told."""
+        """End open requests with their output so far, then wait up to `_GRACE_S` while clients receive it."""
         self.manager.abort_all()
         deadline = asyncio.get_running_loop().time() + _GRACE_S
         while any(gateway.busy for gateway in self._gateways) and asyncio.get_running_loop().time() < deadline:

@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         self._part = "head"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._part == "head":  # after a body it is a trailer, which nobody reads
+        if self._part == "head":  # after a body it is a trailer, and dropped
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -277,7 +277,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """True if an answer is under way, or due to a request before the one that is arriving."""
+        """Return True if an answer is under way, or due to a request before the one that is arriving."""
         first = self._answered
         if first is None or first.response_complete or first.disconnected:
             return False

@@ -57,7 +57,7 @@ class Exchange:
 
     @property
     def trace(self) -> dict[str, str]:
-        """W3C's trace context of the client, if it sent one."""
+        """Return W3C's trace context of the client, if it sent one."""
         return {name.decode(): value.decode("latin-1") for name in _TRACE if (value := self.header(name)) is not None}
 
     async def body(self, limit: int, budget: MemoryBudget) -> bytes:

@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def end(self) -> Done:
-        """The `Done` of a choice that has ended."""
+        """Return the `Done` of a choice that has ended."""
         assert self.done is not None
         return self.done
 
