@@ -40,9 +40,15 @@ def connect(request: pytest.FixtureRequest) -> type[Client]:
     return kind
 
 
+@pytest.fixture(scope="module")
+def echoing() -> Iterator[ScriptedEngine]:
+    with serving(echo) as engine:
+        yield engine
+
+
 @pytest.fixture
-def client(connect: type[Client]) -> Iterator[Client]:
-    with serving(echo) as engine, connect(engine.address) as client:
+def client(connect: type[Client], echoing: ScriptedEngine) -> Iterator[Client]:
+    with connect(echoing.address) as client:
         yield client
 
 

@@ -66,13 +66,24 @@ class Lying(Failing):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "steps"), [(0.8, None), (0.0, 1)], ids=["sampled, quick draft", "greedy, slow draft"]
+    ("backup", "temperature", "steps"),
+    [
+        ("auto", 0.8, None),
+        ("auto", 0.0, 1),
+        ("jit", 0.0, 1),
+        ("ngram", 0.8, None),
+        ("none", 0.0, 1),
+        (Failing, 0.8, None),
+        (Unborn, 0.0, 1),
+        (Lying, 0.0, 1),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("backup", ["auto", "jit", "ngram", "none", Failing, Unborn, Lying], ids=str)
 def test_no_backup_changes_a_token(
     world: World, backup: str | type[Failing], temperature: float, steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the draft's cache is right after every one of its tokens, those that were not its own included."""
+    """And the draft's cache is right after every one of its tokens, those that were not its own included. The draft is
+    quick, or takes `steps` steps a round."""
     if not isinstance(backup, str):
         maker = backup
         monkeypatch.setattr(misses, "load", lambda group, name: maker if group == SPECULATORS else None)

@@ -49,14 +49,6 @@ class Counting(TreeRunner):
         return super()._run(rows, shape, drawing, parts)
 
 
-@pytest.fixture(params=[1, 3, 16], ids=lambda depths: f"{depths} depths")
-def depths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many depths each step computes."""
-    count: int = request.param
-    monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now: count)
-    return count
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_in(tmp_path_factory.mktemp("world"))
@@ -221,6 +213,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
     assert [len(guesses) for guesses in results[0][:-2]] == [1 + more for more in MORE] * len(laws)
 
 
+@pytest.mark.thorough
 def test_several_tokens_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     kind, knobs = FAMILIES["mistral window"]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
@@ -279,19 +272,23 @@ def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_toke
 
 
 @pytest.mark.parametrize(
-    ("speculation", "levels"),
+    ("speculation", "levels", "depths"),
     [
-        (Speculation("ssd", 4, (3,)), 2),
-        (Speculation("ssd", 8, (1,)), 1),
-        (Speculation("ssd", 4, (), budget=12), 1),
-        (Speculation("sd", 4), 2),
+        (Speculation("ssd", 4, (3,)), 2, 1),
+        (Speculation("ssd", 8, (1,)), 1, 3),
+        (Speculation("ssd", 4, (), budget=12), 1, 16),
+        (Speculation("sd", 4), 2, 3),
+        pytest.param(Speculation("ssd", 4, (3,)), 2, 16, marks=pytest.mark.thorough),
+        pytest.param(Speculation("ssd", 4, (), budget=12), 1, 1, marks=pytest.mark.thorough),
     ],
-    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"{s} levels",
+    ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else str(s),
 )
 def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     world: World, speculation: Speculation, levels: int, depths: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty rounds of random outcomes of three sequences with different laws, interrupted at random depths."""
+    """Random outcomes of three sequences with different laws, interrupted at random depths; each step computes
+    `depths` of them."""
+    monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now: depths)
     # A smaller draft guesses however long that takes: a capture is part of a first step here.
     dice, settings = random.Random(1), config(speculation)
     monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *given: dice.randint(0, given[-1]))
@@ -306,10 +303,15 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
     draft.assert_empty()
 
 
-@pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.8), ("ssd", 0.0), ("ssd", 0.8)])
-def test_a_target_says_the_same_and_hits_as_often(world: World, mode: Mode, temperature: float, depths: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "temperature", "depths"), [("sd", 0.8, 1), ("sd", 0.8, 16), ("ssd", 0.8, 1), ("ssd", 0.0, 16)]
+)
+def test_a_target_says_the_same_and_hits_as_often(
+    world: World, mode: Mode, temperature: float, depths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts in chunks and shared ones; arrivals; accepted, rejected and promoted tokens as they come. Nobody waits
     for the draft, as how long that pays is a matter of time."""
+    monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now: depths)
     settings = config(Speculation(mode, 4, (3,), "none"))
     prompts = [tiny.token_ids(n, n) for n in (5, 150, 30, 2, 9)] + [tiny.token_ids(30, 30)[:20]]
     runner = static(world.draft.model, settings)

@@ -230,7 +230,7 @@ def test_a_draft_that_is_lost_changes_nothing(world: World) -> None:
     check(world, pair.run(prompts, params), prompts, params)
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("mode", ["sd", pytest.param("ssd", marks=pytest.mark.thorough)])
 def test_the_ratio_rule_keeps_the_distribution(world: World, mode: Mode) -> None:
     """Chi-square of which choice is made, against the exact probabilities of the three."""
     asked, prompt, count = ASKED["choice"], tiny.token_ids(9, 9, vocab_size=300), 480

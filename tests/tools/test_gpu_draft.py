@@ -22,6 +22,7 @@ from tools.gpu_report.job import Job, Row
 from tools.gpu_report.programmes import CALLS
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_both_calls_run_to_their_ends_and_leave_a_draft_and_its_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,13 +26,17 @@ from tools.soak import tiny
 ROOT = Path(__file__).parents[2]
 
 
+def report(out: Path, *arguments: str | Path) -> None:
+    """Run the report of tiny models on a CPU. It must succeed."""
+    command = [sys.executable, "-m", "tools.gpu_report", "--tiny", "--device", "cpu", "--out", str(out)]
+    done = subprocess.run([*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tools.gpu_report", "--tiny", "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path), "--seconds", "1700"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    report(tmp_path, "--seconds", "1700")
     parts = parts_of(tmp_path, EVERYTHING)
     assert [part.state for part in parts] == ["done"] * len(EVERYTHING)
     rows = {part.name: {row["name"]: row for row in part.rows} for part in parts}
@@ -51,12 +55,19 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.txt", "report.md", "rows.jsonl"]
 
 
+def test_some_parts_alone_are_in_the_report(tmp_path: Path) -> None:
+    report(tmp_path, "--only", "forward", "--only", "audit")
+    parts = parts_of(tmp_path, [step for step in EVERYTHING if step.part in ("forward", "audit")])
+    assert [part.state for part in parts] == ["done", "done"]
+    text = (tmp_path / "report.md").read_text()
+    assert "Nothing is wrong in what was run." in text and "| K = 7 | 72 |" in text
+
+
+@pytest.mark.thorough
 def test_a_pair_with_weights_is_measured_too(tmp_path: Path) -> None:
     """The step that needs files, transformers' own generation, with a pair on the disk."""
     target, draft = tiny.pair(tmp_path)
-    command = [sys.executable, "-m", "tools.gpu_report", "--tiny", "--device", "cpu", "--only", "assisted"]
-    pair = ["--target", str(target), "--draft", str(draft)]
-    subprocess.run([*command, *pair, "--out", str(tmp_path / "out")], cwd=ROOT, check=True, capture_output=True)
+    report(tmp_path / "out", "--only", "assisted", "--target", target, "--draft", draft)
     (part,) = parts_of(tmp_path / "out", [step for step in EVERYTHING if step.part == "assisted"])
     assert {row["name"] for row in part.rows} == {"transformers, generate", "transformers, assisted generation"}
 
@@ -156,7 +167,7 @@ def test_best_tokens_may_differ_in_near_ties_alone() -> None:
 
 def test_gpu_tests_say_clearly_that_there_is_no_gpu() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/gpu"],
+        [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_ipc.py"],
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
