@@ -36,7 +36,7 @@ def without_a_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model
 
 
-@pytest.mark.parametrize("built_in", [True, False])
+@pytest.mark.parametrize("built_in", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_the_demo_shows_three_gains_and_compares_all_ids(built_in: bool, without_a_draft: Path) -> None:
     target = () if built_in else ("--target", str(without_a_draft))
     done = run("demo", "--max-tokens", "8", *target)
@@ -64,7 +64,7 @@ def test_the_demo_shows_three_gains_and_compares_all_ids(built_in: bool, without
     assert f"ssd serve {'smollm2' if built_in else without_a_draft}\n" in parts[4]
 
 
-@pytest.mark.parametrize("mode", ["auto", "ssd"])
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.thorough), "ssd"])
 def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
     done = run("demo", PROMPT, "--max-tokens", "8", *(() if mode == "auto" else ("--mode", mode)))
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,9 @@ def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
 
 
-@pytest.mark.parametrize("last", ["auto> # The code:", "ssd target: emulated"])
+@pytest.mark.parametrize(
+    "last", ["auto> # The code:", pytest.param("ssd target: emulated", marks=pytest.mark.thorough)]
+)
 def test_ctrl_c_ends_every_part_and_leaves_nothing(last: str, without_a_draft: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "demo", "--max-tokens", "16", "--target", without_a_draft],

@@ -69,7 +69,7 @@ def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(schema))
     texts = set()
-    for mode in ("ar", "sd", "ssd"):
+    for mode in ("ar", "ssd"):
         asked = "--temperature", "0.8", "--seed", "3", "--mode", mode, "--json-schema", str(file)
         done = run("generate", "Describe a person in JSON.", *asked)
         assert done.returncode == 0, done.stderr
@@ -78,16 +78,14 @@ def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
     jsonschema.validate(json.loads(text), {**schema, "additionalProperties": False})
 
 
-@pytest.mark.parametrize(
-    "wrong", [["--regex", "[a-"], ["--regex", "a", "--grammar", __file__], ["--grammar", __file__]]
-)
-def test_no_grammar(wrong: list[str]) -> None:
-    done = run("generate", PROMPT, "--load-format", "mock", *wrong)
+def test_no_grammar() -> None:
+    """By an engine of its own; tests/cli/mistakes.txt has others, and those of a running engine."""
+    done = run("generate", PROMPT, "--load-format", "mock", "--grammar", __file__)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "error: " in done.stderr and ("structured output" in done.stderr or "give one of" in done.stderr)
+    assert "error: " in done.stderr and "structured output" in done.stderr
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_standard_streams_may_be_closed(closed: str, of_mock: str) -> None:
     """What is opened later gets the lowest numbers that are free, and children inherit those of the streams."""
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *MOCKED]

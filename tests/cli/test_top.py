@@ -13,7 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,25 +32,32 @@ TOP = ["-m", "ssd.cli.main", "top"]
 LEFT, SHOWN = r"\x1b\[\?1049l", r"\x1b\[\?25h"
 
 
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@contextmanager
+def runtime_directory() -> Iterator[Path]:
     """Where no other engine runs."""
     directory = Path(tempfile.mkdtemp(prefix="ssd-test-", dir="/tmp"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    yield directory
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_RUNTIME_DIR", str(directory))
+        environment.setenv(ROUND_VARIABLE, "20")
+        yield directory
     shutil.rmtree(directory)
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, runtime: Path) -> Iterator[Engine]:
-    monkeypatch.setenv(ROUND_VARIABLE, "20")
+def runtime() -> Iterator[Path]:
+    with runtime_directory() as directory:
+        yield directory
+
+
+@pytest.fixture
+def engine(runtime: Path) -> Iterator[Engine]:
     with running_engine(load_format="mock", max_model_len=8000) as engine:
         yield engine
 
 
-@pytest.fixture
-def busy(engine: Engine) -> Iterator[Engine]:
-    """One request after the other."""
+@pytest.fixture(scope="module")
+def busy_engine() -> Iterator[tuple[Path, Engine]]:
+    """One request after the other, and the only engine in its directory."""
     end = threading.Event()
 
     def ask() -> None:
@@ -56,11 +65,19 @@ def busy(engine: Engine) -> Iterator[Engine]:
             while not end.is_set():
                 client.generate([[1, 2, 3]], SamplingParams(max_tokens=20, ignore_eos=True))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    yield engine
-    end.set()
-    thread.join()
+    with runtime_directory() as directory, running_engine(load_format="mock", max_model_len=8000) as engine:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        yield directory, engine
+        end.set()
+        thread.join()
+
+
+@pytest.fixture
+def busy(busy_engine: tuple[Path, Engine], monkeypatch: pytest.MonkeyPatch) -> Engine:
+    directory, engine = busy_engine
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    return engine
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -149,7 +166,13 @@ def test_it_fits_into_any_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGQUIT, 143)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGQUIT, 143, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_terminal_is_given_back_whatever_ends_it(number: signal.Signals, code: int) -> None:
     with terminal(*TOP, "--demo") as window:
@@ -213,20 +236,20 @@ def test_an_engine_that_goes_is_waited_for_and_the_next_one_followed(runtime: Pa
 FIRST = r"\d\d:\d\d:\d\d \d+\.\d tok/s, 0 running"
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine, as_json: bool) -> None:
-    def is_gone(line: str) -> bool:
-        return json.loads(line)["state"] == "gone" if as_json else "the engine is gone" in line
-
-    command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address, *["--json"] * as_json]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
+def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine) -> None:
+    """As text, and as JSON."""
+    command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **streams) as words, subprocess.Popen([*command, "--json"], **streams) as objects:
+        assert words.stdout is not None and objects.stdout is not None
+        assert re.match(FIRST, words.stdout.readline())
+        assert json.loads(objects.stdout.readline())["state"] == "ready"
         engine.stop(drain=0)
-        assert any(is_gone(line) for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
-    assert (json.loads(first)["state"] == "ready") if as_json else re.match(FIRST, first)
+        assert any("the engine is gone" in line for line in words.stdout)
+        assert any(json.loads(line)["state"] == "gone" for line in objects.stdout)
+        for process in (words, objects):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
 
 
 def test_one_picture_or_one_object(busy: Engine) -> None:

@@ -45,9 +45,9 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("speculation", "levels"),
     [
-        (Speculation("ssd", 4, (3,)), 1),
+        pytest.param(Speculation("ssd", 4, (3,)), 1, marks=pytest.mark.thorough),
         (Speculation("ssd", 4, (3,)), 2),
-        (Speculation("ssd", 8, (1,)), 2),
+        pytest.param(Speculation("ssd", 8, (1,)), 2, marks=pytest.mark.thorough),
         (Speculation("ssd", 4, (), budget=12), 1),
         (Speculation("sd", 4), 1),
         (Speculation("sd", 8), 2),

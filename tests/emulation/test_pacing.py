@@ -81,7 +81,7 @@ def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatc
     assert len(slept) == 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.thorough), 1.0])
 def test_every_mode_says_the_same(tmp_path: Path, temperature: float) -> None:
     """Through all processes."""
     pair = write_pair(tmp_path / "pair", Agreement(0.8, 0.8, 4, 3))

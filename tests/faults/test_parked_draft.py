@@ -132,6 +132,7 @@ def test_a_parked_draft_is_told_as_such(engine: Engine) -> None:
     assert history.traces["draft"].since(0, snapshot.at)[0][-1].state is State.IDLE
 
 
+@pytest.mark.thorough
 def test_a_draft_that_dies_before_it_has_left_is_replaced_and_the_next_one_leaves(
     engine: Engine, client: Client, expected: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_draft_that_dies_before_it_has_left_is_replaced_and_the_next_one_leave
     assert comes_back(client, expected)
 
 
+@pytest.mark.thorough
 def test_a_draft_that_is_wanted_again_before_it_has_left_is_followed_by_another(
     engine: Engine, client: Client, expected: list[int]
 ) -> None:

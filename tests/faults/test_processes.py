@@ -44,7 +44,8 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine(resolve(EngineOptions(), ServerOptions(port=0))) as engine:
+    """One that replaces no draft for being stopped: on a busy machine a test takes longer than the 60 s of a step."""
+    with Engine(resolve(EngineOptions(step_timeout=300.0), ServerOptions(port=0))) as engine:
         yield engine
 
 
@@ -80,19 +81,18 @@ def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
     assert engine.failure is None
 
 
-@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
-def test_losing_the_draft_changes_no_token_and_the_next_one_proposes(engine: Engine, fault: signal.Signals) -> None:
+def test_losing_the_draft_changes_no_token_and_the_next_one_proposes(engine: Engine) -> None:
+    """Stopped in the middle of an answer, and then killed; tests/cli/test_generate.py kills it in the middle."""
     with Client(engine.address) as client:
         expected = client.generate(PROMPT, params("ar")).token_ids
         ids: list[int] = []
         for count, chunk in enumerate(client.stream(PROMPT, params())):
             if count == 5:
                 draft = engine.pids["draft"]
-                os.kill(draft, fault)
+                os.kill(draft, signal.SIGSTOP)
             ids += chunk.token_ids
         assert ids == expected
-        if fault != signal.SIGKILL:
-            os.kill(draft, signal.SIGKILL)
+        os.kill(draft, signal.SIGKILL)
         assert gone(draft, within_s=2)
         assert is_hit(client) and engine.pids["draft"] != draft
 
@@ -113,6 +113,7 @@ def test_a_draft_that_was_stopped_is_given_up_goes_on_and_is_of_use_again(engine
         assert any(state_after_request(engine, client) == "up" for _ in range(200)), "a first hit may be of the trial"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [Fault(hog=0.3), Fault(stopped=0.05, runs=0.2)], ids=["busy core", "pauses"])
 def test_a_draft_that_loses_its_core_for_moments_is_kept(engine: Engine, noise: Fault) -> None:
     with Client(engine.address) as client, disturbed(engine, noise) as begin:
@@ -187,7 +188,9 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
         assert len(texts) == 1, "before the hang, and over it"
 
 
-@pytest.mark.parametrize("stopped", [0, 1, 2], ids=ROLES)
+@pytest.mark.parametrize(
+    "stopped", [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)], ids=ROLES
+)
 def test_children_end_with_a_killed_supervisor(stopped: int) -> None:
     """Those that run, and one that is stopped."""
     host = subprocess.Popen(

@@ -1,5 +1,7 @@
 """Compiles the Triton kernels for GPUs that are not here (sm_90, sm_80): `python -m tests.layers.compile_kernels`.
 
+Arguments: the capabilities to compile for, 90 and 80 by default.
+
 Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant: how it multiplies and loads. Fails
 where one needs more shared memory than there is, or spills registers.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
 
-CAPABILITIES = (90, 80)
+CAPABILITIES = tuple(map(int, sys.argv[1:])) or (90, 80)
 _SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
 _SPILLED_WIDE = 256  # in tiles of 64 queries in 16 bits with heads of 256; half as many queries would miss wgmma
 _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Programming Guide, compute capabilities)
