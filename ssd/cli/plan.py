@@ -23,8 +23,7 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
-from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
-from ssd.planning.link import LinkForecast, over_link
+from ssd.planning.grid import Forecast, Grid, LinkForecast, Pair, forecast, forecast_remote, neural_below, strict
 from ssd.planning.measured import FIRST_GUESS, Gain, MeasuredPair, is_measured, measured_here
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 from ssd.speculation.theory import acceptance_rate
@@ -110,7 +109,7 @@ def plan(
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
     best = forecast(pair, 1, grid).best
-    links = tuple(over_link(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
+    links = tuple(forecast_remote(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
     paying = paying_batches(pair, grid)
     gains = None
     if here is not None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
 from ssd.speculation.theory import Cost, acceptance_rate, critical_batch, speedup_of_batch
 from ssd.tuning.learner import Measurements
-from ssd.tuning.predictor import predicted, predicted_sd
+from ssd.tuning.predictor import predicted, predicted_remote, predicted_sd
 
 
 class _WithOverhead(NamedTuple):
@@ -135,6 +135,24 @@ def forecast(pair: Pair, batch: int, grid: Grid) -> Forecast:
                 hits = hit_rate(measured.rate, fan_out, pair.misses)
                 settings.append(Setting(lookahead, budget, fan_out, speed, hits))
     return Forecast(batch, batch / pair.plain(batch), tuple(sd), tuple(settings))
+
+
+class LinkForecast(NamedTuple):
+    """A forecast of one sequence with the draft a round trip of `rtt` seconds away.
+
+    `speed`: tok/s. `hits`: hit rate. `tokens`: tokens a round. `ahead`: tokens committed in a round trip."""
+
+    rtt: float
+    speed: float
+    hits: float
+    tokens: float
+    ahead: int
+
+
+def forecast_remote(pair: Pair, rtt: float, lookahead: int, fan_out: Sequence[int]) -> LinkForecast:
+    """Return the forecast of one setting of `ssd` at batch 1 with the draft a round trip away."""
+    found = predicted_remote(pair.measurements(1, lookahead), rtt, lookahead, fan_out)
+    return LinkForecast(rtt, *found, round(rtt * found.speed))
 
 
 class Strict(NamedTuple):

@@ -22,8 +22,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
-from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
-from ssd.planning.link import over_link
+from ssd.planning.grid import Grid, Pair, forecast, forecast_remote, neural_below, strict
 from ssd.planning.measured import is_measured, measured_here
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
@@ -118,7 +117,7 @@ def test_json_agrees_with_the_functions() -> None:
 def test_a_draft_on_another_machine_is_planned_at_batch_1() -> None:
     found = planned("--paper", *SMALL, "--rtt", "5ms", "--rtt", "0.1s")
     best = forecast(PAPER.pair(), 1, GRID).best
-    expected = [over_link(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
+    expected = [forecast_remote(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
     assert found["links"] == [link._asdict() for link in expected]
     assert planned("--paper", *SMALL)["links"] == []
     output = of_paper(*SMALL, "--rtt", "5ms").output

@@ -26,13 +26,13 @@ from ssd.cli.options import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.grid import Pair
-from ssd.planning.link import over_link
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.theory import LinearCost
 from tools.simulate import report, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
+from tools.simulate.link import over_link
 from tools.simulate.options import LevelOf
 from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
