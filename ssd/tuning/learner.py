@@ -53,21 +53,31 @@ class Measurements:
 
     `verify` is the time of a verification by the tokens of the whole batch and `step` that of a tree step by the chains
     of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
-    turn, None if equal. `plain` is the time of one token for every row without a draft at work. `acceptance[i]` is the
-    rate of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `rate` is
-    the acceptance rate of all draft tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None until enough
-    misses were measured."""
+    turn, None if equal. `overhead` is the time of a round with a draft beside its forwards. `acceptance[i]` is the rate
+    of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `misses` is
+    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured."""
 
     verify: Cost
     step: Cost
-    plain: float
     acceptance: tuple[float, ...]
-    rate: float
     misses: tuple[float, float]
-    missed: AfterMiss | None = None
+    overhead: float = 0.0
     verify_alone: Cost | None = None
     step_alone: Cost | None = None
+    missed: AfterMiss | None = None
     lookup: LookupGain = NO_GAIN
+
+    def round_s(self, tokens: float) -> float:
+        """Return the seconds of a round that verifies `tokens` tokens while the draft works ahead."""
+        return self.verify.at(tokens) + self.overhead
+
+    def alone_s(self, tokens: float) -> float:
+        """Return the seconds of a verification of `tokens` tokens while the draft rests."""
+        return (self.verify_alone or self.verify).at(tokens)
+
+    def rate(self, depth: int) -> float:
+        """Return the acceptance rate of all draft tokens that are tested in rounds of `depth` >= 1."""
+        return acceptance_rate(self.acceptance, depth)
 
     def tokens(self, depth: float) -> float:
         """Return the expected tokens of a round with `depth` draft tokens, which need not be whole."""

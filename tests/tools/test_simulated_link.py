@@ -20,7 +20,7 @@ from tools.simulate.statistics import AcceptanceLaw, Statistics
 MS = 1e-3
 LLAMA = PAPER.pair()
 SURE = Pair(LinearCost(20 * MS, 0.0), LinearCost(1 * MS, 0.0), (1.0,), (0.0, 1.0))
-PLAIN = 1 / LLAMA.plain(1)
+PLAIN = 1 / LLAMA.alone_s(1)
 
 
 def test_beside_the_target_it_is_the_simulators() -> None:
@@ -65,20 +65,19 @@ WEAKER = Pair(LinearCost(50 * MS, 1 * MS), LinearCost(6 * MS, 0.1 * MS), (0.55, 
 @pytest.mark.parametrize("rtt", [0, 10, 40, 150])
 def test_the_predictor_is_near_the_simulation(pair: Pair, rtt: int) -> None:
     """Within 17 % as measured, so 20 % here."""
-    found = predicted_remote(pair.measurements(1, 4), rtt * MS, 4, (3,))
+    found = predicted_remote(pair, rtt * MS, 4, (3,))
     assert found.speed == pytest.approx(over_link(pair, rtt * MS, 4, (3,), tokens=4096).speed, rel=0.2)
 
 
 def test_the_predictor_knows_the_limits() -> None:
-    never = replace(SURE, acceptance=(0.0,), misses=(1.0, 0.0)).measurements(1, 4)
-    sure, llama = SURE.measurements(1, 4), LLAMA.measurements(1, 7)
-    assert predicted_remote(sure, 0.0, 4, (1,)).speed == pytest.approx(predicted(sure, 1, 4, (1,)))
-    assert predicted_remote(sure, 80 * MS, 4, (1,)).speed == pytest.approx(5 / (20 * MS))
-    assert predicted_remote(sure, 1.0, 4, (1,)).speed == pytest.approx(64), "the draft is at most so many tokens ahead"
+    never = replace(SURE, acceptance=(0.0,), misses=(1.0, 0.0))
+    assert predicted_remote(SURE, 0.0, 4, (1,)).speed == pytest.approx(predicted(SURE, 1, 4, (1,)))
+    assert predicted_remote(SURE, 80 * MS, 4, (1,)).speed == pytest.approx(5 / (20 * MS))
+    assert predicted_remote(SURE, 1.0, 4, (1,)).speed == pytest.approx(64), "the draft is at most so many tokens ahead"
     for rtt in (0, 80 * MS):
         found = predicted_remote(never, rtt, 4, (2,))
         assert (found.speed, found.tokens, found.hits) == pytest.approx((50.0, 1.0, 0.0))
-    speeds = [predicted_remote(llama, rtt * MS, 7, (3,)).speed for rtt in (0, 5, 20, 80, 150, 500, 5000)]
+    speeds = [predicted_remote(LLAMA, rtt * MS, 7, (3,)).speed for rtt in (0, 5, 20, 80, 150, 500, 5000)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == pytest.approx(1 / (19.2 * MS + 64e-6), rel=0.01), "plain decoding, with a round's overhead"
 

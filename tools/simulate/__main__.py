@@ -239,9 +239,9 @@ def remote(pair: Pair, lookahead: int, fan_out: int, rtts: tuple[float, ...], as
     """Simulate a draft on another machine, at batch 1, by round trip."""
     found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
     if as_json:
-        _print_json(ar=1 / pair.plain(1), links=[one._asdict() for one in found])
+        _print_json(ar=1 / pair.alone_s(1), links=[one._asdict() for one in found])
     else:
-        console().print(report.links_table(found, 1 / pair.plain(1)))
+        console().print(report.links_table(found, 1 / pair.alone_s(1)))
 
 
 @main.command()
