@@ -175,7 +175,6 @@ def test_what_was_learned_is_recalled_and_gives_way_to_another_text() -> None:
         learner.looked_up(2, 1)
     later.recall(*learner.agreement())
     assert later.acceptance[:3] == pytest.approx((1.0, 1.0, 0.0))
-    assert later.rate == pytest.approx(2 / 3, abs=0.01)
     for _ in range(60):
         learner.outcome(1, 0)
         later.outcome(1, 0)
