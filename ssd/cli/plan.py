@@ -23,11 +23,9 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
-from ssd.planning.grid import Forecast, Grid, Pair, forecast, neural_below, strict
-from ssd.planning.link import LinkForecast, over_link
+from ssd.planning.grid import Forecast, Grid, LinkForecast, Pair, forecast, forecast_remote, neural_below, strict
 from ssd.planning.measured import FIRST_GUESS, Gain, MeasuredPair, is_measured, measured_here
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
-from ssd.speculation.theory import acceptance_rate
 
 _MOST_COLUMNS = 8
 _SHOWN_RATES = 4  # acceptance rates that are printed for a pair on this machine
@@ -110,7 +108,7 @@ def plan(
     forecasts = tuple(forecast(pair, batch, grid) for batch in batches)
     break_evens = tuple(break_even(pair, found, grid) for found in forecasts)
     best = forecast(pair, 1, grid).best
-    links = tuple(over_link(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
+    links = tuple(forecast_remote(pair, rtt, best.lookahead, best.fan_out) for rtt in rtts)
     paying = paying_batches(pair, grid)
     gains = None
     if here is not None:
@@ -322,7 +320,7 @@ def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
 
 def _links(report: PlanReport) -> _Table:
     """Return the table of `ssd` with the draft a round trip away."""
-    best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.plain(1)
+    best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.alone_s(1)
     rows = []
     for found in report.links:
         figures = f"{found.speed:.1f}", f"{found.speed / plain:.2f}", f"{found.hits:.1%}", f"{found.tokens:.2f}"
@@ -336,9 +334,8 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     pair = report.pair
     yield _per_gpu(report)
     longest = max(report.grid.lookaheads)
-    rate = acceptance_rate(pair.acceptance, longest)
     yield "=sd, =ar: the rate from which on ssd per GPU is not below theirs. Worth: GPUs that the draft may take."
-    yield f"Acceptance rates are over K = {longest}, all positions changed alike; now {rate:.3f}."
+    yield f"Acceptance rates are over K = {longest}, all positions changed alike; now {pair.rate(longest):.3f}."
     if any(found.best.lookahead == longest for found in report.forecasts):
         yield "The best K is the largest one asked for: a wider range, such as -k 1-16, may hold a better one."
     paper = [_said(figure) for figure, source in report.sources.items() if source == PAPER.name]

@@ -23,6 +23,8 @@ Allocation = Literal["joint", "theorem", "either"]
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
+MAX_IN_FLIGHT = 48
+"""Upper bound on the trunk of a draft on another machine, without the tokens that chains add to it."""
 AUTO_LOOKAHEAD = 8
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 16

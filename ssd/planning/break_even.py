@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ssd.planning.grid import Forecast, Grid, Pair, forecast
 from ssd.speculation.fan_out import MOST, hit_rate
-from ssd.speculation.theory import acceptance_rate
 
 # The engine runs no larger batches.
 MAX_BATCH = 256
@@ -55,11 +54,11 @@ def break_even(pair: Pair, found: Forecast, grid: Grid) -> BreakEven:
         return forecast(with_misses(pair, level), batch, grid)
 
     def rate(level: float) -> float:
-        return acceptance_rate(with_acceptance(pair, level).acceptance, max(grid.lookaheads))
+        return with_acceptance(pair, level).rate(max(grid.lookaheads))
 
     def hits(level: float) -> float:
         best = found.best
-        return hit_rate(acceptance_rate(pair.acceptance, best.lookahead), best.fan_out, with_misses(pair, level).misses)
+        return hit_rate(pair.rate(best.lookahead), best.fan_out, with_misses(pair, level).misses)
 
     def named(ranges: Ranges, name: Callable[[float], float]) -> Ranges:
         return tuple((name(first), name(last)) for first, last in ranges)

@@ -9,60 +9,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ssd.speculation.fan_out import MOST, hit_rate, optimal_fan_out
-from ssd.speculation.theory import Cost, acceptance_rate, critical_batch, speedup_of_batch
+from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.theory import critical_batch, speedup_of_batch
 from ssd.tuning.learner import Measurements
-from ssd.tuning.predictor import predicted, predicted_sd
-
-
-class _WithOverhead(NamedTuple):
-    """Seconds of a verification and of the rest of its round."""
-
-    verify: Cost
-    overhead: float
-
-    def at(self, size: float) -> float:
-        return self.verify.at(size) + self.overhead
+from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_remote, predicted_sd
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The figures of a target and its draft.
+class Pair(Measurements):
+    """The measurements of a target and its draft, and the devices that they take.
 
-    - `verify`: seconds of a target's forward by the tokens of the whole batch. `step`: seconds of a draft's forward by
-      the chains of the whole batch. `overhead`: seconds of a round with a draft beside its forwards.
-    - `verify_alone`, `step_alone`: the times when models work in turn (`ar`, `sd`), if these differ.
-    - `acceptance[i]`: rate of draft token i + 1 if all before it were accepted; the last rate holds for later tokens.
-    - `misses`: (c, r) of the miss rate c F^-r.
-    - `target_gpus`, `draft_gpus`: numbers of devices. `sd` runs both models on the target's, `ssd` uses both kinds."""
+    `sd` runs both models on the target's devices, `ssd` uses both kinds."""
 
-    verify: Cost
-    step: Cost
-    acceptance: tuple[float, ...]
-    misses: tuple[float, float]
-    overhead: float = 0.0
     target_gpus: float = 1.0
     draft_gpus: float = 1.0
-    verify_alone: Cost | None = None
-    step_alone: Cost | None = None
-
-    def plain(self, batch: int) -> float:
-        """Return the seconds of one token for every sequence of a batch, without a draft."""
-        return (self.verify_alone or self.verify).at(batch)
-
-    def measurements(self, batch: int, lookahead: int) -> Measurements:
-        """Return the measurements that the tuner would have with K = `lookahead`, before any miss."""
-        rate = acceptance_rate(self.acceptance, lookahead)
-        return Measurements(
-            _WithOverhead(self.verify, self.overhead),
-            self.step,
-            self.plain(batch),
-            self.acceptance,
-            rate,
-            self.misses,
-            verify_alone=_WithOverhead(self.verify_alone or self.verify, self.overhead),
-            step_alone=self.step_alone,
-        )
 
 
 class Grid(NamedTuple):
@@ -125,16 +85,32 @@ def forecast(pair: Pair, batch: int, grid: Grid) -> Forecast:
     """Return the speeds of every setting of the grid for `batch` sequences."""
     sd, settings = [], []
     for lookahead in grid.lookaheads:
-        measured = pair.measurements(batch, lookahead)
-        sd.append((lookahead, predicted_sd(measured, batch, lookahead)))
+        sd.append((lookahead, predicted_sd(pair, batch, lookahead)))
         for budget in grid.budgets:
             if budget > lookahead:
-                best = optimal_fan_out(measured.rate, pair.misses[1], lookahead, budget)
-                fan_out = tuple(min(count, MOST) for count in best)
-                speed = predicted(measured, batch, lookahead, fan_out)
-                hits = hit_rate(measured.rate, fan_out, pair.misses)
+                fan_out = best_fan_out(pair, lookahead, budget)
+                speed = predicted(pair, batch, lookahead, fan_out)
+                hits = hit_rate(pair.rate(lookahead), fan_out, pair.misses)
                 settings.append(Setting(lookahead, budget, fan_out, speed, hits))
-    return Forecast(batch, batch / pair.plain(batch), tuple(sd), tuple(settings))
+    return Forecast(batch, predicted_plain(pair, batch), tuple(sd), tuple(settings))
+
+
+class LinkForecast(NamedTuple):
+    """A forecast of one sequence with the draft a round trip of `rtt` seconds away.
+
+    `speed`: tok/s. `hits`: hit rate. `tokens`: tokens a round. `ahead`: tokens committed in a round trip."""
+
+    rtt: float
+    speed: float
+    hits: float
+    tokens: float
+    ahead: int
+
+
+def forecast_remote(pair: Pair, rtt: float, lookahead: int, fan_out: Sequence[int]) -> LinkForecast:
+    """Return the forecast of one setting of `ssd` at batch 1 with the draft a round trip away."""
+    found = predicted_remote(pair, rtt, lookahead, fan_out)
+    return LinkForecast(rtt, *found, round(rtt * found.speed))
 
 
 class Strict(NamedTuple):
@@ -167,7 +143,6 @@ def neural_below(pair: Pair, fan_out: Sequence[int]) -> float:
 def _parts(pair: Pair, batch: int, fan_out: Sequence[int]) -> tuple[float, float, float, float]:
     """Return the hit rate, a round's tokens and seconds, and the time of a row's neural backup in rounds."""
     lookahead = len(fan_out) - 1
-    measured = pair.measurements(batch, lookahead)
-    round_s = measured.verify.at(batch * (lookahead + 1))
-    hits = hit_rate(measured.rate, fan_out, pair.misses)
-    return hits, measured.tokens(lookahead), round_s, lookahead * pair.step.at(1) / round_s
+    round_s = pair.round_s(batch * (lookahead + 1))
+    hits = hit_rate(pair.rate(lookahead), fan_out, pair.misses)
+    return hits, pair.tokens(lookahead), round_s, lookahead * pair.step.at(1) / round_s

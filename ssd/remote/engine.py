@@ -13,9 +13,8 @@ from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import OutOfPages
 from ssd.ipc.messages import Launch, Launched, Verified
-from ssd.remote.link import MOST_CHAINS, MOST_EXPECTED, LinkBoard, Trunk
+from ssd.remote.link import ABSORBED, MOST_CHAINS, MOST_EXPECTED, LinkBoard, Trunk
 from ssd.speculation.prefix import common_prefix_length
-from ssd.tuning.ahead import ABSORBED
 
 
 class LinkedTree(Tree):

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from ssd.config.params import MAX_LOOKAHEAD, Speculation, TokenId
+from ssd.config.params import MAX_IN_FLIGHT, MAX_LOOKAHEAD, Speculation, TokenId
 from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
@@ -22,10 +22,14 @@ from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, R
 LINK_VERSION = 196
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
 
-MOST_EXPECTED = 64
+MOST_EXPECTED = MAX_IN_FLIGHT + MAX_LOOKAHEAD
 """Longest trunk of a draft: the tokens being verified, and those expected to follow them."""
 MOST_CHAINS = 1024
 """Most chains of a sequence until an outcome differs from the trunk. They need no entry on a board."""
+
+ABSORBED = 4
+"""A chain with this many computed tokens is worth appending to the trunk."""
+_REACH = 2
 
 LINK_BYTES = 64 * 2**10
 """Bytes of a draft's largest frame."""
@@ -33,6 +37,17 @@ LINK_BYTES = 64 * 2**10
 BEAT_S = 0.25
 SILENT_MS = 1000
 """A transport counts as lost after this time without data; a quarter of it lies between two heartbeats."""
+
+
+def chain_length(lookahead: int, ahead: int) -> int:
+    """Return the length of chains for K = `lookahead` if `ahead` tokens are committed in a round trip."""
+    return min(MAX_LOOKAHEAD, lookahead + ahead)
+
+
+def trunk_length(verified: int, ahead: int) -> int:
+    """Return the upper bound on the trunk while its first `verified` tokens are verified (`Launch.in_flight`)."""
+    return min(MAX_IN_FLIGHT, verified + _REACH * ahead)
+
 
 _Delta = Annotated[int, Meta(ge=0, le=2**40)]
 _Rank = Annotated[int, Meta(ge=0, le=2**16)]

@@ -16,7 +16,6 @@ _RANKS = 16
 _ACCEPTANCE, _MISSES, _EXPONENTS = 0.5, (0.4, 0.6), (0.4, 1.2)
 _FEW = 5
 _SLOPE = 0.01
-_USUAL_LOOKAHEAD = 4
 _RECALLED = 40  # most samples that a rate of an earlier process counts as
 
 
@@ -53,21 +52,31 @@ class Measurements:
 
     `verify` is the time of a verification by the tokens of the whole batch and `step` that of a tree step by the chains
     of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
-    turn, None if equal. `plain` is the time of one token for every row without a draft at work. `acceptance[i]` is the
-    rate of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `rate` is
-    the acceptance rate of all draft tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None until enough
-    misses were measured."""
+    turn, None if equal. `overhead` is the time of a round with a draft beside its forwards. `acceptance[i]` is the rate
+    of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `misses` is
+    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured."""
 
     verify: Cost
     step: Cost
-    plain: float
     acceptance: tuple[float, ...]
-    rate: float
     misses: tuple[float, float]
-    missed: AfterMiss | None = None
+    overhead: float = 0.0
     verify_alone: Cost | None = None
     step_alone: Cost | None = None
+    missed: AfterMiss | None = None
     lookup: LookupGain = NO_GAIN
+
+    def round_s(self, tokens: float) -> float:
+        """Return the seconds of a round that verifies `tokens` tokens while the draft works ahead."""
+        return self.verify.at(tokens) + self.overhead
+
+    def alone_s(self, tokens: float) -> float:
+        """Return the seconds of a verification of `tokens` tokens while the draft rests."""
+        return (self.verify_alone or self.verify).at(tokens)
+
+    def rate(self, depth: int) -> float:
+        """Return the acceptance rate of all draft tokens that are tested in rounds of `depth` >= 1."""
+        return acceptance_rate(self.acceptance, depth)
 
     def tokens(self, depth: float) -> float:
         """Return the expected tokens of a round with `depth` draft tokens, which need not be whole."""
@@ -134,7 +143,6 @@ class Learner:
 
     def __init__(self) -> None:
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
-        self._rate = Mean(_ACCEPTANCE)
         self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
 
@@ -147,14 +155,11 @@ class Learner:
         """Begin with rates of an earlier process. They count as few samples, since the next text may differ."""
         self._acceptance = _recalled(acceptance, _ACCEPTANCE, _POSITIONS)
         self._hazard = _recalled(hits, 0.0, _RANKS)
-        if self._acceptance[0].count:
-            self._rate = Mean(acceptance_rate(self.acceptance, _USUAL_LOOKAHEAD), count=self._acceptance[0].count)
 
     def outcome(self, drafted: int, accepted: int) -> None:
         """Learn that `accepted` of `drafted` draft tokens were accepted in a verification."""
         for index in range(min(drafted, accepted + 1)):
             self._acceptance[min(index, _POSITIONS - 1)].note(float(index < accepted))
-        self._rate.note_outcome(drafted, accepted)
 
     def looked_up(self, fan_out: int, rank: int | None) -> None:
         """Learn that the bonus token was the `rank`-th, from 1, of `fan_out` prepared tokens; None: none of them.
@@ -179,13 +184,8 @@ class Learner:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Return the acceptance rates by position that have enough samples; without any, the overall rate."""
-        return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (self._rate.value,)
-
-    @property
-    def rate(self) -> float:
-        """Return the acceptance rate of all draft tokens."""
-        return self._rate.value
+        """Return the acceptance rates by position that have enough samples; without any, the first one's."""
+        return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (self._acceptance[0].value,)
 
     def misses(self) -> tuple[float, float]:
         """Return (c, r) of the power law c F^-r, fitted to the ranks that were tried often enough.

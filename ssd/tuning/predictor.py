@@ -4,10 +4,13 @@ The speed of a plan in mode `ssd` follows Theorem 7 and Corollary 16, its batch 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
-from ssd.config.params import DRAFTED, Mode
+from ssd.config.params import DRAFTED, MAX_IN_FLIGHT, MAX_LOOKAHEAD, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
 from ssd.tuning.learner import AfterMiss, Measurements
 
@@ -16,6 +19,7 @@ from ssd.tuning.learner import AfterMiss, Measurements
 ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 # Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
+_LONGEST_TRIP = 256  # rounds of plain decoding in a round trip; a draft further away is of no use
 
 
 Setting = tuple[Mode, int, int]
@@ -35,24 +39,37 @@ class SpeculationPlan(NamedTuple):
         return self.mode, self.lookahead, sum(self.fan_out)
 
 
-def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
-    """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
+class _WorkAhead(NamedTuple):
+    """The draft's work during a verification: the tokens of each chain, the new tokens of a hit, and the hit rate."""
+
+    depth: float
+    on_hit: float
+    hits: float
+
+
+def _work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> _WorkAhead:
     chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
     step = max(1e-6, measured.step.at(batch * chains))  # a clock may see nothing
     # Tree steps in the time of a verification with one draft token; deeper verifications must earn their own time.
-    steps = measured.verify.at(2 * batch) / step
+    steps = measured.round_s(2 * batch) / step
     # An unfinished step brings no token, and the first step of a round often computes path tokens, too.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
     shares = {d: depths.count(d) / len(depths) for d in depths}
     on_hit = sum(share * measured.tokens(d) for d, share in shares.items())
     hits = sum(share * _hits(measured, fan_out, d) for d, share in shares.items()) if depth > 0 else 0.0
+    return _WorkAhead(depth, on_hit, hits)
+
+
+def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
+    """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
+    depth, on_hit, hits = _work_ahead(measured, batch, lookahead, fan_out)
     any_miss = 1 - hits**batch
 
     def speed(missed: AfterMiss) -> float:
         verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
         tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
-        return tokens / (measured.verify.at(verified) + any_miss * missed.waited)
+        return tokens / (measured.round_s(verified) + any_miss * missed.waited)
 
     # `measured.missed` includes tokens that missed rows took from chains of other outcomes. Without time for a single
     # step there are no such chains.
@@ -66,21 +83,78 @@ def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float
     """Return the hit rate of rounds with `depth` tokens in flight."""
     in_flight = round(depth)
     lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
-    return hit_rate(measured.rate, lists, measured.misses)
+    return hit_rate(measured.rate(max(1, in_flight)), lists, measured.misses)
+
+
+class RemoteSpeed(NamedTuple):
+    """Tokens per second, the share of rounds that verify draft tokens without a wait, and tokens a round."""
+
+    speed: float
+    hits: float
+    tokens: float
+
+
+def predicted_remote(measured: Measurements, rtt: float, lookahead: int, fan_out: Sequence[int]) -> RemoteSpeed:
+    """Predict one sequence in `ssd` with the draft a round trip of `rtt` seconds away (docs/remote.md).
+
+    Rounds that hit follow each other until a loss. While the draft's trunk is right, a round trip is hidden. After a
+    rejection that was prepared for, some rounds end before the draft's new chains arrive: another rejection in one of
+    them is a loss, and so is a rejection that was not prepared for. After a loss the target decodes plainly, or waits,
+    for at least a round trip."""
+    depth, on_hit, hits = _work_ahead(measured, 1, lookahead, fan_out)
+    verify_s, step_s = measured.round_s(1 + depth), measured.step.at(1)
+    smooth = min(hits, _reached(measured, round(depth) + 1)[-1])  # rounds without a rejection
+    prepared = hits - smooth
+    late = sum(math.floor((rtt + step_s) / (verify_s * spread)) for spread in _SPREAD) / len(_SPREAD)
+    survived = smooth**late
+    late_rounds = (1 - survived) / (1 - smooth) if smooth < 1 else late
+    # Rounds until a loss: a Markov chain of rounds whose trunk is right and of late rounds after a prepared rejection.
+    right_rounds = (1 + prepared * late_rounds) / max(1e-9, 1 - smooth - prepared * survived)
+    rounds = smooth * right_rounds + prepared * (late_rounds + survived * right_rounds)
+
+    def speed(lost_rounds: float, tokens: float, seconds: float) -> RemoteSpeed:
+        total, every = rounds * on_hit + tokens, rounds + lost_rounds
+        return RemoteSpeed(total / (rounds * verify_s + seconds), rounds / every, total / every)
+
+    plain_s = measured.round_s(1)
+    plain = _plain_rounds(measured, max(1, math.ceil((rtt + step_s) / plain_s)), prepared / max(1e-9, 1 - smooth))
+    found = [speed(plain, plain, plain * plain_s)]
+    for wait in range(1, lookahead + 1):
+        found.append(speed(1, measured.tokens(wait), measured.round_s(1 + wait) + rtt + wait * step_s))
+    best = max(found, key=lambda one: one.speed)
+    # The draft knows at most this many tokens beyond those it has heard of.
+    bound = max(1 / plain_s, (MAX_IN_FLIGHT + MAX_LOOKAHEAD) / max(rtt, 1e-9))
+    return best._replace(speed=min(best.speed, bound))
+
+
+def _plain_rounds(measured: Measurements, trip: int, prepared: float) -> float:
+    """Return the expected rounds of plain decoding until the draft has caught up.
+
+    It has once the last `trip` tokens, those of a round trip, are known to it: all are its own, or all but one that was
+    `prepared` for."""
+    trip = min(trip, _LONGEST_TRIP)
+    reached = _reached(measured, trip)
+    one_rejected = sum((reached[i] - reached[i + 1]) * reached[trip - 2 - i] for i in range(trip - 1))
+    return sum(reached[:trip]) / max(1e-9, reached[trip - 1] + prepared * one_rejected)
+
+
+def _reached(measured: Measurements, depth: int) -> list[float]:
+    """Return the chance that the first 0, 1, ..., `depth` draft tokens are all accepted."""
+    rates = measured.acceptance
+    return list(accumulate((rates[min(i, len(rates) - 1)] for i in range(depth)), mul, initial=1.0))
 
 
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
     """Predict tokens per second of mode `sd`: draft K tokens, then verify them."""
-    verify, step = measured.verify_alone or measured.verify, measured.step_alone or measured.step
-    time = verify.at(batch * (1 + lookahead)) + lookahead * step.at(batch)
-    return batch * measured.tokens(lookahead) / time
+    verify_s = measured.alone_s(batch * (1 + lookahead)) + measured.overhead
+    draft_s = lookahead * (measured.step_alone or measured.step).at(batch)
+    return batch * measured.tokens(lookahead) / (verify_s + draft_s)
 
 
 def predicted_plain(measured: Measurements, batch: int) -> float:
     """Predict tokens per second without a draft: plain decoding and the gain of prompt lookup."""
-    gain, verify = measured.lookup, measured.verify_alone or measured.verify
-    more = verify.at(batch * (1 + gain.verified)) - verify.at(batch)
-    return batch * (1 + gain.accepted) / (measured.plain + more)
+    gain = measured.lookup
+    return batch * (1 + gain.accepted) / measured.alone_s(batch * (1 + gain.verified))
 
 
 def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
@@ -131,9 +205,13 @@ def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[
     """List the fan-outs F_0..F_K to consider for one K."""
     if choices.fan_out:
         return [choices.fan_out]
-    budgets = _budgets(lookahead + 1, choices.chains)
-    lists = [optimal_fan_out(measured.rate, measured.misses[1], lookahead, budget) for budget in budgets]
-    return [tuple(min(count, MOST) for count in fan_out) for fan_out in lists]
+    return [best_fan_out(measured, lookahead, budget) for budget in _budgets(lookahead + 1, choices.chains)]
+
+
+def best_fan_out(measured: Measurements, lookahead: int, budget: int) -> tuple[int, ...]:
+    """Return the list of Theorem 12 for one K and at most `budget` chains, none above `MOST`."""
+    best = optimal_fan_out(measured.rate(lookahead), measured.misses[1], lookahead, budget)
+    return tuple(min(count, MOST) for count in best)
 
 
 def _budgets(fewest: int, most: int) -> Iterator[int]:

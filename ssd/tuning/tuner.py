@@ -313,7 +313,7 @@ class Tuning:
         """Return True if rounds with a draft were much slower than plain decoding would be."""
         if window.setting is None or window.setting[0] not in DRAFTED:
             return False
-        measured = self._measurements(window.batch)
+        measured = self._measurements()
         if measured is None:
             return False
         return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
@@ -328,7 +328,7 @@ class Tuning:
         if not followed:
             return
         self.windows += 1
-        measured = self._measurements(window.batch)
+        measured = self._measurements()
         if measured is not None:
             plan = followed[0][1]
             plan = plan._replace(speed=speed_of(measured, window.batch, plan))
@@ -342,7 +342,7 @@ class Tuning:
     def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
         """Choose the next plan; without measurements the one that costs least if it is wrong."""
         batch, _, key = place
-        measured = self._measurements(batch)
+        measured = self._measurements()
         choices = self._choices(key)
         if measured is None:
             lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
@@ -364,7 +364,7 @@ class Tuning:
         if not plan.speed:
             return f"{said}: nothing is measured yet"
         said += f": predicted for the next rounds {chooser.expected(plan):.0f} tok/s"
-        measured = self._measurements(self._batch)
+        measured = self._measurements()
         others = [
             other for other in self._ranked.get(_Place(self._batch, self._draft, key), []) if other.mode != plan.mode
         ]
@@ -390,8 +390,8 @@ class Tuning:
             self._choosers[batch] = Chooser(self._dice)
         return self._choosers[batch]
 
-    def _measurements(self, batch: int) -> Measurements | None:
-        """Return the measurements for `batch` rows of the most frequent kind; None while no time was measured."""
+    def _measurements(self) -> Measurements | None:
+        """Return the measurements for rows of the most frequent kind; None while no time was measured."""
         costs = self.costs
         alone = costs.of("verify") or costs.of("verify_beside")
         beside = costs.of("verify_beside") or costs.of("verify")
@@ -407,9 +407,7 @@ class Tuning:
         return Measurements(
             verify=beside,
             step=ahead,
-            plain=alone.at(batch),
             acceptance=learner.acceptance,
-            rate=learner.rate,
             misses=learner.misses(),
             missed=learner.after_miss,
             verify_alone=alone,

@@ -22,8 +22,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
-from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
-from ssd.planning.link import over_link
+from ssd.planning.grid import Grid, Pair, forecast, forecast_remote, neural_below, strict
 from ssd.planning.measured import is_measured, measured_here
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
@@ -74,7 +73,7 @@ def test_the_papers_pair_is_named_as_such() -> None:
         "Best settings",
         "Break-even, tok/s per GPU: ar and sd on 4, ssd on 4 + 1",
         "neural below (Theorem 17)",
-        "Per GPU, ssd on 4 + 1 GPUs is ahead of ar and sd on 4 at batch 1 to 34, and no longer from 35 on.",
+        "Per GPU, ssd on 4 + 1 GPUs is ahead of ar and sd on 4 at batch 1 to 33, and no longer from 34 on.",
         "a wider range, such as -k 1-16",
         "the paper's Llama pair's, not your machine's",
     ):
@@ -118,7 +117,7 @@ def test_json_agrees_with_the_functions() -> None:
 def test_a_draft_on_another_machine_is_planned_at_batch_1() -> None:
     found = planned("--paper", *SMALL, "--rtt", "5ms", "--rtt", "0.1s")
     best = forecast(PAPER.pair(), 1, GRID).best
-    expected = [over_link(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
+    expected = [forecast_remote(PAPER.pair(), rtt, best.lookahead, best.fan_out) for rtt in (0.005, 0.1)]
     assert found["links"] == [link._asdict() for link in expected]
     assert planned("--paper", *SMALL)["links"] == []
     output = of_paper(*SMALL, "--rtt", "5ms").output
@@ -138,7 +137,9 @@ OPTIONS = (
 
 
 def test_every_figure_can_be_given() -> None:
-    pair = Pair(LinearCost(0.02, 0.0005), LinearCost(0.003, 0.0), (0.8, 0.9), (0.3, 0.7), 0.0002, 2.0, 0.5)
+    pair = Pair(
+        LinearCost(0.02, 0.0005), LinearCost(0.003, 0.0), (0.8, 0.9), (0.3, 0.7), 0.0002, target_gpus=2, draft_gpus=0.5
+    )
     found = planned("--paper", *SMALL, *OPTIONS)
     assert found["batches"][1]["best"]["ssd"] == as_read(forecast(pair, 4, GRID).best._asdict())
     assert found["batches"][1]["per_gpu"] == forecast(pair, 4, GRID).per_gpu(pair)
@@ -215,7 +216,7 @@ def test_it_plans_with_what_the_engine_has_measured(here: Here) -> None:
     learner.recall(LAWS[0].acceptance, LAWS[0].hits)
     alone = CostTable(TABLES["verify"]), CostTable(TABLES["step"])
     beside = CostTable(TABLES["verify_beside"]), CostTable(TABLES["step_beside"])
-    pair = Pair(*beside, (0.7, 0.8), learner.misses(), 0.0, 1.0, 0.0, *alone)
+    pair = Pair(*beside, (0.7, 0.8), learner.misses(), 0.0, *alone, draft_gpus=0.0)
     for entry in found["batches"]:
         expected = forecast(pair, entry["batch"], GRID)
         assert entry["ar"] == expected.ar

@@ -63,19 +63,19 @@ def test_plain_decoding_knows_no_k_and_no_overhead() -> None:
 
 def test_the_speeds_are_those_of_the_tuner() -> None:
     """With the acceptance rate that goes with each K, and the overhead in every verification."""
+    assert [LLAMA.round_s(tokens) for tokens in (0, 5)] == pytest.approx([19.2 * MS, 19.2 * MS + 5 * 64e-6])
     found = forecast(LLAMA, 4, GRID)
     assert [(s.lookahead, s.budget) for s in found.settings] == [
         (k, b) for k in GRID.lookaheads for b in GRID.budgets if b > k
     ]
     for setting in found.settings:
-        measured = LLAMA.measurements(4, setting.lookahead)
-        assert measured.rate == AcceptanceLaw(LLAMA.acceptance).rate(setting.lookahead)
-        assert [measured.verify.at(tokens) for tokens in (0, 5)] == pytest.approx([19.2 * MS, 19.2 * MS + 5 * 64e-6])
-        assert setting.speed == predicted(measured, 4, setting.lookahead, setting.fan_out)
-        assert setting.hits == hit_rate(measured.rate, setting.fan_out, LLAMA.misses)
+        rate = AcceptanceLaw(LLAMA.acceptance).rate(setting.lookahead)
+        assert LLAMA.rate(setting.lookahead) == rate
+        assert setting.speed == predicted(LLAMA, 4, setting.lookahead, setting.fan_out)
+        assert setting.hits == hit_rate(rate, setting.fan_out, LLAMA.misses)
         assert sum(setting.fan_out) == setting.budget or max(setting.fan_out) == 16
     assert max(forecast(LLAMA, 1, Grid((1,), (63,))).best.fan_out) == 16
-    assert found.sd == tuple((k, predicted_sd(LLAMA.measurements(4, k), 4, k)) for k in GRID.lookaheads)
+    assert found.sd == tuple((k, predicted_sd(LLAMA, 4, k)) for k in GRID.lookaheads)
 
 
 def test_models_that_work_in_turn_have_times_of_their_own() -> None:

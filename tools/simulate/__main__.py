@@ -26,13 +26,13 @@ from ssd.cli.options import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.grid import Pair
-from ssd.planning.link import over_link
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.theory import LinearCost
 from tools.simulate import report, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
+from tools.simulate.link import over_link
 from tools.simulate.options import LevelOf
 from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
@@ -239,9 +239,9 @@ def remote(pair: Pair, lookahead: int, fan_out: int, rtts: tuple[float, ...], as
     """Simulate a draft on another machine, at batch 1, by round trip."""
     found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
     if as_json:
-        _print_json(ar=1 / pair.plain(1), links=[one._asdict() for one in found])
+        _print_json(ar=1 / pair.alone_s(1), links=[one._asdict() for one in found])
     else:
-        console().print(report.links_table(found, 1 / pair.plain(1)))
+        console().print(report.links_table(found, 1 / pair.alone_s(1)))
 
 
 @main.command()

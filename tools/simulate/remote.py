@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ssd.planning.break_even import MAX_BATCH
 from ssd.planning.grid import Grid, Pair, forecast
-from ssd.planning.link import over_link
 from ssd.speculation.theory import Cost
+from tools.simulate.link import over_link
 
 _TOKENS, _LEAST_TOKENS = 8192, 512  # that are simulated: of all texts, and of each
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from ssd.bench.outputs import grid
-from ssd.planning.link import LinkForecast
+from ssd.planning.grid import LinkForecast
 from tools.simulate.calibration import Note
 from tools.simulate.cascade import Prediction
 from tools.simulate.remote import Capacity

@@ -1,4 +1,4 @@
-"""Predicts `ssd` with a draft a round trip away (docs/remote.md), by simulating tokens and messages.
+"""Simulates `ssd` with a draft a round trip away (docs/remote.md): its tokens and messages.
 
 First a random text is drawn: at each position the draft's first choice is right, another candidate is, or none is.
 Then target and draft work by their own clocks; each message takes half a round trip."""
@@ -10,26 +10,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from ssd.planning.grid import Pair
+from ssd.config.params import MAX_IN_FLIGHT
+from ssd.planning.grid import LinkForecast, Pair
+from ssd.remote.link import ABSORBED, chain_length, trunk_length
 from ssd.speculation.fan_out import fan_out_at, hit_rate
 from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
-from ssd.tuning.ahead import ABSORBED, MOST_IN_FLIGHT, chain_length, trunk_length
 
 _TOKENS, _SEED = 8192, 20260303
 _EPOCHS = 32  # latest states of the draft that the receiver keeps
-
-
-class LinkForecast(NamedTuple):
-    """A forecast for a link of `rtt` seconds.
-
-    `speed`: tok/s of one sequence. `hits`: hit rate. `tokens`: tokens a round. `ahead`: tokens committed in a round
-    trip."""
-
-    rtt: float
-    speed: float
-    hits: float
-    tokens: float
-    ahead: int
 
 
 def over_link(
@@ -55,7 +43,7 @@ class _Text:
         random, since = Random(seed), 0
         prepared = _prepared(pair, lookahead, fan_out)
         self._covered: dict[int, bool] = {}
-        self._next = [0] * (tokens + MOST_IN_FLIGHT + 256)
+        self._next = [0] * (tokens + MAX_IN_FLIGHT + 256)
         for position in range(len(self._next)):
             rate = pair.acceptance[min(since, len(pair.acceptance) - 1)]
             since = since + 1 if random.random() < rate else 0
