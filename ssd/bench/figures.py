@@ -102,7 +102,7 @@ def _compared(
     setting: Setting, answers: Sequence[Completion], reference: Sequence[Completion], temperature: float
 ) -> Row:
     """Count the answers with the ids of `ar`; None if the sampler's ids may differ."""
-    if setting.speculation.mode != "ar" and setting.speculation.ratio_rule(temperature):
+    if setting.speculation.mode != "ar" and not setting.speculation.rule(temperature).emits_samples:
         return {"answers": len(answers), "equal_to_ar": None}
     pairs = zip(answers, reference, strict=True)
     return {"answers": len(answers), "equal_to_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}

@@ -184,7 +184,7 @@ def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None =
             row = described(setting, temperature) | traffic.as_json() | load_figures(passes[setting.name])
             if config is not None:
                 row["runs_on"] = runs_on(config, setting.speculation.mode)
-            if reference is not None and not setting.speculation.ratio_rule(temperature):
+            if reference is not None and setting.speculation.rule(temperature).emits_samples:
                 row |= equal_answers(passes[setting.name], passes[reference.name])
             report.rows.append(row)
     if read:

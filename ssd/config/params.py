@@ -12,6 +12,7 @@ from msgspec import Meta, inspect
 
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
+from ssd.speculation.rules import AcceptanceRule, acceptance_rule
 
 Mode = Literal["auto", "ar", "ngram", "sd", "ssd"]
 DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
@@ -114,7 +115,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)"
         if self.chains > MAX_CHAINS:
             return f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared"
-        if self.saguaro_c != 1.0 and self.sampler != "rejection":
+        if self.saguaro_c != 1.0 and not self.rule().needs_draft_probs:
             return "saguaro-c belongs to the sampler rejection"
         return None
 
@@ -128,9 +129,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return True if mode, K or fan-out is chosen while the engine runs."""
         return self.mode == "auto" or (self.mode in DRAFTED and not (self.num_speculative_tokens and self.fan_out))
 
-    def ratio_rule(self, temperature: float) -> bool:
-        """Return True if draft tokens are accepted by the ratio of probabilities, not by equality with the target's."""
-        return self.sampler == "rejection" and temperature > 0.0
+    def rule(self, temperature: float = 1.0) -> AcceptanceRule:
+        """Return the acceptance rule at a temperature; by default above 0, where a rule needs most."""
+        return acceptance_rule(self.sampler, temperature)
 
     @property
     def longest(self) -> int:

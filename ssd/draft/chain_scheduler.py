@@ -144,12 +144,12 @@ class ChainScheduler:
     def _likeliest(self, tree: Tree) -> list[Chain]:
         """Return chains for the new outcomes among the `budget` likeliest of the whole trunk, likeliest first.
 
-        Older chains not among these lose their cells, and without a computed token their board entries, too. Under
-        the ratio rule chains with a token stay: there are draft probabilities for `budget` entries alone."""
+        Older chains not among these lose their cells, and without a computed token their board entries, too. Chains
+        with draft probabilities stay: the arena has them for `budget` entries alone."""
         new = [Chain(fork, [token], None, _NEXT, chance) for fork, token, chance in tree.new_outcomes(self._chances)]
         if not new:
             return []
-        staying = {chain.entry for chain in tree.chains if tree.ratio_rule and chain.computed}
+        staying = {chain.entry for chain in tree.chains if tree.rule.needs_draft_probs and chain.computed}
         placed = [chain for chain in tree.chains if chain.cell is not None and chain.entry not in staying]
         room = max(0, tree.speculation.budget - len(staying))
         kept = nlargest(room, [*placed, *new], key=lambda chain: chain.probability)

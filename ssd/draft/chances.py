@@ -21,21 +21,21 @@ _COPIED = {2: (0.3, 0.75), 3: (0.4, 0.85), 4: (0.45, 0.85), 5: (0.55, 0.9), 6: (
 class Node(NamedTuple):
     """The draft's knowledge of the token after a number of trunk tokens.
 
-    `candidates` are ranked by `scores`, best first: logits at temperature 0, else their `sampling.perturbed`, or under
-    the ratio rule logits over temperature. `in_flight` is the trunk token there, if the target verifies one. `copied`
-    is the token that followed an earlier occurrence of the last tokens."""
+    `candidates` are ranked by `scores`, best first: logits at temperature 0, else logits over temperature, with the
+    target's noise if the rule `shares_noise`. `in_flight` is the trunk token there, if the target verifies one.
+    `copied` is the token that followed an earlier occurrence of the last tokens."""
 
     candidates: Sequence[int]
     scores: Sequence[float]
     in_flight: int | None
     copied: Copied | None
     temperature: float
-    ratio_rule: bool
+    shares_noise: bool
 
     @property
     def first(self) -> int | None:
-        """Return the token whose probability comes first: the draft's best; under the ratio rule the tested one."""
-        return self.in_flight if self.ratio_rule else self.candidates[0]
+        """Return the token whose probability comes first: the draft's best; without shared noise the tested one."""
+        return self.candidates[0] if self.shares_noise else self.in_flight
 
 
 class Calibration:
@@ -91,7 +91,7 @@ class _Law:
 
 
 class Chances:
-    """Learns from all sequences of a draft, separately for greedy, coupled and rejection sampling."""
+    """Learns from all sequences of a draft: apart from greedy ones, from others with shared noise, from the rest."""
 
     def __init__(self) -> None:
         self._laws = defaultdict[tuple[bool, bool], _Law](_Law)
@@ -135,7 +135,7 @@ class Chances:
             law.copied[_kind(node)].note(float(node.copied.token == token))
 
     def _law(self, node: Node) -> _Law:
-        return self._laws[node.temperature > 0, node.ratio_rule]
+        return self._laws[node.temperature > 0, node.shares_noise]
 
 
 def _shares(node: Node) -> dict[int, float]:

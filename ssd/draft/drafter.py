@@ -20,12 +20,11 @@ from ssd.execution.batch import Row, output_indices
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.kernels import cpu
 from ssd.kernels.guess import Ask, GuessStep
 from ssd.speculation import forks as outcome
 from ssd.speculation.fan_out import fan_out_at, most_candidates
-from ssd.speculation.noise import NoiseCache, Stream, gumbels_at, halves, stream_seed
-from ssd.speculation.sampling import Noise, argmax, filtered, perturbed, ranked, saguaro, warmth
+from ssd.speculation.noise import NoiseCache, Stream, gumbels_of, halves, keys_of, stream_seed
+from ssd.speculation.sampling import Asked, Noise, argmax, ranked, saguaro, scores_of
 
 
 class PathRow(NamedTuple):
@@ -239,9 +238,7 @@ class DraftSampler:
 
     def only_ranks(self, rows: Sequence[LogitRows]) -> bool:
         """Return True if guesses need only the best logits, over the temperature and with noise."""
-        trees = [own.tree for own in rows]
-        full = any(tree.ratio_rule or tree.law.filters or tree.grammar is not None for tree in trees)
-        return not (full or outcome.NEEDS_PROBABILITIES)
+        return not any(own.tree.law.filters or reads_logits(own.tree) for own in rows)
 
     def asks(self, rows: Sequence[LogitRows]) -> tuple[list[Ask], int]:
         """Return an `Ask` to our kernels for each row of logits, and how many candidates they should find."""
@@ -268,30 +265,24 @@ class DraftSampler:
         own_texts = [*texts] if texts else [None] * len(rows)
         logits = self._masked(logits, rows, own_texts)
         self._prepare(rows)
-        count = self._count(rows)
-        parts, raw = logits.split([len(own.positions) for own in rows]), logits
-        if cpu.serve(logits) and not any(own.tree.ratio_rule or own.tree.law.filters for own in rows):
-            warm = [
-                row
-                for own, text in zip(rows, own_texts, strict=True)
-                for row in warmth(own.tree.law, own.positions, self._noise_of(text, logits.shape[1]))
-            ]
-            found = cpu.rank(logits, count, warm)
-        else:
-            if any(own.tree.law.temperature > 0 for own in rows):
-                parts = tuple(map(self._scores, parts, rows, own_texts))
-                logits = torch.cat(parts)
-            found = ranked(logits.float().contiguous(), count)
+        asked = [
+            Asked(own.tree.law, own.positions, self._noise_of(text, logits.shape[1]) if _shares(own) else None)
+            for own, text in zip(rows, own_texts, strict=True)
+        ]
+        scores, warmth = scores_of(logits, asked)
+        found = ranked(scores, self._count(rows), warmth)
         row_texts = [text for own, text in zip(rows, texts, strict=False) for _ in own.positions]
         guesses = _ranked_guesses(self._vocabulary.names(found.ids, row_texts), found.scores)
         if outcome.NEEDS_PROBABILITIES:
-            chances = torch.softmax(raw.float(), dim=-1).gather(1, torch.tensor(found.ids, device=raw.device)).tolist()
+            chances = (
+                torch.softmax(logits.float(), dim=-1).gather(1, torch.tensor(found.ids, device=logits.device)).tolist()
+            )
             guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
         if any(own.drafts or own.tree.law.filters for own in rows):
             guesses = [possible(guess) for guess in guesses]
-        start = 0
+        start, parts = 0, scores.split([len(own.positions) for own in rows])
         for part, own, text in zip(parts, rows, own_texts, strict=True):
-            if own.tree.ratio_rule and len(part):
+            if own.tree.rule.needs_draft_probs and len(part):
                 mine = slice(start, start + len(part))
                 guesses[mine] = self._drawn(part, own, text, guesses[mine])
             start += len(part)
@@ -302,9 +293,8 @@ class DraftSampler:
 
     def _prepare(self, rows: Sequence[LogitRows]) -> None:
         """Compute the noise that the rows share with the target."""
-        shared = [own for own in rows if own.tree.law.temperature > 0 and not own.tree.ratio_rule]
-        if shared:
-            self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
+        shared = [own for own in rows if own.tree.law.temperature > 0 and _shares(own)]
+        self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
 
     def _noise_of(self, text: Tensor | None, width: int) -> Noise:
         """Return the noise for the `width` columns of `DraftVocabulary.logits`."""
@@ -313,7 +303,7 @@ class DraftSampler:
             listed = self._noise(seed, position)[:width]
             if text is None:
                 return listed
-            own = gumbels_at(torch.tensor([halves((seed, position))], dtype=torch.int32, device=text.device), text)[0]
+            own = gumbels_of(keys_of([(seed, position)], text.device), len(text), ids=text)[0]
             return F.pad(torch.cat((listed, own)), (0, width - len(listed) - len(own)))
 
         return noise
@@ -332,16 +322,6 @@ class DraftSampler:
             start = stop
         return masked
 
-    def _scores(self, logits: Tensor, rows: LogitRows, text: Tensor | None) -> Tensor:
-        """Return the scores that rank bonus tokens.
-
-        They are computed like the target's, noise included; under the ratio rule they are filtered logits over
-        temperature."""
-        law = rows.tree.law
-        if rows.tree.ratio_rule:
-            return filtered(logits.float() / law.temperature, law)
-        return perturbed(logits, law, rows.positions, self._noise_of(text, logits.shape[-1]))
-
     def _drawn(self, scaled: Tensor, rows: LogitRows, text: Tensor | None, guesses: Sequence[Guess]) -> list[Guess]:
         """Return the guesses with tokens drawn by Saguaro sampling and with their draft probabilities."""
         tree = rows.tree
@@ -359,6 +339,16 @@ class DraftSampler:
             guess._replace(token=guess.candidates[0] if place < 0 else token, draft_probs=row)
             for place, (token,), guess, row in zip(places, named, guesses, probs, strict=True)
         ]
+
+
+def reads_logits(tree: Tree) -> bool:
+    """Return True if guesses of a sequence need all logits, not only the best."""
+    return outcome.NEEDS_PROBABILITIES or tree.grammar is not None or tree.rule.needs_draft_probs
+
+
+def _shares(rows: LogitRows) -> bool:
+    """Return True if the rows' scores are computed like the target's, noise included."""
+    return rows.tree.rule.shares_noise
 
 
 def possible(guess: Guess) -> Guess:

@@ -66,7 +66,7 @@ class DraftEngine:
     ) -> None:
         """Take `runners`, smallest first; the last one decides what is published.
 
-        `vocab_size`: the target's. `draft_probs`: given for the ratio rule. `features`: given if the draft is an
+        `vocab_size`: the target's. `draft_probs`: given if a rule may need them. `features`: given if the draft is an
         EAGLE-3 head. `team`: given if both models share cores."""
         self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
@@ -254,7 +254,7 @@ class DraftEngine:
             chain.tokens += [guess.token for guess in guesses]
             if before < tree.lookahead:
                 news.append(chain)
-                if tree.ratio_rule:
+                if tree.rule.needs_draft_probs:
                     key = tree.key(chain.fork, chain.tokens[0])
                     self._write_probs(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
         if news:
@@ -304,8 +304,8 @@ class DraftEngine:
         self._board.flush()
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
-        """Write the draft probabilities of an entry's tokens from the `start`-th on, under the ratio rule."""
-        if self._draft_probs is not None and tree.ratio_rule:
+        """Write the draft probabilities of an entry's tokens from the `start`-th on, if the rule needs them."""
+        if self._draft_probs is not None and tree.rule.needs_draft_probs:
             tokens = [guess.token for guess in guesses]
             probs = [guess.draft_probs for guess in guesses if guess.draft_probs is not None]
             self._draft_probs.write(tree.slot, entry, key, start, tokens, probs)

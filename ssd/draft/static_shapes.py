@@ -18,7 +18,17 @@ from torch import Tensor
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.draft import eagle3
-from ssd.draft.drafter import ChainRows, Drafter, PathRow, candidates_of, cells, logit_rows, possible, wanted_of
+from ssd.draft.drafter import (
+    ChainRows,
+    Drafter,
+    PathRow,
+    candidates_of,
+    cells,
+    logit_rows,
+    possible,
+    reads_logits,
+    wanted_of,
+)
 from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.tree import Guess
 from ssd.draft.tree_tensors import TreeCache, TreeRow, TreeTensors
@@ -30,7 +40,6 @@ from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
 from ssd.models.eagle3 import Eagle3
 from ssd.models.interface import Model
-from ssd.speculation import forks as outcome
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
 
@@ -52,12 +61,10 @@ class _RankedStep:
         context = batch.tree_context(runner.tables.tensor, runner.tree_cache, runner.attention)
         self.hidden = runner.model.forward(batch.ids, context)
         logits = runner.model.logits(self.hidden)
-        scores, draws = logits[:, : runner.guessed], batch.draws(self._drawing)
-        if draws is not None:
-            scores = warmed(scores, draws, runner.ids)
-        else:
+        scores = warmed(logits[:, : runner.guessed], batch.draws(self._drawing), runner.ids)
+        if self._drawing is Drawing.GREEDY:
             self._kept[: len(logits)] = logits
-        places, self.scores = highest(scores.float().contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
+        places, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
         self.ids = places if runner.ids is None else runner.ids[places]
 
 
@@ -197,7 +204,7 @@ class TreeRunner(Runner):
 
 
 class StaticDrafter(Drafter):
-    """A drafter in static shapes. Grammars and the ratio rule use the logits after the graph has run."""
+    """A drafter in static shapes. Grammars and draft probabilities need the logits after the graph has run."""
 
     runner: TreeRunner
     goes_on = True
@@ -215,7 +222,7 @@ class StaticDrafter(Drafter):
         shape = runner.shape(rows)
         if shape is None:
             return super().forward(paths, chains, meanwhile)
-        if _reads_logits(rows):
+        if any(reads_logits(row.tree) for row in rows):
             wanted, parts = wanted_of(paths, chains), self._parts(paths, chains)
             logits, made = runner.logits(rows, shape, parts)
             meanwhile()
@@ -229,7 +236,7 @@ class StaticDrafter(Drafter):
     ) -> list[list[Guess]] | None:
         rows = self.runner.rows(*self._placed(paths, chains), more)
         shape = self.runner.shape(rows)
-        if shape is None or _reads_logits(rows):
+        if shape is None or any(reads_logits(row.tree) for row in rows):
             return None
         first, *later = self._ranked(paths, chains, rows, shape, meanwhile)
         outputs = [row.outputs for _, row in paths] + [1] * (len(more) - len(paths))
@@ -255,10 +262,6 @@ class StaticDrafter(Drafter):
                 guesses = [possible(guess) for guess in guesses]
             steps.append(self._finished(guesses, made, wanted))
         return steps
-
-
-def _reads_logits(rows: Sequence[TreeRow]) -> bool:
-    return outcome.NEEDS_PROBABILITIES or any(row.tree.ratio_rule or row.tree.grammar for row in rows)
 
 
 class StaticHeadDrafter(StaticDrafter, HeadDrafter):

@@ -25,6 +25,7 @@ from ssd.speculation import forks as outcomes
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
 from ssd.speculation.prefix import common_prefix_length
+from ssd.speculation.rules import AcceptanceRule
 from ssd.speculation.sampling import Law
 from ssd.tuning.learner import Mean
 
@@ -35,7 +36,7 @@ _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 class Guess(NamedTuple):
     """A prediction after a token: the next `token`, and `candidates` for a bonus token, best first, with `scores`.
 
-    `token` was drawn from `draft_probs` [V]; None without the ratio rule. It need not be a candidate if it repeats
+    `token` was drawn from `draft_probs` [V]; None if no rule needs them. It need not be a candidate if it repeats
     earlier text. `feature` [width] is an EAGLE-3 head's feature of the token before it.
     `probabilities` are the draft's for the candidates, if the fan-out policy reads them (`ssd.speculation.forks`)."""
 
@@ -108,9 +109,8 @@ class Tree:
         self.grammar: DraftGrammar | None = None
 
     @property
-    def ratio_rule(self) -> bool:
-        """Return True if the ratio rule decides about this sequence's tokens."""
-        return self.speculation.ratio_rule(self.law.temperature)
+    def rule(self) -> AcceptanceRule:
+        return self.speculation.rule(self.law.temperature)
 
     @property
     def joint(self) -> bool:
@@ -258,7 +258,7 @@ class Tree:
     def corrected(self, guess: Guess, tokens: Sequence[int]) -> Guess:
         """Return the guess after the committed tokens and `tokens`, with the token of a long repetition, if any.
 
-        That token is right far more often than the draft's. Under the ratio rule the token stays as it was drawn."""
+        That token is right far more often than the draft's. A rule may need the token that was drawn."""
         copied = self._copied(tokens, LONGEST) if self._corrects else None
         return guess if copied is None else guess._replace(token=copied.token)
 
@@ -276,7 +276,7 @@ class Tree:
 
     @property
     def _corrects(self) -> bool:
-        return (self.joint or self.either) and not self.ratio_rule
+        return (self.joint or self.either) and self.rule.allows_copies
 
     def _copied(self, tokens: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
         self._lookup.extend(self.tokens[len(self._lookup) :])
@@ -314,7 +314,7 @@ class Tree:
         """Make the node after `fork` trunk tokens and keep it in `nodes`."""
         guess, in_flight = self.guesses[fork], self.trunk[fork] if fork < self.verified else None
         copied = self._copied(self.trunk[:fork])
-        node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.ratio_rule)
+        node = Node(guess.candidates, guess.scores, in_flight, copied, self.law.temperature, self.rule.shares_noise)
         self.nodes[fork] = node
         return node
 

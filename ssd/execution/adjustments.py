@@ -9,14 +9,58 @@ import torch
 from torch import Tensor
 
 from ssd.execution.tables import Upload, uploaded
-from ssd.speculation.adjustment import ENDS, IN_PROMPT, NUMBERS, ONCE, RECENT, AdjustedRows, Text
+from ssd.kernels.gpu import fused
+from ssd.speculation.adjustment import Text
 
+# A slot has NUMBERS numbers, then RECENT token ids; its text adds up IN_PROMPT, ENDS and ONCE (see `adjust`).
+NUMBERS, RECENT = 5, 16
+IN_PROMPT, ENDS, ONCE = 1, 2, 4
 # Most new tokens of a slot that are sent alone; a text with more is sent as a whole.
 _MOST_NEW = 2 * RECENT
 
 
+@fused
+def adjust(
+    logits: Tensor,
+    starts: Tensor,
+    sequences: Tensor,
+    ids: Tensor,
+    words: Tensor,
+    text: Tensor,
+    bias: Tensor,
+    recent: int = RECENT,
+) -> Tensor:
+    """Apply `ssd.speculation.adjustment.adjusted` to the logits [n, V] after each token of a batch.
+
+    Does not wait for the device. Row r has the tokens `ids[starts[r] : starts[r + 1]]` (`ids` int64 [n], `starts` int64
+    [rows + 1]). `sequences` int64 [rows] is its index into `words`, `text` and `bias`.
+    `words` int32 [sequences, NUMBERS + recent] has, in this order: the bits of float32 repetition, presence and
+    frequency; the output tokens still required after `text` before an end is possible; 1 if the request has an
+    adjustment; and the tokens that follow `text` up to the row's first token, then -1. The row's other tokens are draft
+    tokens, which count for the positions after them.
+    `text` int32 [sequences, V] sums ONCE for each time a token is in the output, IN_PROMPT if it is in the prompt, and
+    ENDS if it ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed.
+
+    Ends are masked even if nothing else is possible, so no request may have both `min_tokens` and `allowed`."""
+    place = torch.arange(len(logits), device=logits.device)
+    row = torch.searchsorted(starts[1:].contiguous(), place, right=True)
+    slot, begin = sequences[row], starts[row]
+    numbers, told = words[slot], text[slot]
+    repetition, presence, frequency = numbers[:, :3].contiguous().view(torch.float32).T[..., None]
+    until, active, last = numbers[:, 3], numbers[:, 4:5] > 0, numbers[:, NUMBERS:].long()
+    drafts = place[:, None] - torch.arange(recent - 1, device=place.device)
+    seen = torch.cat((last, torch.where(drafts > begin[:, None], ids[drafts.clamp(min=0)], -1)), dim=1)
+    counts = (told // ONCE).scatter_add_(1, seen.clamp(min=0), (seen >= 0).int())
+    early = until - (last >= 0).sum(1) - (place - begin) > 0
+    raw, added = logits.float(), bias[slot]
+    rows = torch.where(added.isneginf() | (early[:, None] & (told & ENDS > 0)), -torch.inf, raw + added)
+    scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
+    rows = torch.where((counts > 0) | (told & IN_PROMPT > 0), scaled, rows)
+    return torch.where(active, rows - frequency * counts - presence * (counts > 0), raw)
+
+
 class AdjustmentTable:
-    """Owns the texts and adjustments of all slots, as in `AdjustedRows`; the last slot, for padding, is neutral.
+    """Owns the texts and adjustments of all slots, as `adjust` reads them; the last slot, for padding, is neutral.
 
     The host sends committed tokens before each launch. A verification that is launched behind another one gets its
     outcome from the device."""
@@ -30,13 +74,13 @@ class AdjustmentTable:
 
     @property
     def words(self) -> Tensor:
-        """Return the `words` of `AdjustedRows`."""
+        """Return the `words` of `adjust`."""
         return self._words.device
 
-    def of(self, fields: Mapping[str, Tensor]) -> AdjustedRows:
-        """Return the adjustments of a batch from its `ssd.execution.tables.BatchTensors.fields`."""
+    def adjust(self, logits: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
+        """Return the adjusted logits of a batch with these `ssd.execution.tables.BatchTensors.fields`."""
         starts, sequences, ids = (fields[name] for name in ("starts", "sequences", "ids"))
-        return AdjustedRows(starts, sequences, ids, self.words, self._text, self._bias)
+        return adjust(logits, starts, sequences, ids, self.words, self._text, self._bias)
 
     def tell(self, texts: Iterable[tuple[int, Text | None]]) -> None:
         """Send the new tokens of the committed texts of (slot, text); None: this slot's logits are not adjusted.

@@ -63,6 +63,16 @@ class _Shard(Runner):
             self._tell(rows, None)
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
+    def _samples(self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None]) -> bool:
+        """Tell the other ranks to sample by these laws; return False if they cannot.
+
+        A filter depends on the logits of all ranks; no rank adjusts its part."""
+        if any(law.filters for law in laws) or any(texts):
+            return False
+        if self._tell is not None:
+            self._tell(rows, laws)
+        return True
+
 
 class ShardRunner(_Shard):
     """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has all logits.
@@ -83,13 +93,9 @@ class ShardRunner(_Shard):
         meanwhile: Task = nothing,
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """Sample as `Runner.sample` does, but return None for filters and adjusted rows.
-
-        A filter depends on the logits of all ranks; no rank adjusts its part."""
-        if any(law.filters for law in laws) or any(texts):
+        """Sample as `Runner.sample` does, but return None for filters and adjusted rows."""
+        if not self._samples(rows, laws, texts):
             return None
-        if self._tell is not None:
-            self._tell(rows, laws)
         logits = Runner.forward(self, rows, context, meanwhile)  # this rank's part
         by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
@@ -111,8 +117,7 @@ class StaticShardRunner(_Shard, StaticRunner):
         return None
 
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
-        scores = logits.float() if draws is None else warmed(logits, draws, self._ids)
-        return sound(*self._vocabulary.best(scores))
+        return sound(*self._vocabulary.best(warmed(logits, draws, self._ids)))
 
     def sample(
         self,
@@ -124,10 +129,8 @@ class StaticShardRunner(_Shard, StaticRunner):
     ) -> list[int] | None:
         """Sample as `ShardRunner.sample` does; return None also for rows in no graph shape."""
         context = context or self.prepare(rows)
-        if any(law.filters for law in laws) or any(texts) or not isinstance(context, StaticContext):
+        if not isinstance(context, StaticContext) or not self._samples(rows, laws, texts):
             return None
-        if self._tell is not None:
-            self._tell(rows, laws)
         return super().sample(rows, laws, context, meanwhile)
 
     def warm_up(self, rows: int) -> None:

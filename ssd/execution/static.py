@@ -21,8 +21,8 @@ from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.kernels.gpu import fuses
 from ssd.models.interface import Model
-from ssd.speculation.adjustment import Text, adjusted_rows
-from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, likeliest, read_ids
+from ssd.speculation.adjustment import Text
+from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, read_ids
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
@@ -109,7 +109,7 @@ class Step:
     def _draw_adjusted(self) -> None:
         table = self._runner.adjustments
         assert table is not None
-        logits = adjusted_rows(self.logits, table.of(self.batch.fields))
+        logits = table.adjust(self.logits, self.batch.fields)
         self.drawn.copy_(self._runner.tokens(logits, self.batch.draws(Drawing.FILTERED)))
 
 
@@ -149,7 +149,7 @@ class StaticRunner(Runner):
 
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the likeliest tokens, or drawn ones with `draws`, int64 [n], without waiting for the device."""
-        return likeliest(logits) if draws is None else drawn(logits, draws)
+        return drawn(logits, draws)
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
         found = list(self.steps)

@@ -14,6 +14,7 @@ from ssd.frontend.text_jobs import Encode
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
 from ssd.speculation import backups as speculators
+from ssd.speculation.rules import AcceptanceRule
 
 # In bytes. The log-probabilities of a prompt come in one message, and may take half of it.
 _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
@@ -27,7 +28,7 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
     params = config.sampling.params() if params is None else params
     params.check()
     speculation = params.speculation or config.speculation
-    cause = _unable(speculation, speculation.ratio_rule(params.temperature), config)
+    cause = _unable(speculation, speculation.rule(params.temperature), config)
     if cause is not None:
         raise RequestError("invalid_request", cause, "speculation")
     for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
@@ -107,19 +108,20 @@ def most_scored(alternatives: int) -> int:
     return _LOGPROBS_BYTES // (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
 
 
-def _unable(speculation: Speculation, drawn: bool, config: EngineConfig) -> str | None:
-    """Return why this engine cannot use `speculation`, or None. `drawn`: acceptance is by the ratio rule."""
+def _unable(speculation: Speculation, rule: AcceptanceRule, config: EngineConfig) -> str | None:
+    """Return why this engine cannot use `speculation` with its `rule`, or None."""
     if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if speculation.backup not in speculators.names():
         return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"
-    if speculation.mode in ("ar", "ngram") or not drawn:
+    if speculation.mode in ("ar", "ngram") or not rule.needs_draft_probs:
         return None
     provided = config.speculation
-    if provided.sampler != "rejection":
-        return "sampler rejection: this engine was started without it; start it with --sampler rejection"
+    name = speculation.sampler
+    if not provided.rule().needs_draft_probs:
+        return f"sampler {name}: this engine was started without it; start it with --sampler {name}"
     if speculation.longest > provided.longest or speculation.chains > provided.chains:
-        return "sampler rejection: K and chains must not be more than those that the engine was started with"
+        return f"sampler {name}: K and chains must not be more than those that the engine was started with"
     return None
 
 

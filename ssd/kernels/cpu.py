@@ -92,19 +92,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y
 
 
-def gumbel(keys: Tensor, first: int, size: int) -> Tensor:
-    """Return Gumbel noise float32 [n, size] of the token ids from `first` on, for keys int32 [n, 2]."""
-    keys = keys.contiguous()
-    y = torch.empty(keys.shape[0], size)
-    call().gumbel(keys.data_ptr(), first, None, y.data_ptr(), *y.shape)
-    return y
-
-
-def gumbel_of(keys: Tensor, ids: Tensor) -> Tensor:
-    """Return Gumbel noise float32 [n, size] of the token `ids` int64 [size]; see `gumbel`."""
-    keys, ids = keys.contiguous(), ids.contiguous()
-    y = torch.empty(keys.shape[0], ids.shape[0])
-    call().gumbel(keys.data_ptr(), 0, ids.data_ptr(), y.data_ptr(), *y.shape)
+def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
+    """Return Gumbel noise float32 [n, size] for keys int32 [n, 2], of `ids` int64 [size] or from id `first` on."""
+    keys, ids = keys.contiguous(), None if ids is None else ids.contiguous()
+    y = torch.empty(keys.shape[0], size if ids is None else ids.shape[0])
+    call().gumbel(keys.data_ptr(), first, library.pointer(ids), y.data_ptr(), *y.shape)
     return y
 
 

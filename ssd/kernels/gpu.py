@@ -1,19 +1,75 @@
-"""Tells which devices our Triton kernels serve, and how to launch them."""
+"""Tells which devices our Triton kernels serve, which kernel replaces which torch function, and how to launch them."""
 
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property, update_wrapper
+from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
+from torch import Tensor
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+KERNELS = {
+    "adjust": "triton_adjustment",
+    "build": "triton_rounds",
+    "decide": "triton_rounds",
+    "drawn": "triton_sampling",
+    "gumbels_of": "triton_sampling",
+    "lowest": "triton_sampling",
+    "note_outcomes": "triton_adjustment",
+    "warmed": "triton_sampling",
+}
+"""Functions that are `fused`, and the module of `ssd.kernels` that has the kernel of the same name."""
+
+
+class Filters(NamedTuple):
+    """The filters of n rows on a device: `top_k` int64 [n], the others float32 [n]. 0, 1 and 0 switch them off."""
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+class Draws(NamedTuple):
+    """The tensors that draw a token after each of n rows, on a device.
+
+    `keys` int32 [n, 2] are those of the noise. `inverse` float32 [n] is 1 / temperature, 0 for a greedy row. `filters`
+    is None if no row has one."""
+
+    keys: Tensor
+    inverse: Tensor
+    filters: Filters | None = None
 
 
 @cache
 def fuses(device: torch.device) -> bool:
     """Return True if our kernels do the work between products on the device: a GPU with Triton."""
     return device.type != "cpu" and find_spec("triton") is not None
+
+
+class fused(Generic[Given, Result]):
+    """Decorates a torch function, the `reference`: where `serves` says so, its kernel in `KERNELS` runs instead.
+
+    The device is that of the first argument. Kernel and reference have the same parameters, and the same result but
+    for the last bits of floating-point noise."""
+
+    def __init__(self, reference: Callable[Concatenate[Tensor, Given], Result]) -> None:
+        self.reference, self.serves = reference, fuses
+        update_wrapper(self, reference)
+
+    def __call__(self, x: Tensor, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return (self.kernel if self.serves(x.device) else self.reference)(x, *args, **kwargs)
+
+    @cached_property
+    def kernel(self) -> Callable[Concatenate[Tensor, Given], Result]:
+        name = self.reference.__name__
+        return cast(Callable[..., Result], getattr(import_module(f"ssd.kernels.{KERNELS[name]}"), name))
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:
@@ -32,22 +88,3 @@ def _launches_early(device: torch.device) -> bool:
 def processors_of(device: torch.device) -> int:
     """Return how many multiprocessors a GPU has; 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-class RoundLayout(NamedTuple):
-    """Offsets of fields in the words of a row, and in those of a board's entry.
-
-    A row has the key and the base, then numbers, draft tokens, and the halves of its noise keys."""
-
-    numbers: int
-    ids: int
-    low: int
-    high: int
-    most: int
-    """Draft tokens of a row."""
-    key: int
-    depth: int
-    checksum: int
-    entry_ids: int
-    lookahead: int
-    salt: int

@@ -1,4 +1,4 @@
-"""Triton kernel that adjusts logits as requests ask (`ssd.speculation.adjustment`), in one pass over them.
+"""Triton kernel that adjusts logits as requests ask (`ssd.execution.adjustments`), in one pass over them.
 
 No product is fused with a sum and division rounds as on a CPU, so the bits are those of torch."""
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd.kernels.gpu import RoundLayout
+from ssd.kernels.rounds import RowLayout
 
 _BLOCK, _WARPS = 1024, 4
 
@@ -74,9 +74,9 @@ def adjust(
     words: Tensor,
     text: Tensor,
     bias: Tensor,
-    recent: int,
+    recent: int = 16,
 ) -> Tensor:
-    """Compute `ssd.speculation.adjustment.adjusted_rows`; the last `recent` words of a slot are ids."""
+    """Compute `ssd.execution.adjustments.adjust`."""
     count, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(count, size, dtype=torch.float32, device=logits.device)
@@ -126,11 +126,8 @@ def recent_kernel(
     tl.store(words + slot * WORDS + AT + m, found.to(tl.int32), mask=(m <= MOST) & (active > 0))
 
 
-def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, layout: RoundLayout) -> None:
-    """Write each row's accepted ids, and the token after them, to the words int32 of its slot.
-
-    They go behind the first `at` words, with -1 after the last. `rows` and `decided` are those of
-    `ssd.kernels.triton_rounds`."""
+def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, row: RowLayout) -> None:
+    """Compute `ssd.kernels.rounds.note_outcomes`."""
     recent_kernel[(len(rows),)](
         rows,
         decided,
@@ -138,9 +135,9 @@ def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, layout:
         rows.stride(0),
         WORDS=words.shape[1],
         AT=at,
-        NUMBERS=layout.numbers,
-        IDS=layout.ids,
-        MOST=layout.most,
-        BLOCK_M=triton.next_power_of_2(layout.most + 1),
+        NUMBERS=row.numbers,
+        IDS=row.ids,
+        MOST=row.most,
+        BLOCK_M=triton.next_power_of_2(row.most + 1),
         num_warps=1,
     )

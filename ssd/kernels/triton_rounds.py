@@ -1,15 +1,17 @@
 """Triton kernels between two verifications: one looks up the outcomes of the first, one writes the batch of the next.
 
-All numbers are integers, so results equal torch's (`ssd.verifier.overlap`)."""
+They compute the functions of the same names in `ssd.kernels.rounds`."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd.kernels.gpu import RoundLayout
+from ssd.kernels.rounds import EntryLayout, RowLayout
 
 
 @triton.jit
@@ -102,14 +104,11 @@ def decide_kernel(
 
 
 def decide(
-    rows: Tensor, tokens: Tensor, board: Tensor, weights: Tensor, vocabulary: int, layout: RoundLayout
+    rows: Tensor, tokens: Tensor, board: Tensor, weights: Tensor, vocabulary: int, row: RowLayout, entry: EntryLayout
 ) -> tuple[Tensor, Tensor]:
-    """Return (decided [n, 3 + most], report) of `decide_kernel`.
-
-    `rows` int64 [n, any]: the words of rows. `tokens` int64 [count]: all samples. `board` int64 [slots, entries,
-    words]: the words of a board."""
+    """Compute `ssd.kernels.rounds.decide`."""
     count, (_, entries, words) = len(tokens), board.shape
-    decided = torch.empty(len(rows), 3 + layout.most, dtype=torch.int64, device=rows.device)
+    decided = torch.empty(len(rows), 3 + row.most, dtype=torch.int64, device=rows.device)
     report = torch.empty(count + decided.numel(), dtype=torch.int64, device=rows.device)
     decide_kernel[(len(rows),)](
         rows,
@@ -123,18 +122,18 @@ def decide(
         vocabulary,
         ENTRIES=entries,
         WORDS=words,
-        NUMBERS=layout.numbers,
-        IDS=layout.ids,
-        MOST=layout.most,
-        KEY=layout.key,
-        DEPTH=layout.depth,
-        CHECKSUM=layout.checksum,
-        ENTRY_IDS=layout.entry_ids,
-        LOOKAHEAD=layout.lookahead,
-        SALT=layout.salt,
+        NUMBERS=row.numbers,
+        IDS=row.ids,
+        MOST=row.most,
+        KEY=entry.key,
+        DEPTH=entry.depth,
+        CHECKSUM=entry.checksum,
+        ENTRY_IDS=entry.ids,
+        LOOKAHEAD=entry.lookahead,
+        SALT=entry.salt,
         BLOCK_E=triton.next_power_of_2(entries),
         BLOCK_W=triton.next_power_of_2(words),
-        BLOCK_M=triton.next_power_of_2(layout.most + 1),
+        BLOCK_M=triton.next_power_of_2(row.most + 1),
         num_warps=4,
     )
     return decided, report
@@ -225,16 +224,13 @@ def build(
     rows: Tensor,
     decided: Tensor,
     table: Tensor,
-    fields: dict[str, Tensor],
+    fields: Mapping[str, Tensor],
     sizes: tuple[int, int, int],
     page: int,
     dummy: tuple[int, int],
-    layout: RoundLayout,
+    row: RowLayout,
 ) -> None:
-    """Write the next batch into its `fields`, from what was `decided` for n `rows`.
-
-    `sizes` of the batch are tokens, rows, and the tokens of its longest row.
-    `table` int32 [sequences, pages]; `dummy`: the table's row for padding, and the page in it."""
+    """Compute `ssd.kernels.rounds.build`."""
     tokens, batch_rows, longest = sizes
     block = min(128, triton.next_power_of_2(tokens))
     build_kernel[(triton.cdiv(tokens, block),)](
@@ -250,10 +246,10 @@ def build(
         longest,
         *dummy,
         PAGE=page,
-        NUMBERS=layout.numbers,
-        LOW=layout.low,
-        HIGH=layout.high,
-        MOST=layout.most,
+        NUMBERS=row.numbers,
+        LOW=row.low,
+        HIGH=row.high,
+        MOST=row.most,
         BLOCK_R=triton.next_power_of_2(len(rows)),
         BLOCK_T=block,
         num_warps=4,

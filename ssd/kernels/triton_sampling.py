@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ssd.kernels.gpu import Draws, Filters
+
 _BLOCK, _WARPS = 2048, 4
 _DIGIT, _TILE = 4, 512  # bits of a score that one pass finds, and scores of a pass at a time
 _EXACT = {"num_warps": _WARPS, "enable_fp_fusion": False}
@@ -76,7 +78,7 @@ def noise_kernel(
     tl.store(out + row * size + at, noise, mask=held)
 
 
-def gumbels(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
+def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
     """Return noise float32 [n, size] for keys int32 [n, 2], of token ids from `first` on or `ids` int64 [size]."""
     keys = keys.contiguous()
     out = torch.empty(len(keys), size, dtype=torch.float32, device=keys.device)
@@ -166,32 +168,26 @@ def last_kernel(
     tl.store(out + row, tl.where(sound, first, -1).to(tl.int64))
 
 
-def draw(
-    logits: Tensor, keys: Tensor | None = None, inverse: Tensor | None = None, lowest: Tensor | None = None
-) -> Tensor:
-    """Return the token int64 [n] with the largest score of each row of logits [n, V], the lowest one on a tie.
-
-    It is -1 for a row with a NaN or without a finite largest score. Scores are the logits; or, where the `inverse`
-    temperatures float32 [n] are above 0, their product plus the noise of `keys` int32 [n, 2]. There products below
-    `lowest` float32 [n] are left out."""
+def drawn(logits: Tensor, draws: Draws | None = None) -> Tensor:
+    """Compute `ssd.speculation.sampling.drawn`: the lowest token on a tie, -1 for a NaN or no finite largest score."""
     (rows, size), blocks = logits.shape, triton.cdiv(logits.shape[1], _BLOCK)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     values = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    warm = keys is not None and inverse is not None
-    own = (keys.contiguous(), inverse) if keys is not None and inverse is not None else (places, values)
+    least = _lowest_of(logits, draws)
+    own = (places, values) if draws is None else (draws.keys.contiguous(), draws.inverse)
     best_kernel[rows, blocks](
         logits,
         *own,
-        values if lowest is None else lowest,
+        values if least is None else least,
         values,
         places,
         logits.stride(0),
         size,
         blocks,
-        WARM=warm,
-        FILTERED=lowest is not None,
+        WARM=draws is not None,
+        FILTERED=least is not None,
         BLOCK=_BLOCK,
         **_EXACT,
     )
@@ -221,24 +217,24 @@ def warm_kernel(
     tl.store(out + row * size + at, scores, mask=held)
 
 
-def warmed(
-    logits: Tensor, keys: Tensor, inverse: Tensor, ids: Tensor | None = None, lowest: Tensor | None = None
-) -> Tensor:
-    """Return the scores float32 [n, V] of `draw`, for logits whose tokens are `ids` int64 [V], or 0 to V - 1."""
-    rows, size = logits.shape
-    logits, keys = logits if logits.stride(1) == 1 else logits.contiguous(), keys.contiguous()
+def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Tensor:
+    """Compute `ssd.speculation.sampling.warmed`."""
+    if draws is None:
+        return logits.float()
+    (rows, size), keys = logits.shape, draws.keys.contiguous()
+    logits, least = logits if logits.stride(1) == 1 else logits.contiguous(), _lowest_of(logits, draws)
     out = torch.empty(rows, size, dtype=torch.float32, device=logits.device)
     warm_kernel[rows, triton.cdiv(size, _BLOCK)](
         logits,
         keys,
-        inverse,
-        out if lowest is None else lowest,
+        draws.inverse,
+        out if least is None else least,
         keys if ids is None else ids,
         out,
         logits.stride(0),
         size,
         LISTED=ids is not None,
-        FILTERED=lowest is not None,
+        FILTERED=least is not None,
         BLOCK=_BLOCK,
         **_EXACT,
     )
@@ -327,20 +323,15 @@ def lowest_kernel(
     tl.store(out + row, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
 
 
-def lowest(logits: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Return the lowest score of each row, float32 [n], that its filters keep; they keep all above it, too.
-
-    Scores are logits [n, V] times `inverse` temperatures float32 [n]; rows where these are 0 have no filters. `top_k`
-    int64 [n], `top_p` and `min_p` float32 [n] are off at 0, 1 and 0 (`ssd.speculation.sampling.filtered`)."""
+def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
+    """Compute `ssd.speculation.sampling.lowest`."""
     rows, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lowest_kernel[(rows,)](
         logits,
         inverse,
-        top_k,
-        top_p,
-        min_p,
+        *filters,
         out,
         logits.stride(0),
         size,
@@ -349,3 +340,7 @@ def lowest(logits: Tensor, inverse: Tensor, top_k: Tensor, top_p: Tensor, min_p:
         **_EXACT | {"num_warps": 8},
     )
     return out
+
+
+def _lowest_of(logits: Tensor, draws: Draws | None) -> Tensor | None:
+    return None if draws is None or draws.filters is None else lowest(logits, draws.inverse, draws.filters)

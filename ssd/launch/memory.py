@@ -284,8 +284,8 @@ def _no_room(
 
 
 def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_size: int) -> int:
-    """Return the bytes of the draft probabilities. Only the sampler `rejection` reads them."""
-    if speculation.mode in ("ar", "ngram") or speculation.sampler != "rejection":
+    """Return the bytes of the draft probabilities; 0 if no acceptance rule reads them."""
+    if speculation.mode in ("ar", "ngram") or not speculation.rule().needs_draft_probs:
         return 0
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
 

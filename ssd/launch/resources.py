@@ -31,7 +31,7 @@ class SharedResources:
             "trace_fd": self.trace_fd,
             "board_fd": -1 if only_ranks else self._memory("board", board.size_bytes(config.max_num_seqs)),
         }
-        if config.draft is not None and config.speculation.sampler == "rejection" and not only_ranks:
+        if config.draft is not None and config.speculation.rule().needs_draft_probs and not only_ranks:
             layout = draft_probs_layout(config.max_num_seqs, config.speculation, config.vocab_size)
             self._descriptors["draft_probs_fd"] = self._memory("draft-probs", layout.size_bytes)
         if config.features is not None and not only_ranks:

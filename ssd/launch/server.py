@@ -15,6 +15,7 @@ from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
+from ssd.speculation.rules import acceptance_rule
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
@@ -153,7 +154,10 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
         (any(options.draft), "--draft is a draft on this machine; with --draft-bind it is on another one"),
         (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
         (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
-        (options.sampler == "rejection", "--sampler rejection needs the draft's probabilities: its draft must be here"),
+        (
+            acceptance_rule(options.sampler, 1.0).needs_draft_probs,
+            f"--sampler {options.sampler} needs the draft's probabilities: its draft must be here",
+        ),
         (options.executor == "ray", "--draft-bind is for a target on one machine, not for --executor ray"),
     ):
         if given:

@@ -18,7 +18,7 @@ class RMSNorm:
     Computed in float32 at least, and rounded once, at the end."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self.kernel = (weight, eps) if cpu.serve(weight) else None
+        self.kernel = (weight, eps) if self.fusible and cpu.serve(weight) else None
         size, self._wide = weight.shape[0], torch.promote_types(weight.dtype, torch.float32)
         # Computed by the length of x in place of the mean: this takes torch half the time of its own RMS norm on a CPU.
         self._least = torch.tensor((size * eps) ** 0.5, dtype=self._wide, device=weight.device)
@@ -36,7 +36,7 @@ class RMSNorm:
 
     @property
     def fusible(self) -> bool:
-        """Return True if the fused kernel computes this norm: a subclass may compute something else."""
+        """Return True if our kernels compute this norm: a subclass may compute something else."""
         return type(self).__call__ is RMSNorm.__call__
 
     def added(self, x: Tensor, y: Tensor, behind: RMSNorm | None = None) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Outcome(NamedTuple):
@@ -26,17 +26,6 @@ def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
         if guess != sample:
             return Outcome(accepted, sample)
     return Outcome(len(speculation), own[len(speculation)])
-
-
-def coupled_rows(speculations: Tensor, drafted: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply `coupled` to n rows; return accepted lengths and bonus tokens, both [n].
-
-    Does not wait for the device. Each row uses the first `drafted` [n] tokens of `speculations` [n, K] and one more of
-    `own` [n, K + 1]."""
-    places = torch.arange(speculations.shape[1], device=own.device)
-    right = (speculations == own[:, :-1]) & (places < drafted[:, None])
-    accepted = right.long().cumprod(-1).sum(-1)
-    return accepted, own.gather(1, accepted[:, None])[:, 0]
 
 
 def rejection(

@@ -5,20 +5,13 @@ committed, so that every row is computed as in plain decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from ssd.kernels.gpu import fuses
-
-# `AdjustedRows.words` has NUMBERS numbers, then RECENT token ids; its `text` adds up IN_PROMPT, ENDS and ONCE.
-NUMBERS, RECENT = 5, 16
-_Array: TypeAlias = Any  # of NumPy or torch
-IN_PROMPT, ENDS, ONCE = 1, 2, 4
 
 
 class Adjustment(NamedTuple):
@@ -123,28 +116,24 @@ def _copied(logits: Tensor) -> Tensor:
 
 
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
-    """Penalise `rows` in place: only the columns of tokens in text and draft, a small part of the vocabulary."""
+    """Penalise `rows` in place, on the host: only the columns of tokens in text and draft."""
     ids, counts, seen = written.along(draft)
     if rows.is_cpu:
         table = rows.numpy()
-        table[:, ids] = _penalised(table[:, ids], counts, seen, adjustment, adjustment.repetition, np.where)
+        table[:, ids] = _penalised(table[:, ids], counts, seen, adjustment)
         return
-    columns, times, known = (torch.from_numpy(each).to(rows.device) for each in (ids, counts, seen))
-    values = rows[:, columns]
-    # A tensor, since a GPU computes the division by a number as a multiplication by its inverse.
-    divisor = torch.full_like(values, adjustment.repetition)
-    rows[:, columns] = _penalised(values, times, known, adjustment, divisor, torch.where)
+    columns = torch.from_numpy(ids).to(rows.device)
+    values = _penalised(rows[:, columns].cpu().numpy(), counts, seen, adjustment)
+    rows[:, columns] = torch.from_numpy(values).to(rows.device)
 
 
-def _penalised(
-    values: _Array, counts: _Array, seen: _Array, adjustment: Adjustment, divisor: Any, where: Callable[..., _Array]
-) -> _Array:
-    """Return penalised logits, in NumPy or torch. `divisor` is the repetition penalty.
+def _penalised(values: NDArray[Any], counts: NDArray[Any], seen: NDArray[np.bool_], by: Adjustment) -> NDArray[Any]:
+    """Return penalised logits.
 
     Each penalty is computed from the whole count: a sum of steps would round differently from plain decoding."""
-    scaled = where(values > 0, values / divisor, values * adjustment.repetition)
-    values = where(seen, scaled, values) - adjustment.frequency * counts
-    return values - adjustment.presence * counts.clip(None, 1)
+    scaled = np.where(values > 0, values / by.repetition, values * by.repetition)
+    values = np.where(seen, scaled, values) - by.frequency * counts
+    return values - by.presence * counts.clip(None, 1)
 
 
 class Text(NamedTuple):
@@ -153,49 +142,3 @@ class Text(NamedTuple):
     tokens: Sequence[int]
     prompt: int
     adjustment: Adjustment
-
-
-class AdjustedRows(NamedTuple):
-    """A batch of rows on a device, with the adjustments of its sequences.
-
-    Row r has the tokens `ids[starts[r] : starts[r + 1]]` (`ids` int64 [n], `starts` int64 [rows + 1]). `sequences`
-    int64 [rows] is its index into `words`, `text` and `bias`.
-    `words` int32 [sequences, NUMBERS + RECENT] has, in this order: the bits of float32 repetition, presence and
-    frequency; the output tokens still required after `text` before an end is possible; 1 if the request has an
-    adjustment; and the tokens that follow `text` up to the row's first token, then -1. The row's other tokens are draft
-    tokens, which count for the positions after them.
-    `text` int32 [sequences, V] sums ONCE for each time a token is in the output, IN_PROMPT if it is in the prompt, and
-    ENDS if it ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed."""
-
-    starts: Tensor
-    sequences: Tensor
-    ids: Tensor
-    words: Tensor
-    text: Tensor
-    bias: Tensor
-
-
-def adjusted_rows(logits: Tensor, by: AdjustedRows) -> Tensor:
-    """Apply `adjusted` to the logits [n, V] after each token of a batch, without waiting for the device.
-
-    Ends are masked even if nothing else is possible, so no request may have both `min_tokens` and `allowed`."""
-    if fuses(logits.device):
-        from ssd.kernels.triton_adjustment import adjust
-
-        return adjust(logits, *by, recent=RECENT)
-    place = torch.arange(len(logits), device=logits.device)
-    row = torch.searchsorted(by.starts[1:].contiguous(), place, right=True)
-    slot, begin = by.sequences[row], by.starts[row]
-    words = by.words[slot]
-    repetition, presence, frequency = words[:, :3].contiguous().view(torch.float32).T[..., None]
-    until, active = words[:, 3], words[:, 4:5] > 0
-    recent, told = words[:, NUMBERS:].long(), by.text[slot]
-    drafts = place[:, None] - torch.arange(RECENT - 1, device=place.device)
-    ids = torch.cat((recent, torch.where(drafts > begin[:, None], by.ids[drafts.clamp(min=0)], -1)), dim=1)
-    counts = (told // ONCE).scatter_add_(1, ids.clamp(min=0), (ids >= 0).int())
-    early = until - (recent >= 0).sum(1) - (place - begin) > 0
-    raw, bias = logits.float(), by.bias[slot]
-    rows = torch.where(bias.isneginf() | (early[:, None] & (told & ENDS > 0)), -torch.inf, raw + bias)
-    scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
-    rows = torch.where((counts > 0) | (told & IN_PROMPT > 0), scaled, rows)
-    return torch.where(active, rows - frequency * counts - presence * (counts > 0), raw)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.gpu import fuses
+from ssd.kernels.gpu import fused
 
 _MASK64 = 2**64 - 1
 # Hashes computed at a time: few enough for a processor's cache.
@@ -63,10 +63,11 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """Return int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
-    return _lanes(_keys([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
+    return _lanes(keys_of([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
 
 
-def _keys(places: Sequence[Place], device: torch.device | str) -> Tensor:
+def keys_of(places: Sequence[Place], device: torch.device | str = "cpu") -> Tensor:
+    """Return the keys of the noise at n places: int32 [n, 2]."""
     return torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
 
 
@@ -90,40 +91,19 @@ def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str
     """Return float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
 
     u has 31 random bits. E is precise near 0, where the noise is largest and decides the argmax."""
-    return gumbels([(seed, position)], vocab_size, device)[0]
+    return gumbels_of(keys_of([(seed, position)], device), vocab_size)[0]
 
 
-def gumbels(places: Sequence[Place], vocab_size: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """Return `gumbel` for n places from token id `first` on, with the same bits: float32 [n, vocab_size]."""
-    return gumbels_of(_keys(places, device), vocab_size, first)
+@fused
+def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
+    """Return `gumbel` for n keys int32 [n, 2] (`keys_of`) on their device: float32 [n, size].
 
-
-def gumbels_of(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
-    """Return `gumbels` for keys int32 [n, 2] (`halves`) on their device: float32 [n, vocab_size].
-
-    Our kernels compute other logarithms than torch, so the last bits depend on the machine and its kernels."""
+    The tokens are `ids` int64 [size], or those from `first` on: the bits are the same. Our kernels compute other
+    logarithms than torch, so the last bits depend on the machine and its kernels."""
     if cpu.present(keys.device):
-        return cpu.gumbel(keys, first, vocab_size)
-    if fuses(keys.device):
-        return _on_gpu(keys, vocab_size, first)
-    return _gumbels(_lanes(keys, torch.arange(first, first + vocab_size, dtype=torch.int32, device=keys.device)))
-
-
-def gumbels_at(keys: Tensor, ids: Tensor) -> Tensor:
-    """Return the columns of `gumbels_of` for the token ids int64 [k], with the same bits: float32 [n, k]."""
-    if cpu.present(keys.device):
-        return cpu.gumbel_of(keys, ids)
-    return _on_gpu(keys, len(ids), 0, ids) if fuses(keys.device) else _gumbels(_lanes(keys, ids.int()))
-
-
-def _on_gpu(keys: Tensor, size: int, first: int, ids: Tensor | None = None) -> Tensor:
-    """Compute `gumbels_of`, or with `ids` `gumbels_at`, on a GPU."""
-    from ssd.kernels.triton_sampling import gumbels
-
-    return gumbels(keys, size, first, ids)
-
-
-def _gumbels(lanes: Tensor) -> Tensor:
+        return cpu.gumbels_of(keys, size, first, ids)
+    own = torch.arange(first, first + size, dtype=torch.int32, device=keys.device) if ids is None else ids.int()
+    lanes = _lanes(keys, own)
     uniform = (lanes & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
@@ -164,9 +144,9 @@ class NoiseCache:
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
-            self._vectors |= zip(part, self._made(_keys(part, self._device)), strict=True)
+            self._vectors |= zip(part, self._made(keys_of(part, self._device)), strict=True)
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
 
     def _made(self, keys: Tensor) -> Tensor:
-        return gumbels_of(keys, self._vocab_size, self._first) if self.ids is None else gumbels_at(keys, self.ids)
+        return gumbels_of(keys, self._vocab_size, self._first, self.ids)

@@ -13,8 +13,8 @@ from torch import Tensor
 from ssd.errors import SsdError
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
-from ssd.kernels.gpu import fuses
-from ssd.speculation.noise import gumbels_at, gumbels_of
+from ssd.kernels.gpu import Draws, Filters, fused
+from ssd.speculation.noise import gumbels_of
 
 _BLOCK = 128
 _NUCLEUS = 256
@@ -57,29 +57,35 @@ def drawing_of(laws: Iterable[Law]) -> Drawing:
     return max((law.drawing for law in laws), default=Drawing.GREEDY)
 
 
-class Filters(NamedTuple):
-    """The filters of n rows on a device, as in `Law`: `top_k` int64 [n], the others float32 [n]."""
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-
-class Draws(NamedTuple):
-    """The tensors that draw a token after each of n rows, on a device.
-
-    `keys` int32 [n, 2] are those of the noise. `inverse` float32 [n] is 1 / temperature, 0 for a greedy row. `filters`
-    is None if no row has one."""
-
-    keys: Tensor
-    inverse: Tensor
-    filters: Filters | None = None
-
-
 Noise = Callable[[int, int], Tensor]
 
 
-def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) -> Tensor:
+class Asked(NamedTuple):
+    """Rows of logits of one request: its law, the position of each row's token, and the noise to add, if any."""
+
+    law: Law
+    positions: Sequence[int]
+    noise: Noise | None
+
+
+def scores_of(logits: Tensor, asked: Sequence[Asked]) -> tuple[Tensor, cpu.Warmth | None]:
+    """Return scores for `argmax` and `ranked`: the tensor, and what our kernels still have to do with each row.
+
+    `logits` [n, V] are those of all `asked`, request by request. Kernels scale and perturb in the pass that finds the
+    best scores, with the same bits. Elsewhere the tensor is `perturbed`, and there is nothing left to do."""
+    if all(law.temperature == 0.0 for law, _, _ in asked):
+        return logits, None
+    if cpu.serve(logits) and not any(law.filters or (law.temperature and noise is None) for law, _, noise in asked):
+        places = [(law, position, noise) for law, positions, noise in asked for position in positions]
+        return logits, [
+            (law.temperature, add(law.seed, at)) if law.temperature and add else None for law, at, add in places
+        ]
+    rows = logits.split([len(own.positions) for own in asked])
+    scores = [perturbed(part, *own) for part, own in zip(rows, asked, strict=True)]
+    return scores[0] if len(scores) == 1 else torch.cat(scores), None
+
+
+def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise | None) -> Tensor:
     """Return scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
 
     Row i stands at absolute position `positions[i]`. Greedy scores are the logits themselves. Otherwise they are the
@@ -87,18 +93,10 @@ def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise) 
     if law.temperature == 0.0:
         return logits.float()
     scaled = filtered(logits.float() / law.temperature, law)
-    for row, position in zip(scaled, positions, strict=True):
-        row += noise(law.seed, position)
+    if noise is not None:
+        for row, position in zip(scaled, positions, strict=True):
+            row += noise(law.seed, position)
     return scaled
-
-
-def warmth(law: Law, positions: Sequence[int], noise: Noise) -> cpu.Warmth:
-    """Return (temperature, noise) per row, for the C kernels to compute `perturbed`; None for a greedy row.
-
-    The law must have no filters."""
-    if law.temperature == 0.0:
-        return [None] * len(positions)
-    return [(law.temperature, noise(law.seed, position)) for position in positions]
 
 
 def filtered(scaled: Tensor, law: Law) -> Tensor:
@@ -135,15 +133,12 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
     return best[-1]
 
 
+@fused
 def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
     """Return the lowest score of each row, float32 [n], that `filters` keep; -inf for rows without filters.
 
     Scores are logits [n, V] times `inverse` temperatures float32 [n]. The filters are those of `filtered`, but each row
     has its own, and the host does not wait for the device."""
-    if fuses(logits.device):
-        from ssd.kernels import triton_sampling
-
-        return triton_sampling.lowest(logits, inverse, *filters)
     top_k, top_p, min_p = (each[:, None] for each in filters)
     scores = (logits.float() * inverse[:, None]).sort(-1, descending=True).values
     size = scores.shape[1]
@@ -179,12 +174,12 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
     return torch.where(empty, scaled, lowered)
 
 
-def argmax(scores: Tensor) -> list[int]:
+def argmax(scores: Tensor, warmth: cpu.Warmth | None = None) -> list[int]:
     """Return the id of the largest score of each row of [n, V], the lowest one on a tie.
 
-    The id is -1 for a row without a sample: it holds a NaN or has no finite maximum."""
+    The id is -1 for a row without a sample: it holds a NaN or has no finite maximum. `warmth`: see `scores_of`."""
     if cpu.serve(scores):
-        return cpu.draw(scores)
+        return cpu.draw(scores, warmth)
     tokens: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
     return tokens
 
@@ -221,54 +216,38 @@ def sound(ids: Tensor, values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), ids, -1)
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """Return `argmax` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
-    if fuses(logits.device):
-        from ssd.kernels.triton_sampling import draw
-
-        return draw(logits)
-    return sound(*best(logits.float()))
-
-
-def drawn(logits: Tensor, draws: Draws) -> Tensor:
-    """Return `argmax(perturbed(...))` of logits [n, V] as a tensor, without waiting for the device."""
-    if fuses(logits.device):
-        from ssd.kernels.triton_sampling import draw
-
-        return draw(logits, draws.keys, draws.inverse, _lowest_of(logits, draws))
+@fused
+def drawn(logits: Tensor, draws: Draws | None = None) -> Tensor:
+    """Return `argmax(perturbed(...))` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
     return sound(*best(warmed(logits, draws)))
 
 
-def warmed(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
-    """Return `perturbed` of logits [n, V], without waiting for the device.
+@fused
+def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Tensor:
+    """Return `perturbed` of logits [n, V] as float32, without waiting for the device; without `draws` all are greedy.
 
     Column i is the token `ids[i]` (int64 [V]), or i without `ids`. Logits are multiplied by 1 / temperature: a GPU also
     computes the division in `perturbed` like this, so the scores are equal there."""
-    keys, least = draws.keys, _lowest_of(logits, draws)
-    if fuses(logits.device):
-        from ssd.kernels import triton_sampling
-
-        return triton_sampling.warmed(logits, keys, draws.inverse, ids, least)
-    noise = gumbels_of(keys, logits.shape[1]) if ids is None else gumbels_at(keys, ids)
-    scores, inverse = logits.float(), draws.inverse[:, None]
-    warm = scores * inverse
+    if draws is None:
+        return logits.float()
+    keys, inverse, filters = draws
+    least = None if filters is None else lowest(logits, inverse, filters)
+    noise = gumbels_of(keys, logits.shape[1], ids=ids)  # first, as it takes most memory while it is made
+    scores, factor = logits.float(), inverse[:, None]
+    scaled = scores * factor
     if least is not None:
-        warm.masked_fill_(warm < least[:, None], -torch.inf)
-    return torch.where(inverse > 0, warm.add_(noise), scores)
+        scaled.masked_fill_(scaled < least[:, None], -torch.inf)
+    return torch.where(factor > 0, scaled.add_(noise), scores)
 
 
-def _lowest_of(logits: Tensor, draws: Draws) -> Tensor | None:
-    return None if draws.filters is None else lowest(logits, draws.inverse, draws.filters)
-
-
-def ranked(scores: Tensor, count: int) -> Ranked:
+def ranked(scores: Tensor, count: int, warmth: cpu.Warmth | None = None) -> Ranked:
     """Return the `count` best ids of each row of [n, V] and their scores, at most V, best first.
 
-    Equal scores come in any order."""
+    Equal scores come in any order. `warmth`: see `scores_of`."""
     count = min(count, scores.shape[1])
     if cpu.serve(scores):
-        return cpu.rank(scores, count)
-    ids, values = highest(scores, count)
+        return cpu.rank(scores, count, warmth)
+    ids, values = highest(scores.float().contiguous(), count)
     return Ranked(read_ids(ids, scores.shape[1], refuse=True), values.tolist())
 
 

@@ -204,12 +204,12 @@ class Tuning:
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
         numbers = {"num_speculative_tokens": plan.lookahead, "fan_out": plan.fan_out}
-        # The draft finds out which allocation hits more. Under the ratio rule draft probabilities belong to lists.
+        # The draft finds out which allocation hits more. Draft probabilities belong to lists.
         if (
             plan.mode == "ssd"
             and not asked.fan_out
             and asked.allocation == "joint"
-            and (asked.sampler == "coupled" or kind == 0)
+            and not (kind > 0 and asked.rule().needs_draft_probs)
         ):
             numbers |= {"allocation": "either", "budget": sum(plan.fan_out)}
         return replace(asked, mode=plan.mode, **numbers)

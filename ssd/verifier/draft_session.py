@@ -115,7 +115,7 @@ class TrackedRequests:
 class DraftSession:
     """Owns the connection to the draft: sends messages and reads the board. The proposer and its missed rows call it.
 
-    `send` posts a message without blocking and returns True if it went out. The ratio rule reads `draft_probs`. `seen`
+    `send` posts a message without blocking and returns True if it went out. Some rules need `draft_probs`. `seen`
     collects what the present round shows. `remote`: the draft is on another machine, where waits and late tokens are
     normal; so the breaker is told the measured gain."""
 
@@ -252,7 +252,7 @@ class DraftSession:
         if found is None or len(found.ids) <= len(sequence.proposal):
             return None if found is None else found.entry
         ids, probs = found.ids, None
-        if sequence.ratio_rule:
+        if sequence.rule.needs_draft_probs:
             if self._draft_probs is None:
                 return found.entry
             probs = self._draft_probs.read(sequence.slot, found.entry, key, ids)

@@ -12,7 +12,6 @@ from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
-from ssd.speculation.acceptance import coupled
 from ssd.verifier.grammars import GrammarQueue
 from ssd.verifier.proposer import Proposer, Result
 from ssd.verifier.scheduler import Scheduled, Scheduler
@@ -165,7 +164,8 @@ class TargetEngine:
         The pages of a prefill chunk can be found in the prefix cache at once, as others may wait for them."""
         committed = []
         in_flight: Items[Cached | None] = verified.in_flight or [None] * len(verified.batch)
-        for part, own, drafts in zip(verified.batch, verified.samples, in_flight, strict=True):
+        rows = zip(verified.batch, verified.samples, verified.outcomes, in_flight, strict=True)
+        for part, own, outcome, drafts in rows:
             sequence = part.sequence
             known = len(part.row.token_ids) - part.drafted
             sequence.proposal, sequence.draft_probs = [], None
@@ -174,11 +174,11 @@ class TargetEngine:
                 sequence.table.share_computed(sequence.tokens, sequence.computed)
                 committed.append(_Committed(None, [], None))
                 continue
-            outcome, base = coupled(part.draft, own), len(sequence.tokens)
+            base = len(sequence.tokens)
             result = Result(sequence, sequence.round, base, part.drafted, outcome, sequence.cache, drafts)
             sequence.computed += known + outcome.accepted
             sequence.count_round(outcome, part.drafted)
-            sequence.tokens += own[: outcome.accepted + 1]
+            sequence.tokens += [*part.draft[: outcome.accepted], outcome.token]
             committed.append(_Committed(result, *sequence.cut(base)))
         return committed
 

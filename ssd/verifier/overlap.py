@@ -16,36 +16,46 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
+from ssd.execution.adjustments import NUMBERS
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
 from ssd.execution.static import StaticRunner, Step, draws_of
-from ssd.execution.tables import Draw, Upload
+from ssd.execution.tables import Upload
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
-from ssd.kernels.gpu import RoundLayout, fuses
-from ssd.speculation.acceptance import coupled_rows
-from ssd.speculation.adjustment import NUMBERS, Text
+from ssd.kernels.rounds import EntryLayout, RowLayout, build, decide, note_outcomes
+from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law, drawing_of, read_ids
 from ssd.verifier.overlap_choice import OverlapPolicy, undrafted
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled, part_of
 from ssd.verifier.sequence import Sequence
-from ssd.verifier.verification import NO_LOGITS, PlainVerification, Verification, VerifiedBatch, laws_of, texts_of
+from ssd.verifier.verification import (
+    NO_LOGITS,
+    PlainVerification,
+    Verification,
+    VerifiedBatch,
+    laws_of,
+    outcomes_of,
+    texts_of,
+)
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
 _PLACES = 2 * LONGEST_ROW  # positions that two verifications can reach
 # Sizes of a row's fields: three words of the key and the base, numbers, draft ids, low and high halves of noise keys.
 _NUMBERS = 11
 _SIZES = (4, _NUMBERS, _MOST_IDS, _PLACES, _PLACES)
+_ROW = RowLayout._make([*accumulate(_SIZES[:-1]), _MOST_IDS])
+ENTRY = EntryLayout(board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT)
+"""Where the device finds each field of a board's entry."""
 
 Ask = Callable[[Sequence], tuple[int, int] | None]
 """Called with a sequence that is verified now. Returns the draft's epoch, and the most tokens that its next row may
@@ -77,23 +87,6 @@ class FollowedRow(NamedTuple):
         return min(self.row.stop + 1 + self.most, self.row.start + 2 + self.left)
 
 
-class _Decided(NamedTuple):
-    """The outcomes of a verification, and the board's entries for them.
-
-    `rows` int64 [rows, 3 + _MOST_IDS]: accepted draft tokens, the token after them, depth of the entry, its ids.
-    `report` is for the host."""
-
-    rows: Tensor
-    report: Tensor
-
-
-def _layout() -> RoundLayout:
-    """Return where the kernels find each field of a row and of a board entry."""
-    numbers, ids, low, high = accumulate(_SIZES[:-1])
-    entry = board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT
-    return RoundLayout(numbers, ids, low, high, _MOST_IDS, *entry)
-
-
 class DeviceScheduler:
     """Launches verifications on `runner`, at most one behind the one that the host waits for."""
 
@@ -123,7 +116,7 @@ class DeviceScheduler:
         self._decide()  # the next captures read its result
         if self._runner.adjustments is not None:
             self._note_outcomes = captured(self._note_outcomes)
-        self._build = {shape: captured(build) for shape, build in self._build.items()}
+        self._build = {shape: captured(make) for shape, make in self._build.items()}
 
     # -- what the host asks for ----------------------------------------------------------------------------------------
 
@@ -153,7 +146,7 @@ class DeviceScheduler:
         if any(each.most for each in rows):
             self._board.fetch(1 + max(each.row.slot for each in rows))
         self._decide()
-        self._report.copy_(self._decided.report, non_blocking=True)
+        self._report.copy_(self._told, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
         if table is not None:
@@ -203,82 +196,27 @@ class DeviceScheduler:
 
     def _make_decision(self) -> None:
         """Compute the outcomes of the samples in `_tokens`, and look them up on the board."""
-        if fuses(self._rows.device.device):
-            from ssd.kernels.triton_rounds import decide
-
-            self._decided = _Decided(*decide(self._rows.device, self._tokens, *self._board.words, layout=_layout()))
-            return
-        round_key, numbers, ids, _, _ = self._rows.device.split(_SIZES, dim=1)
-        slot, first, drafted, most, left, *_ = numbers.T
-        places = first[:, None] + torch.arange(LONGEST_ROW, device=ids.device)
-        own = self._tokens[places.clamp(max=len(self._tokens) - 1)]
-        accepted, token = coupled_rows(ids, drafted, own)
-        token = torch.where((token >= 0) & (token < self._board.reader.vocab_size), token, -1)
-        found = self._board.find(slot, torch.cat((round_key, accepted[:, None], token[:, None]), dim=1))
-        depth = torch.minimum(found.depth, torch.minimum(most, left - accepted - 1).clamp(min=0))
-        found = found._replace(depth=depth, ids=found.ids[:, :_MOST_IDS])
-        looked_up = torch.stack((found.entry, found.depth, found.unsound), dim=1)
-        report = torch.cat((self._tokens, torch.cat((looked_up, found.ids), dim=1).flatten()))
-        rows = torch.cat((torch.stack((accepted, token, found.depth), dim=1), found.ids), dim=1)
-        self._decided = _Decided(rows, report)
+        self._decided, self._told = decide(self._rows.device, self._tokens, *self._board.words, _ROW, ENTRY)
 
     def _add_to_texts(self) -> None:
         """Add the outcomes, which the host has not seen, to the texts that adjust the next logits."""
         table = self._runner.adjustments
         assert table is not None
-        if fuses(self._rows.device.device):
-            from ssd.kernels.triton_adjustment import note_outcomes
-
-            note_outcomes(self._rows.device, self._decided.rows, table.words, NUMBERS, _layout())
-            return
-        _, numbers, ids, _, _ = self._rows.device.split(_SIZES, dim=1)
-        accepted, token = self._decided.rows[:, :2].T[..., None]
-        place = torch.arange(LONGEST_ROW, device=ids.device)
-        drafts = torch.nn.functional.pad(ids, (0, 1), value=-1)
-        found = torch.where(place < accepted, drafts, torch.where(place == accepted, token, -1))
-        slot = torch.where(numbers[:, 6] > 0, numbers[:, 0], len(table.words) - 1)
-        table.words[slot, NUMBERS:] = found.int()
+        note_outcomes(self._rows.device, self._decided, table.words, NUMBERS, _ROW)
 
     def _make_batch(self, step: Step) -> None:
-        """Write the next batch's tensors from the outcomes, as `ssd.execution.tables.BatchTensors.fill` would."""
-        (_, tokens, longest), tables, device = step.shape, self._runner.tables, self._rows.device
-        rows = min(step.shape.rows, self._most_rows)
-        if fuses(device.device):
-            from ssd.kernels.triton_rounds import build
-
-            size, dummy = self._runner.cache.page_size, (tables.dummy, tables.dummy_page)
-            whole = tokens, step.batch.rows, longest
-            fields = dict(step.batch.fields)
-            build(device[:rows], self._decided.rows[:rows], tables.tensor, fields, whole, size, dummy, _layout())
-            return
-        _, numbers, _, low, high = (part[:rows] for part in device.split(_SIZES, dim=1))
-        slot, _, _, _, _, begun, active, *draw_numbers = numbers.T
-        (accepted, token, depth), found = self._decided.rows[:rows, :3].T, self._decided.rows[:rows, 3:]
-        ends = ((1 + depth) * active).cumsum(0)
-        starts = torch.cat((torch.zeros_like(ends[:1]), ends))
-        place = torch.arange(tokens, device=device.device)
-        live = place < ends[-1]
-        row = torch.searchsorted(ends, place, right=True).clamp(max=rows - 1)
-        offset = torch.where(live, place - starts[row], 0)
-        position = torch.where(live, begun[row] + accepted[row] + 1 + offset, 0)
-        # A sample that is no token is replaced by id 0; the host finds out later.
-        next_ids = torch.cat((token.clamp(min=0)[:, None], found), dim=1)
-        size = self._runner.cache.page_size
-        pages = tables.tensor[slot[row], position // size].long()
-        draw = row, accepted[row] + offset
-        spare = torch.arange(step.batch.rows - rows + 1, device=device.device) * longest
-        values = {
-            "ids": torch.where(live, next_ids[row, offset], 0),
-            "positions": position,
-            "slots": torch.where(live, pages * size + position % size, tables.dummy_page * size),
-            "low": low[draw],
-            "high": high[draw],
-            **{name: torch.where(live, own[row], 0) for name, own in zip(Draw._fields[2:], draw_numbers, strict=True)},
-            "starts": torch.cat((starts[:-1], (ends[-1] + spare).clamp(max=tokens))),
-            "sequences": torch.cat((slot, torch.full_like(spare[1:], tables.dummy))),
-        }
-        for name, field in step.batch.fields.items():
-            field.copy_(values[name])
+        """Write the next batch's tensors from the outcomes."""
+        (_, tokens, longest), tables, rows = step.shape, self._runner.tables, min(step.shape.rows, self._most_rows)
+        build(
+            self._rows.device[:rows],
+            self._decided[:rows],
+            tables.tensor,
+            step.batch.fields,
+            (tokens, step.batch.rows, longest),
+            self._runner.cache.page_size,
+            (tables.dummy, tables.dummy_page),
+            _ROW,
+        )
 
 
 class _RunningRow(NamedTuple):
@@ -338,7 +276,7 @@ class OverlappedVerification:
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
         allowed = len(batch) == running and self._policy.allows(part.sequence.speculation.mode for part in batch)
-        laws = laws_of(batch, adjusted=True) if allowed else None
+        laws = laws_of(batch) if allowed else None
         texts = texts_of(batch)
         rows = self._followed(batch, laws, firsts, texts) if laws else []
         shape = self._device.shape([1 + row.most for row in rows]) if rows else None
@@ -361,7 +299,9 @@ class OverlappedVerification:
             self._running = [_RunningRow(part.sequence, drafts, first) for part, drafts, first in rows_in_flight]
         self._plain.trace.enter(State.SAMPLE)
         samples = [tokens[first : first + length] for first, length in zip(firsts, lengths, strict=True)]
-        return VerifiedBatch(batch, samples, NO_LOGITS, began, time.perf_counter(), in_flight)
+        return VerifiedBatch(
+            batch, samples, outcomes_of(batch, samples), NO_LOGITS, began, time.perf_counter(), in_flight
+        )
 
     def _followed(
         self, batch: Items[Scheduled], laws: Items[Law], firsts: Items[int], texts: Items[Text | None]

@@ -87,18 +87,15 @@ class Sequence:
         # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
-        # True if draft tokens are accepted by probability, not by being the target's own samples.
-        self.ratio_rule = self.asked.ratio_rule(temperature)
-        self.filters = self.law.filters
-        # True if the law alone draws each sample from the logits.
-        self.drawn_by_law = self.adjustment is None and not self.ratio_rule
-        # True if a device may adjust the logits (`ssd.speculation.adjustment.adjusted_rows`).
+        self.rule = self.asked.rule(temperature)
+        self.sampled_by = self.rule.sampled_by(self.law)
+        # True if a device may draw each token of the output, after `ssd.execution.adjustments.adjusted_rows`.
         one_sided = not (params.allowed_token_ids and params.min_tokens) and params.structured is None
-        self.adjusted_on_device = self.adjustment is not None and not self.ratio_rule and one_sided
+        self.drawn_on_device = self.rule.emits_samples and one_sided
         self.slot = -1  # -1 while it waits
         self.computed = self.cached = 0  # `cached`: tokens of the prompt that came from the prefix cache
         self.round = 0  # numbers outcomes; 0 is the prefill's
-        # Draft tokens to verify next; under the ratio rule the distributions [n, V] that drew them, None if none did.
+        # Draft tokens to verify next, and the distributions [n, V] that drew them: None if none did, or no rule asks.
         self.proposal: list[int] = []
         self.draft_probs: Tensor | None = None
         self.cache: Cache = ""  # result of the look-up for the next round

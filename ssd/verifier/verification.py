@@ -6,7 +6,6 @@ host has read this one."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,10 +25,11 @@ from ssd.ipc.features import FeatureArena, Part, extend_tags
 from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
-from ssd.speculation.acceptance import rejection
+from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Text, Written, adjusted
-from ssd.speculation.noise import NoiseCache, Place, Stream, stream_seed, uniform
-from ssd.speculation.sampling import Law, argmax, perturbed, probabilities, warmth
+from ssd.speculation.noise import NoiseCache
+from ssd.speculation.rules import Verified
+from ssd.speculation.sampling import Asked, Law, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
 from ssd.verifier.sequence import Sequence
@@ -42,13 +42,14 @@ class VerifiedBatch:
     """A batch, and the results of its forward from `began` to `ended` (seconds of `time.perf_counter`).
 
     `samples` are the target's own tokens for the sampled outputs of each row. -1 stands for a sample whose logits were
-    not numbers, `UNKNOWN` for one that is not in the vocabulary; a prefill chunk's sample is read for this alone. Under
-    the ratio rule they are the tokens to emit, the accepted ones first. `logits` [sum of outputs, V] is empty where the
-    runner has drawn the samples. If the next verification runs already, `in_flight` has the draft tokens of each row in
-    it; else it is empty."""
+    not numbers, `UNKNOWN` for one that is not in the vocabulary; a prefill chunk's sample is read for this alone.
+    `outcomes` are those of each row, by its rule. `logits` [sum of outputs, V] is empty where the runner has drawn the
+    samples. If the next verification runs already, `in_flight` has the draft tokens of each row in it; else it is
+    empty."""
 
     batch: list[Scheduled]
     samples: list[list[int]]
+    outcomes: list[Outcome]
     logits: Tensor
     began: float
     ended: float
@@ -144,7 +145,7 @@ class PlainVerification:
     def _run(self, batch: list[Scheduled], host_work: Task) -> VerifiedBatch:
         began = time.perf_counter()
         self.announce(batch)
-        rows, laws = [part.row for part in batch], laws_of(batch, adjusted=True)
+        rows, laws = [part.row for part in batch], laws_of(batch)
         if any(part.sequence.grammar is not None for part in batch):
             host_work = partial(_work_out_masks, batch, host_work)
         context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
@@ -154,8 +155,12 @@ class PlainVerification:
             self._features.write(batch, context)
         self.trace.enter(State.SAMPLE)
         ended = time.perf_counter()
-        samples = self._sampler.samples(logits, batch, laws_of(batch)) if own is None else by_row(batch, own)
-        return VerifiedBatch(batch, samples, logits, began, ended)
+        if own is None:
+            samples, outcomes = self._sampler.samples(logits, batch)
+        else:
+            samples = by_row(batch, own)
+            outcomes = outcomes_of(batch, samples)
+        return VerifiedBatch(batch, samples, outcomes, logits, began, ended)
 
 
 class FeatureExport:
@@ -179,33 +184,32 @@ class FeatureExport:
 
 
 class Sampler:
-    """Samples every output of a batch; keeps the noise vectors that neighbouring rounds share."""
+    """Samples every output of a batch, and lets rules decide; keeps the noise that neighbouring rounds share."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._noise = NoiseCache(vocab_size, device)
 
     @torch.inference_mode()
-    def samples(self, logits: Tensor, batch: Items[Scheduled], laws: Items[Law] | None) -> list[list[int]]:
-        """Return the `samples` of a `VerifiedBatch`, from logits [sum of outputs, V] and the result of `laws_of`."""
-        # The kernel returns the argmax of `perturbed`, bit for bit, without storing that tensor.
-        if laws is not None and not any(part.sequence.filters for part in batch) and cpu.serve(logits):
-            if all(law.temperature == 0.0 for law in laws):
-                return by_row(batch, cpu.draw(logits))
-            self._noise.prepare(_places(batch))
-            rules = [w for part, law in zip(batch, laws, strict=True) for w in warmth(law, part.predicted, self._noise)]
-            return by_row(batch, cpu.draw(logits, rules))
-        if all(_greedy(part) and part.row.outputs == part.sampled for part in batch):
-            return by_row(batch, argmax(logits))
-        self._noise.prepare(_places(batch))
-        rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
-        scores = [self._scores(mine, part) for mine, part in zip(rows, batch, strict=True)]
-        # Joined only where one call waits for a device: on a CPU the copy wakes torch's threads, beside the kernels'.
-        joined = scores if cpu.serve(logits) else [torch.cat(scores)]
-        samples = by_row(batch, [token for each in joined for token in argmax(each)])
-        for index, part in enumerate(batch):
-            if part.drafted and part.sequence.ratio_rule:
-                samples[index] = self._by_ratio(rows[index], part, samples[index])
-        return samples
+    def samples(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[list[int]], list[Outcome]]:
+        """Return the `samples` and `outcomes` of a `VerifiedBatch`, from logits [sum of outputs, V]."""
+        asked = [Asked(_law(part), part.predicted, self._noise) for part in batch]
+        self._noise.prepare((law.seed, place) for law, places, _ in asked if law.temperature for place in places)
+        if all(_plain(part) for part in batch):
+            rows, tokens = list(_split(logits, batch)), argmax(*scores_of(logits, asked))
+        else:
+            rows = [self._adjusted(mine, part) for mine, part in zip(_sampled(logits, batch), batch, strict=True)]
+            # Joined only where one call waits for a device: on a CPU the copy wakes torch's threads, beside kernels'.
+            alone = [(mine, [own]) for mine, own in zip(rows, asked, strict=True)]
+            calls = alone if cpu.serve(logits) else [(torch.cat(rows), asked)]
+            tokens = [token for mine, own in calls for token in argmax(*scores_of(mine, own))]
+        samples = by_row(batch, tokens)
+        return samples, [self._outcome(*each) for each in zip(batch, samples, rows, strict=True)]
+
+    def _outcome(self, part: Scheduled, own: list[int], logits: Tensor) -> Outcome:
+        sequence, row = part.sequence, None
+        if not sequence.rule.emits_samples:
+            row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
+        return sequence.rule.outcome(part.draft, own, row)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """Return the logits of a part as its request adjusts them; the same tensor where it does not."""
@@ -227,42 +231,33 @@ class Sampler:
             sequence.failure = "no token is possible: structured output and allowed_token_ids exclude each other"
         return rows
 
-    def _scores(self, logits: Tensor, part: Scheduled) -> Tensor:
-        law = part.sequence.law
-        if not part.complete:
-            return logits.float()
-        if part.sequence.ratio_rule:  # the token after all accepted ones, and every token without a draft
-            law = law._replace(seed=stream_seed(law.seed, Stream.BONUS))
-        return perturbed(logits, law, part.predicted, self._noise)
 
-    def _by_ratio(self, logits: Tensor, part: Scheduled, own: list[int]) -> list[int]:
-        """Return the tokens that the ratio rule emits for a row whose own samples are `own`."""
-        if min(own) < 0:
-            return own
-        sequence, positions = part.sequence, part.predicted
-        seed, drafted = sequence.law.seed, part.draft
-        accept, again = (stream_seed(seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
-
-        def sample(index: int, weights: Tensor) -> int:
-            return argmax((weights.log() + self._noise(again, positions[index]))[None])[0]
-
-        q = None if sequence.draft_probs is None else sequence.draft_probs[: part.drafted].to(logits.device)
-        uniforms = [uniform(accept, position) for position in positions]
-        cut = rejection(drafted, q, probabilities(logits, sequence.law), uniforms, sample)
-        return [*drafted, own[-1]] if cut is None else cut
+def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outcome]:
+    """Return the outcomes of rows whose rules need no logits."""
+    return [part.sequence.rule.outcome(part.draft, own, None) for part, own in zip(batch, samples, strict=True)]
 
 
-def laws_of(batch: Items[Scheduled], adjusted: bool = False) -> list[Law] | None:
-    """Return the law of each row if laws alone draw every sample from its logits; else None.
+def _plain(part: Scheduled) -> bool:
+    """Return True if every output is sampled, from logits that neither the request nor a filter changes."""
+    unchanged = part.sequence.adjustment is None and not part.sequence.law.filters
+    return unchanged and part.row.outputs == part.sampled
 
-    `adjusted`: logits that a device adjusts first count too. With laws the runner may draw the samples, as nothing
-    else needs the logits."""
+
+def _law(part: Scheduled) -> Law:
+    """Return the law that samples a part's outputs; greedy if they are not emitted."""
+    return part.sequence.sampled_by if part.complete else Law()
+
+
+def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
+    """Return the law of each row if laws alone draw every sample from its logits, or those that a device adjusts.
+
+    Else None. With laws the runner may draw the samples, as nothing else needs the logits."""
     for part in batch:
         if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
             return None
-        if part.complete and not (part.sequence.drawn_by_law or (adjusted and part.sequence.adjusted_on_device)):
+        if part.complete and not part.sequence.drawn_on_device:
             return None
-    return [part.sequence.law if part.complete else Law() for part in batch]
+    return [_law(part) for part in batch]
 
 
 def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
@@ -282,11 +277,6 @@ def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
     return [tokens[start:stop] for start, stop in pairwise(stops)]
 
 
-def _greedy(part: Scheduled) -> bool:
-    """Return True if the sample is the argmax of the unadjusted logits."""
-    return part.sequence.law.temperature == 0.0 and part.sequence.adjustment is None
-
-
 def _work_out_masks(batch: Items[Scheduled], host_work: Task) -> None:
     """Do `host_work`, then compute the masks that the sampler will ask the grammars of a batch for."""
     host_work()
@@ -303,13 +293,6 @@ def _possible(part: Scheduled) -> Tensor | None:
     if sequence.grammar is None or not part.complete:
         return None
     return torch.from_numpy(sequence.grammar.masks(sequence.tokens[sequence.prompt_length :], part.draft))
-
-
-def _places(batch: Items[Scheduled]) -> Iterator[Place]:
-    """Yield the places of the noise that decides a batch's samples, where it is shared with the draft."""
-    for part in batch:
-        if part.complete and part.sequence.law.temperature > 0 and not part.sequence.ratio_rule:
-            yield from ((part.sequence.law.seed, position) for position in part.predicted)
 
 
 def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:

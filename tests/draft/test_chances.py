@@ -16,10 +16,10 @@ def node(
     in_flight: int | None = None,
     copied: Copied | None = None,
     temperature: float = 0.0,
-    ratio_rule: bool = False,
+    shares_noise: bool = True,
 ) -> Node:
     """Candidates 0, 1, ... with these scores."""
-    return Node(range(len(scores)), scores, in_flight, copied, temperature, ratio_rule)
+    return Node(range(len(scores)), scores, in_flight, copied, temperature, shares_noise)
 
 
 def test_predictions_are_believed_at_first() -> None:
@@ -69,7 +69,7 @@ def test_a_draft_that_is_right_more_often_than_it_believes() -> None:
     for _ in range(300):
         chances.learn(node(unsure), 0)
     assert chances.of(node(unsure))[0] > 0.9
-    for law in ({"temperature": 1.0}, {"temperature": 1.0, "ratio_rule": True, "in_flight": 0}):
+    for law in ({"temperature": 1.0}, {"temperature": 1.0, "shares_noise": False, "in_flight": 0}):
         assert chances.of(node(unsure, **law))[0] < 0.6  # type: ignore[arg-type]
 
 
@@ -77,11 +77,11 @@ def test_under_the_ratio_rule_the_tested_token_decides_first() -> None:
     """It need not be the best candidate, or one at all. A bonus token after all of them was not tested."""
     chances, scores = Chances(), [2.0, 1.5, 1.0]
     for _ in range(400):
-        chances.learn(node(scores, 1, None, 1.0, True), 1)
-    found = chances.of(node(scores, 1, None, 1.0, True))
+        chances.learn(node(scores, 1, None, 1.0, shares_noise=False), 1)
+    found = chances.of(node(scores, 1, None, 1.0, shares_noise=False))
     assert found[1] > 0.85 and found[0] + found[2] < 0.2
-    assert chances.of(node(scores, 50, None, 1.0, True)).keys() == {50, 0, 1, 2}
-    bonus = chances.of(node(scores, None, None, 1.0, True))
+    assert chances.of(node(scores, 50, None, 1.0, shares_noise=False)).keys() == {50, 0, 1, 2}
+    bonus = chances.of(node(scores, None, None, 1.0, shares_noise=False))
     total = sum(math.exp(score) for score in scores)
     assert [bonus[token] for token in range(3)] == pytest.approx([math.exp(s) / total for s in scores], rel=0.15)
 

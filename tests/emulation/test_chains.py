@@ -17,7 +17,7 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import check_pair
-from ssd.speculation.noise import gumbels
+from ssd.speculation.noise import gumbels_of, keys_of
 
 CPU = torch.device("cpu")
 LLAMA, WIDE = Agreement(0.888, 0.85, 7, 3), Agreement(0.6, 0.45, 4, 1)
@@ -29,7 +29,7 @@ def test_wrong_tokens_stand_above_the_right_one_as_often_as_stated(asked: Agreem
     """After every token once, greedily and with noise that both share: to the rounding of 1,024 tokens."""
     target, draft = (logits(states) for states in pair(asked))
     if temperature:
-        noise = gumbels([(5, position) for position in range(VOCABULARY)], VOCABULARY)
+        noise = gumbels_of(keys_of([(5, position) for position in range(VOCABULARY)]), VOCABULARY)
         target, draft = (scores / temperature + noise for scores in (target, draft))
     right = target.argmax(-1, keepdim=True)
     above = (draft > draft.gather(1, right)).sum(-1)

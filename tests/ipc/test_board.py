@@ -22,6 +22,8 @@ from ssd.ipc.board import ENTRIES, BoardReader, BoardWriter, Cached, Key, Place,
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Load, Step
 from ssd.ipc.public import Metrics, pack, unpack
+from ssd.kernels.rounds import look_up
+from ssd.verifier.overlap import ENTRY
 from ssd.verifier.proposer import Counters
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +55,10 @@ class DeviceReader(BoardReader):
     def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
         board = DeviceBoard(self, torch.device("cpu"))
         board.fetch(slot + 1)
-        found = board.find(torch.tensor([slot]), torch.tensor([key]))
+        found = look_up(*board.words, torch.tensor([slot]), torch.tensor([key]), ENTRY)
         entry, depth, unsound = (int(numbers[0]) for numbers in found[:3])
         self.rejected += unsound
-        return Cached(entry, found.ids[0, :depth].tolist()[:most]) if entry >= 0 else None
+        return Cached(entry, found[3][0, :depth].tolist()[:most]) if entry >= 0 else None
 
 
 def make(reader: type[BoardReader] = BoardReader) -> Shared:
@@ -294,10 +296,10 @@ def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataO
     rows = data.draw(st.lists(st.tuples(st.integers(0, SLOTS - 1), outcomes), min_size=1, max_size=9))
     board = DeviceBoard(shared.reader, torch.device("cpu"))
     board.fetch(SLOTS)
-    together = board.find(torch.tensor([slot for slot, _ in rows]), torch.tensor([key for _, key in rows]))
-    for (slot, key), entry, depth, ids in zip(
-        rows, together.entry.tolist(), together.depth.tolist(), together.ids.tolist(), strict=True
-    ):
+    entries, depths, _, found_ids = look_up(
+        *board.words, torch.tensor([slot for slot, _ in rows]), torch.tensor([key for _, key in rows]), ENTRY
+    )
+    for (slot, key), entry, depth, ids in zip(rows, entries.tolist(), depths.tolist(), found_ids.tolist(), strict=True):
         one = shared.reader.find(slot, key)
         assert (entry, ids[:depth]) == ((one.entry, one.ids) if one is not None else (-1, []))
 

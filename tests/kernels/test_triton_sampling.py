@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssd.kernels import triton_sampling as kernels
 from ssd.speculation.noise import halves, hash_lanes
-from ssd.speculation.sampling import Filters, Law, filtered, lowest
+from ssd.speculation.sampling import Draws, Filters, Law, filtered, lowest
 
 PLACES = [(0, 0), (5, 7), (2**63 - 1, 100_000), (77, 3), (2**40, 12)]
 SIZE = 5000
@@ -19,7 +19,7 @@ def keys() -> Tensor:
 
 
 def test_noise_is_that_of_the_hash_in_double_precision() -> None:
-    found = kernels.gumbels(keys(), SIZE)
+    found = kernels.gumbels_of(keys(), SIZE)
     lanes = torch.stack([hash_lanes(*place, SIZE) for place in PLACES])
     u = (lanes & 0x7FFFFFFF).float().add(0.5).mul(2.0**-31).clamp(max=1 - 2.0**-24).double()
     exact = -torch.log(-torch.log1p(-u))
@@ -28,9 +28,9 @@ def test_noise_is_that_of_the_hash_in_double_precision() -> None:
 
 
 def test_noise_of_some_tokens_has_the_bits_of_all() -> None:
-    whole, ids = kernels.gumbels(keys(), SIZE), torch.tensor([4999, 0, 17, 17, 2048])
-    assert torch.equal(kernels.gumbels(keys(), len(ids), ids=ids), whole[:, ids])
-    assert torch.equal(kernels.gumbels(keys()[2:3], 300, first=2000), whole[2:3, 2000:2300])
+    whole, ids = kernels.gumbels_of(keys(), SIZE), torch.tensor([4999, 0, 17, 17, 2048])
+    assert torch.equal(kernels.gumbels_of(keys(), len(ids), ids=ids), whole[:, ids])
+    assert torch.equal(kernels.gumbels_of(keys()[2:3], 300, first=2000), whole[2:3, 2000:2300])
 
 
 def test_the_largest_number_of_a_float_and_the_smallest_are_finite() -> None:
@@ -45,16 +45,16 @@ def test_the_largest_number_of_a_float_and_the_smallest_are_finite() -> None:
 def test_draws_are_the_largest_scores(size: int, dtype: torch.dtype) -> None:
     logits = (3 * torch.randn(5, size, generator=torch.Generator().manual_seed(size))).to(dtype)
     inverse = torch.tensor([1 / 0.7, 0.0, 1 / 1.3, 1.0, 0.0])
-    noise, wide = kernels.gumbels(keys(), size), logits.float()
+    noise, wide = kernels.gumbels_of(keys(), size), logits.float()
     scores = torch.where(inverse[:, None] > 0, wide * inverse[:, None] + noise, wide)
-    assert torch.equal(kernels.warmed(logits, keys(), inverse), scores)
-    assert kernels.draw(logits, keys(), inverse).tolist() == scores.argmax(-1).tolist()
-    assert kernels.draw(logits).tolist() == [int((row == row.max()).nonzero()[0]) for row in wide]
+    assert torch.equal(kernels.warmed(logits, Draws(keys(), inverse)), scores)
+    assert kernels.drawn(logits, Draws(keys(), inverse)).tolist() == scores.argmax(-1).tolist()
+    assert kernels.drawn(logits).tolist() == [int((row == row.max()).nonzero()[0]) for row in wide]
     for row in range(5):  # alone, and as a part of wider rows
         wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
-        own = keys()[row : row + 1], inverse[row : row + 1]
-        assert torch.equal(kernels.warmed(wider, *own)[0], scores[row])
-        assert kernels.draw(wider, *own).tolist() == [int(scores[row].argmax())]
+        own = Draws(keys()[row : row + 1], inverse[row : row + 1])
+        assert torch.equal(kernels.warmed(wider, own)[0], scores[row])
+        assert kernels.drawn(wider, own).tolist() == [int(scores[row].argmax())]
 
 
 # Temperature, top_k, top_p, min_p. Some are off, and some leave everything.
@@ -76,7 +76,7 @@ def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: tor
     logits[:, 7] = logits[:, 60]  # ties, at the top of a row for once
     logits[8, [3, 90]] = 40.0
     inverse, filters = filters_of(FILTERS)
-    found = kernels.lowest(logits, inverse, *filters)
+    found = kernels.lowest(logits, inverse, filters)
     scores = logits.float() * inverse[:, None]
     for row, (warmth, *law) in enumerate(FILTERS):
         left = scores[row] >= found[row]
@@ -87,20 +87,20 @@ def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: tor
         assert torch.equal(left, exact > -torch.inf), FILTERS[row]
     for row in range(len(FILTERS)):  # alone, and as a part of wider rows
         wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
-        own = inverse[row : row + 1], *(each[row : row + 1] for each in filters)
+        own = inverse[row : row + 1], Filters(*(each[row : row + 1] for each in filters))
         assert torch.equal(kernels.lowest(wider, *own)[0], found[row])
-    without = torch.where(inverse > 0, inverse, 1.0)
-    noise = kernels.gumbels(keys()[:1].repeat(len(FILTERS), 1), size)
-    drawn = kernels.draw(logits, keys()[:1].repeat(len(FILTERS), 1), without, found)
-    expected = torch.where(logits.float() * without[:, None] < found[:, None], -torch.inf, 0.0)
-    assert drawn.tolist() == (logits.float() * without[:, None] + noise + expected).argmax(-1).tolist()
+    draws = Draws(keys()[:1].repeat(len(FILTERS), 1), inverse, filters)
+    warm = torch.where(scores < found[:, None], -torch.inf, scores) + kernels.gumbels_of(draws.keys, size)
+    expected = torch.where(inverse[:, None] > 0, warm, logits.float())
+    assert torch.equal(kernels.warmed(logits, draws), expected)
+    assert kernels.drawn(logits, draws).tolist() == expected.argmax(-1).tolist()
 
 
 def test_filters_of_torch_are_those_of_the_kernel() -> None:
     logits = 4 * torch.randn(len(FILTERS), 700, generator=torch.Generator().manual_seed(2))
     inverse, filters = filters_of(FILTERS)
     scores = logits * inverse[:, None]
-    one, other = kernels.lowest(logits, inverse, *filters), lowest(logits, inverse, filters)
+    one, other = kernels.lowest(logits, inverse, filters), lowest.reference(logits, inverse, filters)
     assert torch.equal(scores >= one[:, None], scores >= other[:, None])
 
 
@@ -111,15 +111,14 @@ def test_rows_that_are_not_numbers_have_no_sample_with_filters_either() -> None:
     logits[2] = -torch.inf
     logits[3, 1:] = -torch.inf
     inverse, filters = filters_of([(1.0, 3, 0.5, 0.1)] * 4)
-    least = kernels.lowest(logits, inverse, *filters)
-    assert kernels.draw(logits, keys()[:4], inverse, least).tolist() == [-1, -1, -1, 0]
+    assert kernels.drawn(logits, Draws(keys()[:4], inverse, filters)).tolist() == [-1, -1, -1, 0]
 
 
 def test_tokens_of_a_short_vocabulary_have_their_own_noise() -> None:
     ids, logits = torch.tensor([40, 3, 4999, 128]), torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     inverse = torch.full((5,), 1.25)
-    expected = logits * 1.25 + kernels.gumbels(keys(), SIZE)[:, ids]
-    assert torch.equal(kernels.warmed(logits, keys(), inverse, ids), expected)
+    expected = logits * 1.25 + kernels.gumbels_of(keys(), SIZE)[:, ids]
+    assert torch.equal(kernels.warmed(logits, Draws(keys(), inverse), ids), expected)
 
 
 def test_ties_go_to_the_lowest_token_and_rows_without_a_largest_number_to_none() -> None:
@@ -129,6 +128,6 @@ def test_ties_go_to_the_lowest_token_and_rows_without_a_largest_number_to_none()
     logits[2, 10] = torch.inf
     logits[3] = -torch.inf
     logits[4, 2] = -torch.inf
-    for drawn in (kernels.draw(logits), kernels.draw(logits, keys(), torch.zeros(5))):
+    for drawn in (kernels.drawn(logits), kernels.drawn(logits, Draws(keys(), torch.zeros(5)))):
         assert drawn.tolist() == [2100, -1, -1, -1, 0]
-    assert kernels.draw(logits, keys(), torch.ones(5)).tolist()[1:4] == [-1, -1, -1]
+    assert kernels.drawn(logits, Draws(keys(), torch.ones(5))).tolist()[1:4] == [-1, -1, -1]

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.speculation.acceptance import Outcome, coupled, coupled_rows
+from ssd.kernels.rounds import coupled_rows
+from ssd.speculation.acceptance import Outcome, coupled
 
 Tokens = tuple[int, ...]
 Law = Callable[[Tokens], list[float]]  # prefix -> probabilities of the next token

@@ -6,20 +6,18 @@ import math
 from collections import Counter
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd.execution.adjustments import AdjustmentTable
+from ssd.execution.adjustments import NUMBERS, AdjustmentTable, adjust
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors
 from ssd.models.interface import Shape
-from ssd.speculation import adjustment as module
-from ssd.speculation.adjustment import NUMBERS, Adjustment, Text, Written, _penalised, adjusted, adjusted_rows
+from ssd.speculation.adjustment import Adjustment, Text, Written, adjusted
 
 VOCAB = 12
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=9)
@@ -133,7 +131,7 @@ SLOTS, CPU = 3, torch.device("cpu")
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adjusted by torch's operations, or by a kernel of ours (Triton's interpreter)."""
     if request.param:
-        monkeypatch.setattr(module, "fuses", lambda _: True)
+        monkeypatch.setattr(adjust, "serves", lambda _: True)
 
 
 def wish_of(dice: Random) -> Adjustment:
@@ -179,7 +177,7 @@ def test_a_batch_has_the_bits_of_each_row_by_itself(seed: int, dtype: torch.dtyp
             if text is not None:
                 told = written(list(text.tokens[: text.prompt]), [*text.tokens[text.prompt :], *ids])
                 expected[slot] = adjusted(expected[slot], text.adjustment, told, row.token_ids[1:])
-        assert torch.equal(adjusted_rows(logits, table.of(batch.fields)), torch.cat(expected))
+        assert torch.equal(table.adjust(logits, batch.fields), torch.cat(expected))
 
 
 def text_of(dice: Random) -> Text:
@@ -193,16 +191,3 @@ def size_of(row: Row) -> int:
 
 def tokens(dice: Random, count: int) -> list[int]:
     return [dice.randrange(VOCAB) for _ in range(count)]
-
-
-def test_a_gpu_and_a_cpu_penalize_alike() -> None:
-    """The same numbers by torch, as on a GPU, and by NumPy, as on a CPU."""
-    dice = np.random.default_rng(0)
-    values = dice.standard_normal((4, 60)).astype(np.float32) * 8
-    counts = dice.integers(0, 5, (4, 60)).astype(np.float32)
-    seen = (counts > 0) | (dice.random((4, 60)) < 0.5)
-    wish = Adjustment(repetition=1.1, presence=-0.3, frequency=0.1)
-    here = _penalised(values, counts, seen, wish, wish.repetition, np.where)
-    told = torch.from_numpy(values), torch.from_numpy(counts), torch.from_numpy(seen)
-    there = _penalised(*told, wish, torch.full((4, 60), wish.repetition), torch.where)
-    assert here.dtype == np.float32 and np.array_equal(here, there.numpy())

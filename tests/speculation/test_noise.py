@@ -14,7 +14,7 @@ from torch import Tensor
 from ssd.config.params import MAX_SEED
 from ssd.kernels import cpu
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.noise import NoiseCache, gumbel, gumbels, gumbels_at, halves, hash_lanes
+from ssd.speculation.noise import NoiseCache, gumbel, gumbels_of, halves, hash_lanes, keys_of
 from ssd.speculation.sampling import Law, Noise, argmax, filtered, perturbed
 
 SIGMAS = 5.5
@@ -55,9 +55,9 @@ def test_the_definition(width: int) -> None:
     lanes = torch.stack([hash_lanes(*place, 9 + width) for place in places])
     uniform = ((lanes & 0x7FFFFFFF).float() + 0.5) / 2**31
     expected = -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2**-24).double()))
-    noise = gumbels(places, 9 + width)
+    noise = gumbels_of(keys_of(places), 9 + width)
     assert torch.allclose(noise.double(), expected, rtol=1e-6, atol=1e-6)
-    assert torch.equal(gumbels(places, width, first=9), noise[:, 9:])
+    assert torch.equal(gumbels_of(keys_of(places), width, first=9), noise[:, 9:])
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -67,7 +67,7 @@ def test_the_noise_of_some_ids_is_that_of_all(kernels: bool, places: list[tuple[
     keys, wanted = torch.tensor([halves(place) for place in places], dtype=torch.int32), torch.tensor(ids).long()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "present", lambda device: kernels and cpu.library.functions() is not None)
-        assert torch.equal(gumbels_at(keys, wanted), gumbels(places, 1000)[:, wanted])
+        assert torch.equal(gumbels_of(keys, len(ids), ids=wanted), gumbels_of(keys, 1000)[:, wanted])
         cached = NoiseCache(max(1, len(ids)), ids=wanted)
         if ids:
             assert torch.equal(cached(*places[0]), gumbel(*places[0], 1000)[wanted])
@@ -201,7 +201,7 @@ def test_joint_law_of_three_tokens(sign: float) -> None:
 def test_noise_of_several_places_at_once_is_that_of_each(vocab_size: int) -> None:
     places = [(seed, position) for seed in (0, 7, 2**63 - 1) for position in (0, 1, 4095)]
     expected = torch.stack([gumbel(*place, vocab_size) for place in places])
-    assert torch.equal(gumbels(places, vocab_size), expected)
+    assert torch.equal(gumbels_of(keys_of(places), vocab_size), expected)
     noise = NoiseCache(vocab_size)
     noise.prepare([*places, *places])
     assert torch.equal(torch.stack([noise(*place) for place in places]), expected)

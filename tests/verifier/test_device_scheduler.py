@@ -15,6 +15,7 @@ from ssd.execution.tables import BatchTensors, Draw
 from ssd.ipc.board import IDS, BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
+from ssd.kernels.rounds import build, decide, note_outcomes
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.sampling import UNKNOWN, Drawing, Law
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
@@ -30,7 +31,8 @@ PAGE, PAGES, ROWS, K = 4, 60, 5, 5
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's work in torch's operations, and in kernels of ours (by Triton's interpreter)."""
     if request.param:
-        monkeypatch.setattr("ssd.verifier.overlap.fuses", lambda _: True)
+        for function in (build, decide, note_outcomes):
+            monkeypatch.setattr(function, "serves", lambda _: True)
 
 
 class World:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.execution.adjustments import adjust
 from ssd.execution.graph_shapes import LONGEST_ROW
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
@@ -24,6 +25,7 @@ from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Step, Submit
 from ssd.ipc.process import Child, Start, memory_file
 from ssd.ipc.public import Metrics, pack, unpack
+from ssd.kernels.rounds import build, decide, note_outcomes
 from ssd.speculation.sampling import Draws
 from ssd.verifier.overlap import Ask, OverlappedVerification, overlapped
 from ssd.verifier.overlap_choice import OverlapPolicy
@@ -149,8 +151,8 @@ ADJUSTED: list[dict[str, Any]] = [
 def test_adjusted_requests_are_overlapped(world: World, triton: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each counts what it has written, drafts and outcomes that the host has not seen; one asks for nothing."""
     if triton:
-        monkeypatch.setattr("ssd.speculation.adjustment.fuses", lambda _: True)
-        monkeypatch.setattr("ssd.verifier.overlap.fuses", lambda _: True)
+        for function in (adjust, build, decide, note_outcomes):
+            monkeypatch.setattr(function, "serves", lambda _: True)
     tokens = 12 if triton else 40
     asked: list[dict[str, Any]] = [{}, *ADJUSTED[:3]] if triton else [*ADJUSTED]
     laws = [SamplingParams(seed=n, max_tokens=tokens, **kind) for n, kind in enumerate(asked)]
@@ -369,8 +371,8 @@ def test_plain_decoding_overlaps_from_its_first_token(
 ) -> None:
     """Greedy, warm, filtered and adjusted requests of one batch."""
     if kernels == "triton":
-        monkeypatch.setattr("ssd.speculation.adjustment.fuses", lambda _: True)
-        monkeypatch.setattr("ssd.verifier.overlap.fuses", lambda _: True)
+        for function in (adjust, build, decide, note_outcomes):
+            monkeypatch.setattr(function, "serves", lambda _: True)
     tokens = 10 if kernels == "triton" else 40
     asked: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 7}, ADJUSTED[1]]
     laws = [SamplingParams(seed=n, max_tokens=tokens, **kind) for n, kind in enumerate(asked)]

@@ -36,7 +36,8 @@ def emitted(sign: float, count: int, **params: Any) -> list[list[int]]:
         sequence = Sequence(sent, asked, 64, table, 0.0)
         sequence.draft_probs = q[None]
         batch.append(Scheduled(sequence, Row([PROMPT[-1], drafted], len(PROMPT) - 1, [0], outputs=2), 1))
-    return sampler.samples(TARGET.repeat(count, 1), batch, None)
+    outcomes = sampler.samples(TARGET.repeat(count, 1), batch)[1]
+    return [[*part.draft[:accepted], token] for part, (accepted, token) in zip(batch, outcomes, strict=True)]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["near", "opposite"])

@@ -15,7 +15,7 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.speculation.noise import halves
-from ssd.speculation.sampling import Draws, drawn, likeliest
+from ssd.speculation.sampling import Draws, drawn
 from tools.distill.teacher import PAGE
 
 # Prompts are run when so many slots are free: one in _SHARE.
@@ -156,7 +156,7 @@ class Writer:
 def _sample(logits: Tensor, active: Sequence[_Slot]) -> list[int]:
     """Return a token for each row of `logits` [n, V], by the temperature and the seed of its request."""
     if all(slot.request.temperature == 0 for slot in active):
-        greedy: list[int] = likeliest(logits).tolist()
+        greedy: list[int] = drawn(logits).tolist()
         return greedy
     keys = [halves((slot.request.seed, len(slot.text.token_ids))) for slot in active]
     inverse = [1 / slot.request.temperature if slot.request.temperature > 0 else 0.0 for slot in active]

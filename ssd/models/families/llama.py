@@ -17,7 +17,7 @@ from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Groups, equal
 from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
-from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, silu_mul
+from ssd.layers.norm import Residual, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, frequencies, turned
 from ssd.layers.table import Table
 from ssd.models.head import Head, embedding_table, head_of
@@ -104,8 +104,8 @@ def kernel_of(linear: LinearLayer) -> Product | None:
 
 
 def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
-    """Return a model's parts as one call of our kernels, or None if these do not compute one of them."""
-    product, kernel = kernel_of(head.linear), norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None
+    """Return the parts of a model as one call of our kernels, or None if the kernels do not compute one of them."""
+    product, kernel = kernel_of(head.linear), norm.kernel
     rows = embed.product if isinstance(embed, Table) else None
     if product is None or kernel is None or rows is None:
         return None
@@ -220,10 +220,9 @@ class Layer:
 
     def whole(self) -> DecoderLayer | None:
         """Return the layer as our kernels take it, or None if a part of it has no kernel of ours."""
-        norms, feed_forward = (self._attention_norm, self._forward_norm), self._feed_forward
+        first, second, feed_forward = self._attention_norm.kernel, self._forward_norm.kernel, self._feed_forward
         if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
             return None
-        first, second = (norm.kernel if type(norm) in (RMSNorm, OffsetRMSNorm) else None for norm in norms)
         if first is None or second is None or not isinstance(feed_forward, FeedForward):
             return None
         if not all("in_one_call" in vars(type(part)) for part in (self._attention, feed_forward)):

@@ -1,0 +1,97 @@
+"""Chooses the rule by which a request accepts draft tokens, and states what each rule needs of target and draft.
+
+Callers read a rule's attributes; none asks which rule it is. Importing this file does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ssd.speculation.acceptance import Outcome, coupled, rejection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssd.speculation.sampling import Law, Noise
+
+
+class Verified(NamedTuple):
+    """A verified row: the target's `logits` [d + 1, V], adjusted, for the tokens at `positions`.
+
+    `law` is the request's. The d draft tokens were drawn from `draft_probs` [>= d, V]; None if nothing drew them."""
+
+    logits: Tensor
+    law: Law
+    positions: Sequence[int]
+    draft_probs: Tensor | None
+    noise: Noise
+
+
+class AcceptanceRule:
+    """Accepts draft tokens that equal the target's samples (`coupled`). Other rules are subclasses.
+
+    A rule has no state: all requests share it."""
+
+    needs_draft_probs = False
+    """True if outcomes depend on the distributions that drew the draft tokens. The draft then draws with a random
+    stream of its own, so such a rule does not share the noise."""
+    shares_noise = True
+    """True if the draft ranks its candidates with the noise of the target's samples."""
+    emits_samples = True
+    """True if the output is the target's samples, whatever the draft proposes. Then ids equal those of `ar`, outcomes
+    need no logits, and a device may find them."""
+    allows_copies = True
+    """True if the draft may replace its own token by one that it copies from the text."""
+
+    def sampled_by(self, law: Law) -> Law:
+        """Return the law by which the target samples every output of a row, for a request with `law`."""
+        return law
+
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
+        """Return the outcome of a row with d `draft` tokens and the target's d + 1 samples `own`.
+
+        `row` is None only if the rule `emits_samples`. A sample below 0 is no token: a row without draft tokens ends
+        with it, and another row is verified again without them."""
+        return coupled(draft, own)
+
+
+class RatioRule(AcceptanceRule):
+    """Accepts draft tokens by the ratio of target and draft probabilities (`ssd.speculation.acceptance.rejection`).
+
+    Draft, acceptance, residual and bonus token have random streams of their own."""
+
+    needs_draft_probs = True
+    shares_noise = emits_samples = allows_copies = False
+
+    def sampled_by(self, law: Law) -> Law:
+        from ssd.speculation.noise import Stream, stream_seed
+
+        return law._replace(seed=stream_seed(law.seed, Stream.BONUS))
+
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
+        from ssd.speculation.noise import Stream, stream_seed, uniform
+        from ssd.speculation.sampling import argmax, probabilities
+
+        if not draft or min(own) < 0:
+            return coupled(draft, own)
+        assert row is not None, "logits, which this rule needs"
+        logits, law, positions, q, noise = row
+        accept, again = (stream_seed(law.seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
+
+        def sample(index: int, weights: Tensor) -> int:
+            return argmax((weights.log() + noise(again, positions[index]))[None])[0]
+
+        q = None if q is None else q[: len(draft)].to(logits.device)
+        uniforms = [uniform(accept, position) for position in positions]
+        cut = rejection(draft, q, probabilities(logits, law), uniforms, sample)
+        return Outcome(len(draft), own[-1]) if cut is None else Outcome(len(cut) - 1, cut[-1])
+
+
+_COUPLED = AcceptanceRule()
+RULES = {"coupled": _COUPLED, "rejection": RatioRule()}
+"""By the value of `--sampler`."""
+
+
+def acceptance_rule(sampler: str, temperature: float) -> AcceptanceRule:
+    """Return the rule of a request. A greedy sample has probability 1, so there a sampler makes no difference."""
+    return RULES[sampler] if temperature > 0.0 else _COUPLED

@@ -1,0 +1,69 @@
+"""Acceptance rules: who chooses them, and that another one needs nothing but its class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+
+from ssd.config.params import Sampler, SamplingParams, Speculation
+from ssd.speculation.acceptance import Outcome
+from ssd.speculation.rules import RULES, AcceptanceRule, Verified, acceptance_rule
+from tests.draft.audit import world_in
+from tests.draft.pair import Draft, Pair, config
+from tests.models import tiny
+
+
+def test_every_sampler_has_a_rule() -> None:
+    assert set(get_args(Sampler)) == RULES.keys()
+
+
+@pytest.mark.parametrize("sampler", RULES)
+def test_greedy_requests_emit_the_samples_of_the_target(sampler: str) -> None:
+    greedy, warm = acceptance_rule(sampler, 0.0), acceptance_rule(sampler, 0.7)
+    assert greedy.emits_samples and greedy.shares_noise and not greedy.needs_draft_probs
+    assert warm is RULES[sampler]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_who_needs_draft_probabilities_shares_no_noise(rule: AcceptanceRule) -> None:
+    """Tokens drawn with the target's noise depend on its samples: their distribution given these is another one."""
+    assert not (rule.needs_draft_probs and (rule.shares_noise or rule.allows_copies))
+
+
+class Stingy(AcceptanceRule):
+    """Accepts at most one draft token, and only where it reads logits."""
+
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
+        assert row is None or len(row.logits) == len(own) == len(draft) + 1
+        return super().outcome(draft[:1], own, row)
+
+
+class Reader(Stingy):
+    emits_samples = False
+
+
+@pytest.mark.parametrize("kind", [Stingy, Reader])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_another_rule_needs_only_its_class(
+    kind: type[AcceptanceRule],
+    temperature: float,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_in(tmp_path_factory.mktemp("world"))
+    monkeypatch.setitem(RULES, "rejection", kind())
+    prompts = [tiny.token_ids(length, length) for length in (3, 9)]
+    laws = [SamplingParams(temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(2)]
+    found = {}
+    for mode, sampler in (("ar", "coupled"), ("ssd", "coupled"), ("ssd", "rejection")):
+        settings = config(Speculation(mode, 3, (2,), sampler=sampler))  # type: ignore[arg-type]
+        draft = None if mode == "ar" else Draft(settings, world.draft)
+        found[mode, sampler] = Pair(settings, world.target, draft).run(prompts, laws)
+    assert len({str(each.ids) for each in found.values()}) == 1
+    longest = {
+        name: max(len(metrics.acceptance_histogram) for metrics in each.metrics) - 1 for name, each in found.items()
+    }
+    assert longest["ssd", "coupled"] > 1
+    assert longest["ssd", "rejection"] == (1 if temperature else longest["ssd", "coupled"])
