@@ -161,11 +161,11 @@ def name(message: p.Message) -> str:
 @pytest.mark.parametrize(
     ("message", "direction"), CASES, ids=lambda part: name(part) if isinstance(part, p.Message) else ""
 )
-@pytest.mark.parametrize("epoch", [0, 1, 2**32 - 1])
-def test_round_trip(message: p.Message, direction: p.Direction, epoch: int) -> None:
-    assert p.unpack(p.pack(message, epoch, direction.version), direction) == (epoch, message)
-    if not isinstance(message, m.InternalMessage) or direction is not n.RECEIVER_TO_DRAFT:
-        assert p.pack(message, epoch) == p.pack(message, epoch, direction.version)
+def test_round_trip(message: p.Message, direction: p.Direction) -> None:
+    for epoch in (0, 1, 2**32 - 1):
+        assert p.unpack(p.pack(message, epoch, direction.version), direction) == (epoch, message)
+        if not isinstance(message, m.InternalMessage) or direction is not n.RECEIVER_TO_DRAFT:
+            assert p.pack(message, epoch) == p.pack(message, epoch, direction.version)
 
 
 def test_every_message_is_in_the_table_above() -> None:

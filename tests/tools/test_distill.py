@@ -312,7 +312,7 @@ def test_the_loss_is_the_cross_entropy_over_labels_and_drawn_tokens(target: Path
         assert whole.item() == pytest.approx(sum(part.item() for part in parts), rel=2e-2)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_training_goes_on_from_a_saved_state(
     target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:

@@ -281,8 +281,9 @@ class Astray(StaticRunner):
         return found.masked_fill(found == -1, self.wrong)
 
 
-@pytest.mark.parametrize("wrong", [-1, VOCABULARY, 2**40, -7])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "overlap"), [(-1, True), (VOCABULARY, True), (2**40, True), (-1, False), (VOCABULARY, False)]
+)
 def test_samples_that_are_no_tokens_end_only_their_own_text(world: World, wrong: int, overlap: bool) -> None:
     """Drafted, they are computed again without; committed, they are its end. What was launched behind is dropped, and
     what the frontend reads says why."""
