@@ -84,7 +84,7 @@ def assert_refused(result: Result, *words: str, exit_code: int = 2) -> None:
         (["--temperature", "nan"], ["--temperature", "not a number"]),
         (["--top-p", "0"], ["--top-p", "0<x<=1"]),
         (["--presence-penalty", "3"], ["--presence-penalty", "-2<=x<=2"]),
-        (["--logprobs", "21"], ["--logprobs"]),
+        (["--top-k", "2147483648"], ["--top-k"]),
         (["--stop", ""], ["stop"]),
         (["--kv-cache-memory-bytes", "100000"], ["no room for the KV cache", "--kv-cache-memory-bytes"]),
         (["--target-cpus", "4095"], ["--target-cpus", "may use the cores"]),
