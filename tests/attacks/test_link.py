@@ -101,10 +101,10 @@ def resets_before_a_heartbeat_is_handled(address: str) -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        other_vocabularies,
+        pytest.param(other_vocabularies, marks=pytest.mark.thorough),
         offers,
         messages_of_no_bytes,
-        messages_without_an_end,
+        pytest.param(messages_without_an_end, marks=pytest.mark.thorough),
         large_frames_without_an_end,
         resets_before_a_heartbeat_is_handled,
     ],

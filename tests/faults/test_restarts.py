@@ -156,7 +156,11 @@ def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing
 
 @pytest.mark.parametrize(
     ("role", "seconds", "round_ms", "tokens"),
-    [("frontend", 1.0, 20, 200), ("frontend", 3.0, 1, 8000), ("target", 3.0, 20, 200)],
+    [
+        pytest.param("frontend", 1.0, 20, 200, marks=pytest.mark.thorough),
+        ("frontend", 3.0, 1, 8000),
+        ("target", 3.0, 20, 200),
+    ],
     ids=["frontend", "frontend, until the target's queue to it is full", "target"],
 )
 def test_a_stop_of_some_seconds_costs_no_request(role: str, seconds: float, round_ms: int, tokens: int) -> None:
@@ -220,7 +224,7 @@ def test_both_may_die_at_once(engine: Engine) -> None:
         assert client.generate([PROMPTS[2]], params(20))[0].token_ids == expected(engine, PROMPTS[2], params(20))
 
 
-@pytest.mark.parametrize("role", ["target", "frontend"])
+@pytest.mark.parametrize("role", ["target", pytest.param("frontend", marks=pytest.mark.thorough)])
 def test_a_successor_that_is_stopped_while_it_loads_is_replaced_too(engine: Engine, role: str) -> None:
     first = engine.pids[role]
     os.kill(first, signal.SIGKILL)

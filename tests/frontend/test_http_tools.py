@@ -242,7 +242,10 @@ def test_a_call_by_name_stops_and_a_required_one_ends_for_its_call(thinker: Thin
             assert calls(answer) == [("get_weather", {"city": "São Paulo"})] and answer["finish_reason"] == reason
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ tools }}{{ messages[0].content }}"])
+@pytest.mark.parametrize(
+    "template",
+    [pytest.param("{{ messages[0].content }}", marks=pytest.mark.thorough), "{{ tools }}{{ messages[0].content }}"],
+)
 def test_a_model_without_a_format_is_forced_to_call_in_plain_text(tmp_path: Path, template: str) -> None:
     text = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
     tokenizer = model(tmp_path / "plain", template)

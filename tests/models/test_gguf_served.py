@@ -44,7 +44,7 @@ def asked(mode: Mode, temperature: float) -> SamplingParams:
     return SamplingParams(speculation=Speculation(mode), **said)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.thorough), 0.9])
 def test_every_mode_says_what_ar_says(llm: LLM, pair: tuple[Path, Path], temperature: float) -> None:
     tokenizer = Tokenizer.from_file(str(resolve(str(pair[0])) / "tokenizer.json"))
     (expected,) = llm.chat(TURNS, asked("ar", temperature))

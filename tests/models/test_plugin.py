@@ -77,6 +77,7 @@ def test_a_plugin_does_not_replace_a_built_in_family(tmp_path: Path, monkeypatch
     assert registry.families().items() >= {"llama": "built in", "new": "other"}.items()
 
 
+@pytest.mark.thorough
 def test_it_generates_as_target_and_as_draft(site: Path, tmp_path: Path) -> None:
     target = tiny.tokenizer(tiny.model("stablelm", tmp_path / "target", vocab_size=300))
     draft = tiny.tokenizer(tiny.noisy_copy(target, tmp_path / "draft", noise=0.002))

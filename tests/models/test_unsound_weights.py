@@ -59,7 +59,7 @@ def test_the_tensor_is_named(
         registry.load(found, dtype, tiny.CPU, 64)
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("role", [pytest.param("target", marks=pytest.mark.thorough), "draft"])
 def test_an_engine_with_such_a_model_does_not_start(good: Path, tmp_path: Path, role: str) -> None:
     bad = spoiled(good, tmp_path / "bad", LAST, float("nan"))
     with pytest.raises(UsageError, match=f"bad: tensor {LAST} holds numbers that are not finite"):

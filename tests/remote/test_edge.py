@@ -109,7 +109,6 @@ def same(one: Completion, other: Completion) -> bool:
     "asked",
     [
         {},
-        {"temperature": 0.8},
         {"temperature": 0.8, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 0.8, "ignore_eos": False, "max_tokens": 40, "stop_token_ids": list(range(0, 300, 9))},
         {"presence_penalty": 1.0, "min_tokens": 3},

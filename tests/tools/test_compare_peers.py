@@ -77,6 +77,7 @@ def compare(*arguments: object) -> Result:
     return CliRunner().invoke(compare_peers.main, [str(argument) for argument in arguments])
 
 
+@pytest.mark.thorough
 def test_engines_take_turns_and_say_the_same(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
     names = ("transformers", "ssd")
     asked = [word for name in names for word in ("--peers", name)]

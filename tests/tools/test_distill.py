@@ -197,6 +197,7 @@ def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Pa
         assert all((ours[kind] == theirs[kind]).all() for kind in ours)
 
 
+@pytest.mark.thorough
 def test_a_corpus_that_stops_at_its_limit_keeps_what_was_written(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

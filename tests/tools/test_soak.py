@@ -286,6 +286,7 @@ def test_a_process_that_grows_after_the_warm_up_is_found() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     small = {"minutes": 0.06, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3}
