@@ -32,7 +32,6 @@ from ssd.speculation.rules import Verified
 from ssd.speculation.sampling import Asked, Law, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
-from ssd.verifier.sequence import Sequence
 
 NO_LOGITS = torch.empty(0)
 
@@ -214,11 +213,10 @@ class Sampler:
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """Return the logits of a part as its request adjusts them; the same tensor where it does not."""
         sequence = part.sequence
-        if sequence.adjustment is None or not part.complete:
+        if sequence.text is None or not part.complete:
             return logits
-        if sequence.written is None:
-            sequence.written = Written(sequence.tokens[: sequence.prompt_length])
-        written = sequence.written
+        wish = sequence.text.adjustment
+        written = sequence.written = sequence.written or Written(sequence.tokens[: sequence.prompt_length])
         written.extend(sequence.tokens[sequence.prompt_length + written.length :])
         try:
             possible = _possible(part)
@@ -226,8 +224,8 @@ class Sampler:
             sequence.failure = str(error)
             return torch.full_like(logits, torch.nan)
         on_device = None if possible is None else possible.to(logits.device)
-        rows = adjusted(logits, sequence.adjustment, written, part.draft, on_device)
-        if on_device is not None and sequence.adjustment.allowed is not None and bool(rows[0].isneginf().all()):
+        rows = adjusted(logits, wish, written, part.draft, on_device)
+        if on_device is not None and wish.allowed is not None and bool(rows[0].isneginf().all()):
             sequence.failure = "no token is possible: structured output and allowed_token_ids exclude each other"
         return rows
 
@@ -239,8 +237,7 @@ def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outc
 
 def _plain(part: Scheduled) -> bool:
     """Return True if every output is sampled, from logits that neither the request nor a filter changes."""
-    unchanged = part.sequence.adjustment is None and not part.sequence.law.filters
-    return unchanged and part.row.outputs == part.sampled
+    return part.sequence.text is None and not part.sequence.law.filters and part.row.outputs == part.sampled
 
 
 def _law(part: Scheduled) -> Law:
@@ -262,13 +259,8 @@ def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
 
 def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
     """Return the text of each row whose logits a device adjusts, None for others; empty if there are none."""
-    found = [_text(part.sequence) if part.complete else None for part in batch]
+    found = [part.sequence.text if part.complete else None for part in batch]
     return found if any(found) else []
-
-
-def _text(sequence: Sequence) -> Text | None:
-    wish = sequence.adjustment
-    return None if wish is None else Text(sequence.tokens, sequence.prompt_length, wish)
 
 
 def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
