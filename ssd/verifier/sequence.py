@@ -88,6 +88,7 @@ class Sequence:
         # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
+        self.filters = self.law.filters
         self.rule = self.asked.rule(temperature)
         self.sampled_by = self.rule.sampled_by(self.law)
         # True if a device may draw each token of the output, after `ssd.execution.adjustments.adjust`.

@@ -25,7 +25,7 @@ from ssd.ipc.features import FeatureArena, Part, extend_tags
 from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
-from ssd.speculation.acceptance import Outcome
+from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.rules import Verified
@@ -191,6 +191,9 @@ class Sampler:
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[list[int]], list[Outcome]]:
         """Return the `samples` and `outcomes` of a `VerifiedBatch`, from logits [sum of outputs, V]."""
+        if cpu.serve(logits) and all(_plain(part) and part.sequence.law.temperature == 0.0 for part in batch):
+            samples = by_row(batch, cpu.draw(logits))
+            return samples, outcomes_of(batch, samples)
         asked = [Asked(_law(part), part.predicted, self._noise) for part in batch]
         self._noise.prepare((law.seed, place) for law, places, _ in asked if law.temperature for place in places)
         if all(_plain(part) for part in batch):
@@ -205,9 +208,10 @@ class Sampler:
         return samples, [self._outcome(*each) for each in zip(batch, samples, rows, strict=True)]
 
     def _outcome(self, part: Scheduled, own: list[int], logits: Tensor) -> Outcome:
-        sequence, row = part.sequence, None
-        if not sequence.rule.emits_samples:
-            row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
+        sequence = part.sequence
+        if sequence.rule.emits_samples or not part.drafted or min(own) < 0:
+            return coupled(part.draft, own)
+        row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
         return sequence.rule.outcome(part.draft, own, row)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
@@ -231,13 +235,13 @@ class Sampler:
 
 
 def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outcome]:
-    """Return the outcomes of rows whose rules need no logits."""
-    return [part.sequence.rule.outcome(part.draft, own, None) for part, own in zip(batch, samples, strict=True)]
+    """Return the outcomes of rows whose rules emit the target's samples."""
+    return [coupled(part.draft, own) for part, own in zip(batch, samples, strict=True)]
 
 
 def _plain(part: Scheduled) -> bool:
     """Return True if every output is sampled, from logits that neither the request nor a filter changes."""
-    return part.sequence.text is None and not part.sequence.law.filters and part.row.outputs == part.sampled
+    return part.sequence.text is None and not part.sequence.filters and part.row.outputs == part.sampled
 
 
 def _law(part: Scheduled) -> Law:
