@@ -73,7 +73,8 @@ class _ShapeSteps:
 
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
         self.batch = TreeTensors(*shape.sizes, runner.model)
-        self.ranked = [_RankedStep(runner, self.batch, kept, drawing) for drawing in Drawing]
+        drawings = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
+        self.ranked = [_RankedStep(runner, self.batch, kept, drawing) for drawing in drawings]
 
 
 class TreeRunner(Runner):

@@ -119,19 +119,10 @@ class StaticShardRunner(_Shard, StaticRunner):
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
         return sound(*self._vocabulary.best(warmed(logits, draws, self._ids)))
 
-    def sample(
-        self,
-        rows: Sequence[Row],
-        laws: Sequence[Law],
-        context: BaseContext | None = None,
-        meanwhile: Task = nothing,
-        texts: Sequence[Text | None] = (),
-    ) -> list[int] | None:
-        """Sample as `ShardRunner.sample` does; return None also for rows in no graph shape."""
-        context = context or self.prepare(rows)
-        if not isinstance(context, StaticContext) or not self._samples(rows, laws, texts):
-            return None
-        return super().sample(rows, laws, context, meanwhile)
+    def _serves(
+        self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None], context: StaticContext
+    ) -> bool:
+        return self._samples(rows, laws, texts)
 
     def warm_up(self, rows: int) -> None:
         tell, self._tell = self._tell, None

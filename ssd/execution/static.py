@@ -66,8 +66,8 @@ class Step:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
     `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers`.
-    Each of `draws`, and `adjusted_draw`, then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured
-    graphs, or plain functions."""
+    Each of `draws` then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured graphs, or plain
+    functions."""
 
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, layers, shape
@@ -77,10 +77,10 @@ class Step:
         self.drawn = torch.zeros(shape.tokens, dtype=torch.int64, device=runner.model.device)
         self.hidden: dict[int, Tensor] = {}
         self.run: Callable[[], None] = self._forward
+        drawings = [drawing for drawing in Drawing if drawing < Drawing.ADJUSTED or runner.adjustments is not None]
         self.draws: dict[Drawing, Callable[[], None]] = {
-            drawing: partial(self._draw, drawing) for drawing in (Drawing.WARM, Drawing.FILTERED)
+            drawing: partial(self._draw, drawing) for drawing in drawings if drawing
         }
-        self.adjusted_draw: Callable[[], None] = self._draw_adjusted
 
     def _forward(self) -> None:
         runner = self._runner
@@ -89,28 +89,18 @@ class Step:
         self.greedy = runner.tokens(self.logits)
         self.hidden = context.hidden
 
-    def tokens(self, drawing: Drawing, adjusted: bool = False) -> Tensor:
-        """Return the token after each token of the last run, int64 [tokens].
-
-        `adjusted`: from logits as requests adjust them."""
-        if adjusted:
-            self.adjusted_draw()
-        elif drawing is Drawing.GREEDY:
+    def tokens(self, drawing: Drawing) -> Tensor:
+        """Return the token after each token of the last run, int64 [tokens]."""
+        if drawing is Drawing.GREEDY:
             return self.greedy
-        else:
-            self.draws[drawing]()
+        self.draws[drawing]()
         return self.drawn
 
     def _draw(self, drawing: Drawing) -> None:
-        draws = self.batch.draws(drawing)
-        assert draws is not None
-        self.drawn.copy_(self._runner.tokens(self.logits, draws))
-
-    def _draw_adjusted(self) -> None:
-        table = self._runner.adjustments
-        assert table is not None
-        logits = table.adjust(self.logits, self.batch.fields)
-        self.drawn.copy_(self._runner.tokens(logits, self.batch.draws(Drawing.FILTERED)))
+        logits, table = self.logits, self._runner.adjustments
+        if drawing is Drawing.ADJUSTED and table is not None:
+            logits = table.adjust(logits, self.batch.fields)
+        self.drawn.copy_(self._runner.tokens(logits, self.batch.draws(drawing)))
 
 
 class StaticRunner(Runner):
@@ -180,13 +170,13 @@ class StaticRunner(Runner):
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
         context = context or self.prepare(rows)
-        if not isinstance(context, StaticContext) or not self._adjusts(rows, texts, context):
+        if not isinstance(context, StaticContext) or not self._serves(rows, laws, texts, context):
             return None
-        drawing, adjusted = drawing_of(laws), any(texts)
+        drawing = drawing_of(laws, any(texts))
         tokens: list[int] = []
         meanwhile = Once(meanwhile)
         for step, wanted in self._run(context, laws if drawing else ()):
-            found = step.tokens(drawing, adjusted)
+            found = step.tokens(drawing)
             meanwhile()
             tokens += read_ids(found[wanted], self.model.shape.vocab_size)
         return tokens
@@ -197,13 +187,17 @@ class StaticRunner(Runner):
 
         Returns None if it does not fit one graph shape. The next forward overwrites the tensor."""
         context = self.prepare(rows)
-        if not isinstance(context, StaticContext) or len(context.parts) > 1 or not self._adjusts(rows, texts, context):
+        if not isinstance(context, StaticContext) or len(context.parts) > 1:
             return None
-        drawing = drawing_of(laws)
+        if not self._serves(rows, laws, texts, context):
+            return None
+        drawing = drawing_of(laws, any(texts))
         ((step, _),) = self._run(context, laws if drawing else ())
-        return step.tokens(drawing, any(texts))
+        return step.tokens(drawing)
 
-    def _adjusts(self, rows: Sequence[Row], texts: Sequence[Text | None], context: StaticContext) -> bool:
+    def _serves(
+        self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None], context: StaticContext
+    ) -> bool:
         """Tell the device the adjustments of the logits; return False if it cannot make them.
 
         It cannot for a row of a prompt, which is more than one committed token and drafts, nor for rows in several
@@ -247,8 +241,6 @@ class StaticRunner(Runner):
             self._fill(step, [])
             step.run = captured(step.run)
             step.draws = {drawing: captured(draw) for drawing, draw in step.draws.items()}
-            if self.adjustments is not None:
-                step.adjusted_draw = captured(step.adjusted_draw)
 
 
 def draws_of(row: Row, law: Law) -> list[Draw]:

@@ -190,7 +190,7 @@ class BatchTensors:
             return None
         keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
         filters = None
-        if drawing is Drawing.FILTERED:
+        if drawing >= Drawing.FILTERED:
             filters = Filters(self._device["top_k"], self._floats("top_p"), self._floats("min_p"))
         return Draws(keys, self._floats("inverse"), filters)
 

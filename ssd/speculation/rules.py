@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ssd.speculation.acceptance import Outcome, coupled, rejection
+from ssd.speculation.acceptance import Outcome, rejection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class Verified(NamedTuple):
 
 
 class AcceptanceRule:
-    """Accepts draft tokens that equal the target's samples (`coupled`). Other rules are subclasses.
+    """States what a rule needs. This one accepts draft tokens that equal the target's samples; others are subclasses.
 
     A rule has no state: all requests share it."""
 
@@ -38,8 +38,9 @@ class AcceptanceRule:
     shares_noise = True
     """True if the draft ranks its candidates with the noise of the target's samples."""
     emits_samples = True
-    """True if the output is the target's samples, whatever the draft proposes. Then ids equal those of `ar`, outcomes
-    need no logits, and a device may find them."""
+    """True if the output is the target's samples up to the first that differs from the draft
+    (`ssd.speculation.acceptance.coupled`). So ids equal those of `ar`, outcomes need no logits, and a device may find
+    them."""
     allows_copies = True
     """True if the draft may replace its own token by one that it copies from the text."""
 
@@ -47,12 +48,11 @@ class AcceptanceRule:
         """Return the law by which the target samples every output of a row, for a request with `law`."""
         return law
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
-        """Return the outcome of a row with d `draft` tokens and the target's d + 1 samples `own`.
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
+        """Return the outcome of a row with d > 0 `draft` tokens and the target's d + 1 samples `own`, all of them ids.
 
-        `row` is None only if the rule `emits_samples`. A sample below 0 is no token: a row without draft tokens ends
-        with it, and another row is verified again without them."""
-        return coupled(draft, own)
+        Called only if `emits_samples` is False."""
+        raise NotImplementedError
 
 
 class RatioRule(AcceptanceRule):
@@ -68,13 +68,10 @@ class RatioRule(AcceptanceRule):
 
         return law._replace(seed=stream_seed(law.seed, Stream.BONUS))
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
         from ssd.speculation.noise import Stream, stream_seed, uniform
         from ssd.speculation.sampling import argmax, probabilities
 
-        if not draft or min(own) < 0:
-            return coupled(draft, own)
-        assert row is not None, "logits, which this rule needs"
         logits, law, positions, q, noise = row
         accept, again = (stream_seed(law.seed, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
 

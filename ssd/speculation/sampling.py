@@ -30,6 +30,8 @@ class Drawing(IntEnum):
     WARM = 1
     """Temperature and noise."""
     FILTERED = 2
+    ADJUSTED = 3
+    """The logits are those that requests adjust."""
 
 
 class Law(NamedTuple):
@@ -52,9 +54,9 @@ class Law(NamedTuple):
         return warm if self.temperature > 0.0 else Drawing.GREEDY
 
 
-def drawing_of(laws: Iterable[Law]) -> Drawing:
-    """Return the most work that any of these laws needs."""
-    return max((law.drawing for law in laws), default=Drawing.GREEDY)
+def drawing_of(laws: Iterable[Law], adjusted: bool = False) -> Drawing:
+    """Return the most work that any of these laws needs; `adjusted` if any request adjusts its logits."""
+    return Drawing.ADJUSTED if adjusted else max((law.drawing for law in laws), default=Drawing.GREEDY)
 
 
 Noise = Callable[[int, int], Tensor]

@@ -153,7 +153,7 @@ class DeviceScheduler:
             self._note_outcomes()
         self._build[shape]()
         step.run()
-        self._running = step.tokens(drawing_of(each.law for each in rows), table is not None)
+        self._running = step.tokens(drawing_of((each.law for each in rows), table is not None))
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
         """Return the samples of the verification before the running one, and the draft tokens in the running one.

@@ -14,7 +14,7 @@ from ssd.grammar.matcher import GrammarState
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.adjustment import Adjustment, Written
+from ssd.speculation.adjustment import Adjustment, Text, Written
 from ssd.speculation.sampling import UNKNOWN, Law
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
@@ -78,8 +78,9 @@ class Sequence:
         # A token of `ends` ends the text.
         endless = params.ignore_eos and params.structured is None  # a complete structure must end
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if endless else stop_token_ids)
-        # None where logits are taken as they are; `written` is what the adjustment has been told of the text.
-        self.adjustment = None if params.plain else _adjustment(params, self.ends)
+        # None where logits are taken as they are; `written` is what has been read of the text to adjust them.
+        wish = None if params.plain else _adjustment(params, self.ends)
+        self.text = None if wish is None else Text(self.tokens, self.prompt_length, wish)
         self.written: Written | None = None
         # `grammar`: the required structure, once compiled. `failure`: why the request cannot go on, if that is known.
         self.grammar: GrammarState | None = None
@@ -87,9 +88,10 @@ class Sequence:
         # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
+        self.filters = self.law.filters
         self.rule = self.asked.rule(temperature)
         self.sampled_by = self.rule.sampled_by(self.law)
-        # True if a device may draw each token of the output, after `ssd.execution.adjustments.adjusted_rows`.
+        # True if a device may draw each token of the output, after `ssd.execution.adjustments.adjust`.
         one_sided = not (params.allowed_token_ids and params.min_tokens) and params.structured is None
         self.drawn_on_device = self.rule.emits_samples and one_sided
         self.slot = -1  # -1 while it waits

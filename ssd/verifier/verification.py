@@ -25,14 +25,13 @@ from ssd.ipc.features import FeatureArena, Part, extend_tags
 from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
-from ssd.speculation.acceptance import Outcome
+from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.rules import Verified
 from ssd.speculation.sampling import Asked, Law, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
-from ssd.verifier.sequence import Sequence
 
 NO_LOGITS = torch.empty(0)
 
@@ -192,6 +191,9 @@ class Sampler:
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[list[int]], list[Outcome]]:
         """Return the `samples` and `outcomes` of a `VerifiedBatch`, from logits [sum of outputs, V]."""
+        if cpu.serve(logits) and all(_plain(part) and part.sequence.law.temperature == 0.0 for part in batch):
+            samples = by_row(batch, cpu.draw(logits))
+            return samples, outcomes_of(batch, samples)
         asked = [Asked(_law(part), part.predicted, self._noise) for part in batch]
         self._noise.prepare((law.seed, place) for law, places, _ in asked if law.temperature for place in places)
         if all(_plain(part) for part in batch):
@@ -206,19 +208,19 @@ class Sampler:
         return samples, [self._outcome(*each) for each in zip(batch, samples, rows, strict=True)]
 
     def _outcome(self, part: Scheduled, own: list[int], logits: Tensor) -> Outcome:
-        sequence, row = part.sequence, None
-        if not sequence.rule.emits_samples:
-            row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
+        sequence = part.sequence
+        if sequence.rule.emits_samples or not part.drafted or min(own) < 0:
+            return coupled(part.draft, own)
+        row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
         return sequence.rule.outcome(part.draft, own, row)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
         """Return the logits of a part as its request adjusts them; the same tensor where it does not."""
         sequence = part.sequence
-        if sequence.adjustment is None or not part.complete:
+        if sequence.text is None or not part.complete:
             return logits
-        if sequence.written is None:
-            sequence.written = Written(sequence.tokens[: sequence.prompt_length])
-        written = sequence.written
+        wish = sequence.text.adjustment
+        written = sequence.written = sequence.written or Written(sequence.tokens[: sequence.prompt_length])
         written.extend(sequence.tokens[sequence.prompt_length + written.length :])
         try:
             possible = _possible(part)
@@ -226,21 +228,20 @@ class Sampler:
             sequence.failure = str(error)
             return torch.full_like(logits, torch.nan)
         on_device = None if possible is None else possible.to(logits.device)
-        rows = adjusted(logits, sequence.adjustment, written, part.draft, on_device)
-        if on_device is not None and sequence.adjustment.allowed is not None and bool(rows[0].isneginf().all()):
+        rows = adjusted(logits, wish, written, part.draft, on_device)
+        if on_device is not None and wish.allowed is not None and bool(rows[0].isneginf().all()):
             sequence.failure = "no token is possible: structured output and allowed_token_ids exclude each other"
         return rows
 
 
 def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outcome]:
-    """Return the outcomes of rows whose rules need no logits."""
-    return [part.sequence.rule.outcome(part.draft, own, None) for part, own in zip(batch, samples, strict=True)]
+    """Return the outcomes of rows whose rules emit the target's samples."""
+    return [coupled(part.draft, own) for part, own in zip(batch, samples, strict=True)]
 
 
 def _plain(part: Scheduled) -> bool:
     """Return True if every output is sampled, from logits that neither the request nor a filter changes."""
-    unchanged = part.sequence.adjustment is None and not part.sequence.law.filters
-    return unchanged and part.row.outputs == part.sampled
+    return part.sequence.text is None and not part.sequence.filters and part.row.outputs == part.sampled
 
 
 def _law(part: Scheduled) -> Law:
@@ -262,13 +263,8 @@ def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
 
 def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
     """Return the text of each row whose logits a device adjusts, None for others; empty if there are none."""
-    found = [_text(part.sequence) if part.complete else None for part in batch]
+    found = [part.sequence.text if part.complete else None for part in batch]
     return found if any(found) else []
-
-
-def _text(sequence: Sequence) -> Text | None:
-    wish = sequence.adjustment
-    return None if wish is None else Text(sequence.tokens, sequence.prompt_length, wish)
 
 
 def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:

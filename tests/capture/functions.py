@@ -106,7 +106,7 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
         "verify, FP8 cache": Function(narrow.steps[SHAPE]._forward, model.shape.layers),
         "draw": Function(step.draws[Drawing.WARM], 0),
         "filtered draw": Function(step.draws[Drawing.FILTERED], 0),
-        "adjusted draw": Function(step.adjusted_draw, 0),
+        "adjusted draw": Function(step.draws[Drawing.ADJUSTED], 0),
         "decide": Function(device._make_decision, 0),
         "note outcomes": Function(device._add_to_texts, 0),
         "build": Function(lambda: device._make_batch(step), 0),

@@ -299,7 +299,7 @@ def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
         def later(function: Callable[[], None]) -> Callable[[], None]:
             return _Later(function, step.batch, lambda: runner._fill(step, []))
 
-        step.run, step.adjusted_draw = later(step.run), later(step.adjusted_draw)
+        step.run = later(step.run)
         step.draws = {drawing: later(draw) for drawing, draw in step.draws.items()}
 
     def make_ranked(step: Any, runner: Any, batch: Any, *more: Any) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from ssd.config.params import Sampler, SamplingParams, Speculation
-from ssd.speculation.acceptance import Outcome
+from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.rules import RULES, AcceptanceRule, Verified, acceptance_rule
 from tests.draft.audit import world_in
 from tests.draft.pair import Draft, Pair, config
@@ -33,27 +33,23 @@ def test_who_needs_draft_probabilities_shares_no_noise(rule: AcceptanceRule) -> 
 
 
 class Stingy(AcceptanceRule):
-    """Accepts at most one draft token, and only where it reads logits."""
+    """Accepts at most one draft token."""
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified | None) -> Outcome:
-        assert row is None or len(row.logits) == len(own) == len(draft) + 1
-        return super().outcome(draft[:1], own, row)
-
-
-class Reader(Stingy):
     emits_samples = False
 
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
+        assert len(row.logits) == len(own) == len(row.positions) == len(draft) + 1 > 1
+        return coupled(draft[:1], own)
 
-@pytest.mark.parametrize("kind", [Stingy, Reader])
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_another_rule_needs_only_its_class(
-    kind: type[AcceptanceRule],
     temperature: float,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = world_in(tmp_path_factory.mktemp("world"))
-    monkeypatch.setitem(RULES, "rejection", kind())
+    monkeypatch.setitem(RULES, "rejection", Stingy())
     prompts = [tiny.token_ids(length, length) for length in (3, 9)]
     laws = [SamplingParams(temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(2)]
     found = {}
