@@ -16,6 +16,7 @@ from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Written
 from ssd.speculation.sampling import UNKNOWN, Law
+from ssd.tuning.tuner import kind_of
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5
@@ -89,6 +90,7 @@ class Sequence:
         self.tuned = self.asked.auto  # True if the tuner chooses anything
         # True if draft tokens are accepted by probability, not by being the target's own samples.
         self.ratio_rule = self.asked.ratio_rule(temperature)
+        self.kind = kind_of(temperature)  # of its law: the tuner learns for each kind
         self.filters = self.law.filters
         # True if the law alone draws each sample from the logits.
         self.drawn_by_law = self.adjustment is None and not self.ratio_rule
