@@ -1,4 +1,4 @@
-"""The draft models: the largest decides what is published, and smaller ones guess for it (a cascade).
+"""Drafts for a draft (a cascade): the largest decides what is published, smaller ones guess what it will say.
 
 A smaller draft guesses the next tokens of the larger one at its frontiers, the ends of paths and chains. The larger one
 verifies the guesses in its next forward, so a cascade changes when tokens are drafted, never which (`ssd.draft.gains`).
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
+from ssd.draft.forward import chain_room, chain_rows, confirmed, path_room, reserved, wanted
 from ssd.draft.gains import best_length
-from ssd.draft.tree import Chain, Guess, Tree, confirmed
+from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
-from ssd.execution.meanwhile import Task, nothing
+from ssd.execution.meanwhile import Task
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.speculation.prefix import common_prefix_length
 from ssd.tuning.learner import LinearFit, Mean
@@ -58,62 +59,36 @@ class Frontier:
 
 
 class Cascade:
-    """Owns all drafters, smallest first: the last one decides, the others guess for it. It may be a single drafter."""
+    """Owns the smaller drafts of `drafter`, smallest first; there may be none."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        *smaller, self.drafter = drafters
+    def __init__(self, drafter: Drafter, smaller: Sequence[Drafter]) -> None:
+        self._drafter = drafter
         self.smaller: list[SmallerDraft] = []
-        for drafter in smaller:
-            self.smaller.append(SmallerDraft(drafter, self._below))
-
-    @property
-    def _below(self) -> SmallerDraft | None:
-        """Return the largest of the smaller drafts; None without any."""
-        return self.smaller[-1] if self.smaller else None
+        for each in smaller:
+            self.smaller.append(SmallerDraft(each, self.smaller[-1] if self.smaller else None))
 
     def forward(
-        self,
-        trees: Collection[Tree],
-        paths: Sequence[PathRow],
-        growing: Sequence[Growing],
-        meanwhile: Task = nothing,
-        depths: int = 1,
-    ) -> tuple[list[list[Guess]], int]:
-        """Compute path rows and the last token of each growing chain; return guesses and the number of forwards.
+        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task
+    ) -> list[list[Guess]]:
+        """Do what `ssd.draft.forward.forward` does, with guesses of the largest smaller draft at all frontiers."""
+        meanwhile()  # the forwards of smaller drafts come first
+        at_paths = [Frontier(path.tree, [], path_room(self._drafter, path)) for path in paths]
+        at_chains = [
+            Frontier(tree, chain.tokens, chain_room(self._drafter, tree, chain), chain.fork, chain.cell)
+            for tree, chains in growing
+            for chain in chains
+        ]
+        self.smaller[-1].propose(trees, [*at_paths, *at_chains])
+        guessed = [_guessed_row(*pair) for pair in zip(paths, at_paths, strict=True)]
+        work = [(row.outputs, end.guessed) for (_, row), end in zip(paths, at_paths, strict=True)]
+        work += [(1, end.guessed) for end in at_chains]
+        rows = chain_rows(growing, [end.guessed for end in at_chains])
+        return _verified(self._drafter, self.smaller[-1], guessed, rows, work)
 
-        The guesses are those for each path's outputs, then for each chain's last token. Each right guess of the smaller
-        draft adds one, and so does each forward after the first where a guess is wanted. At most `depths` forwards run,
-        one after the other; `meanwhile` runs while a device computes."""
-        outputs = [row.outputs for _, row in paths] + [1 for _, chains in growing for _ in chains]
-        frontiers = [self._path_frontier(path) for path in paths]
-        frontiers += [self._chain_frontier(tree, chain) for tree, chains in growing for chain in chains]
-        if self.smaller:
-            meanwhile()  # the forwards of smaller drafts come first
-            self.smaller[-1].propose(trees, frontiers)
-            paths = [_guessed_row(*pair) for pair in zip(paths, frontiers, strict=False)]
-        more = [min(depths - 1, frontier.most) for frontier in frontiers]
-        alone = self.drafter.goes_on and not self.smaller and not any(frontier.guessed for frontier in frontiers)
-        several = alone and any(more)
-        if several:
-            for index, path in enumerate(paths):
-                more[index] = _room(path, more[index])
-        rest = iter(frontiers[len(paths) :])
-        chains = [_chain_rows(tree, zip(own, rest, strict=False)) for tree, own in growing]
-        found = self.drafter.several(paths, chains, more, meanwhile) if several else None
-        if found is not None:
-            return found, 1 + max(more)
-        work = [(count, frontier.guessed) for count, frontier in zip(outputs, frontiers, strict=True)]
-        return _verified(self.drafter, self._below, paths, chains, work, meanwhile), 1
-
-    def promote(self, tree: Tree, winner: Chain) -> None:
-        """Copy the winning chain's computed keys and values to the path. Raises OutOfPages."""
-        if tree.recurrent or winner.cell is None or not winner.computed:
-            return
-        tree.table.grow(tree.computed + winner.computed)
-        self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed)
-        tree.computed += winner.computed
+    def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
+        """Copy the winning chain in `cell` to the paths of the smaller drafts."""
         for draft in self.smaller:
-            draft.promote(tree, winner.cell, winner.tokens)
+            draft.promote(tree, cell, tokens)
 
     def forget_chains(self, cells: Sequence[int]) -> None:
         """Forget the chains in these cells, which other chains will use."""
@@ -125,47 +100,13 @@ class Cascade:
         for draft in self.smaller:
             draft.release(request)
 
-    def _path_frontier(self, path: PathRow) -> Frontier:
-        """Return the end of the trunk, after the token that this forward adds to it.
-
-        No guesses are wanted there unless the target waits for the trunk."""
-        tree, row = path
-        length = len(tree.trunk)
-        extends = tree.in_flight is None and row.stop == tree.base + length
-        most = min(tree.lookahead - length - 1, self.drafter.max_position - tree.base - length)
-        return Frontier(tree, [], max(0, most) if extends else 0)
-
-    def _chain_frontier(self, tree: Tree, chain: Chain) -> Frontier:
-        left = self.drafter.max_position - tree.base - chain.fork - len(chain.tokens)
-        most = max(0, min(tree.lookahead - chain.computed, left))
-        guessed = [] if self.smaller else tree.foreseen(chain)[:most]
-        return Frontier(tree, chain.tokens, most, chain.fork, chain.cell, guessed)
-
-
-def _room(path: PathRow, more: int) -> int:
-    """Reserve pages for `more` tokens behind a path's row; return `more`, or 0 without pages."""
-    try:
-        path.tree.table.grow(path.row.stop + more)
-    except OutOfPages:
-        return 0
-    return more
-
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
     """Append the guesses to the row, as outputs; drop them if there are no pages for them."""
     (tree, row), guessed = path, frontier.guessed
-    del guessed[_room(path, len(guessed)) :]
+    del guessed[reserved(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]
     return PathRow(tree, replace(row, token_ids=tokens, pages=tree.table.pages, outputs=row.outputs + len(guessed)))
-
-
-def _chain_rows(tree: Tree, growing: Iterable[tuple[Chain, Frontier]]) -> ChainRows:
-    """Return rows of each chain's last token and the guesses after it."""
-    tokens = ChainTokens(tree.table.pages, tree.base)
-    for chain, frontier in growing:
-        assert chain.cell is not None, "a chain without a cell does not grow"
-        tokens.add(chain.fork, chain.cell, chain.computed, [chain.tokens[-1], *frontier.guessed])
-    return ChainRows(tree, tokens)
 
 
 def _verified(
@@ -174,22 +115,16 @@ def _verified(
     paths: Sequence[PathRow],
     chains: Sequence[ChainRows],
     work: Sequence[tuple[int, list[int]]],
-    meanwhile: Task = nothing,
 ) -> list[list[Guess]]:
     """Verify the guesses of `below` in one forward of `drafter`; return the guesses that hold, by frontier.
 
-    `work` has for each frontier, in the order of the rows, the number of its own outputs and the guessed tokens after
-    them."""
-    began, found = time.perf_counter(), list[list[Guess]]()
-    guesses = drafter.forward(paths, chains, meanwhile)
+    `work`: see `ssd.draft.forward.confirmed`."""
+    began = time.perf_counter()
+    guesses = list(drafter.forward(paths, chains))
     seconds = time.perf_counter() - began
-    for outputs, guessed in work:
-        own = [next(guesses) for _ in range(outputs + len(guessed))]
-        found.append(own[: outputs - 1] + confirmed(own[outputs - 1 :], guessed) if guessed else own)
+    found = confirmed(guesses, work)
     if below is not None:
-        right = (len(kept) - outputs for kept, (outputs, _) in zip(found, work, strict=True))
-        verdicts = zip((len(guessed) for _, guessed in work), right, strict=True)
-        below.judge(rows_of(paths, chains), seconds, verdicts)
+        below.judge(rows_of(paths, chains), seconds, found, work)
     return found
 
 
@@ -252,11 +187,13 @@ class SmallerDraft:
         if length:
             self._guess(trees, [replace(f, most=min(f.most, length), guessed=f.guessed) for f in growing])
 
-    def judge(self, rows: int, seconds: float, verdicts: Iterable[tuple[int, int]]) -> None:
-        """Learn from a forward of the larger draft: its rows and time, and (guessed, accepted) per frontier."""
+    def judge(
+        self, rows: int, seconds: float, found: Sequence[list[Guess]], work: Sequence[tuple[int, list[int]]]
+    ) -> None:
+        """Learn from a forward of the larger draft: its rows and time, and the guesses `found` to hold."""
         self._forward.note(rows, seconds)
-        for guessed, accepted in verdicts:
-            self._acceptance.note_outcome(guessed, accepted)
+        for kept, (outputs, guessed) in zip(found, work, strict=True):
+            self._acceptance.note_outcome(len(guessed), len(kept) - outputs)
 
     def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
         """Copy the winning chain in `cell`, now the last committed token and the trunk, to the path."""
@@ -348,8 +285,10 @@ class SmallerDraft:
         growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
         chunks, budget = {}, _CHUNK
         for tree in trees:
-            path, frontier = self._path(tree), growing.get(tree.request)
-            context = tree.path[: tree.wanted] if frontier is None else tree.path + frontier.text
+            if tree.request not in self._paths:
+                self._paths[tree.request] = _Path(PageTable(self.drafter.pool, tree.table.salt), tree)
+            path, frontier = self._paths[tree.request], growing.get(tree.request)
+            context = tree.path[: wanted(tree)] if frontier is None else tree.path + frontier.text
             # A path that is to grow computes at least its last token, which predicts the next.
             start = min(path.agreed(tree, context), len(context) - (frontier is not None))
             stop = min(len(context), start + budget)
@@ -358,11 +297,6 @@ class SmallerDraft:
                 budget -= stop - start
                 chunks[tree.request] = _Chunk(tree, path, context, start, stop)
         return chunks
-
-    def _path(self, tree: Tree) -> _Path:
-        if tree.request not in self._paths:
-            self._paths[tree.request] = _Path(PageTable(self.drafter.pool, tree.table.salt), tree)
-        return self._paths[tree.request]
 
     def _path_rows(self, chunks: dict[int, _Chunk], growing: dict[int, list[int]]) -> list[PathRow]:
         """Return rows of the paths; `growing` has the guesses from below by request, for paths that are to grow."""

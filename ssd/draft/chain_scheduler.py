@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS
 from ssd.draft.chances import Chances, Node
 from ssd.draft.gains import gain, outcome_probability, worth_growing
-from ssd.draft.tree import Chain, Tree
+from ssd.draft.tree import Chain, Tree, copied_after
 from ssd.draft.tree_attention import ChainCache
-from ssd.speculation.forks import forks
+from ssd.speculation import forks as outcomes
 from ssd.tuning.learner import Learner, LinearFit, Mean
 
 # The lead of a joint allocation: its initial value, the samples this counts as, and its smoothing. At temperature 0
@@ -77,12 +76,13 @@ class ChainScheduler:
         Both are computed from the draft's knowledge before the outcome. It takes 0.2 ms, so only one outcome of
         `_COMPARED` is compared."""
         self._outcomes += 1
-        if accepted not in tree.nodes or self._outcomes % _COMPARED:
+        nodes = tree.chains.nodes
+        if accepted not in nodes or self._outcomes % _COMPARED:
             return
         in_flight, found, reached = tree.trunk[: tree.in_flight], list[tuple[float, int, int]](), 1.0
         guess, fan_out = tree.guesses[accepted], tree.speculation.fan_out
-        listed = forks(accepted, in_flight, guess.candidates, guess.probabilities, fan_out)
-        for fork, known in sorted(tree.nodes.items()):
+        listed = outcomes.forks(accepted, in_flight, guess.candidates, guess.probabilities, fan_out)
+        for fork, known in sorted(nodes.items()):
             likely, reached = self._chances.outcomes(known, reached, tree.acceptance.value)
             found += [(chance, fork, bonus) for bonus, chance in likely.items()]
         jointly = {(fork, bonus) for _, fork, bonus in nlargest(tree.speculation.budget, found)}
@@ -112,7 +112,7 @@ class ChainScheduler:
             if chain.entry < self._most:
                 chain.cell = cells(chain.probability)
                 if chain.cell is not None:
-                    insort(tree.chains, chain, key=lambda one: one.entry)
+                    tree.chains.add(chain)
                     new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
         return list(new.values())
 
@@ -126,16 +126,16 @@ class ChainScheduler:
             ranks[chain.fork] += 1
             chain.rank, chain.fan_out = ranks[chain.fork], fan_outs[chain.fork]
             if chain.entry == _NEXT:
-                chain.entry, tree.entries = tree.entries, tree.entries + 1
+                chain.entry, tree.chains.entries = tree.chains.entries, tree.chains.entries + 1
         return found
 
     def _listed(self, tree: Tree) -> list[Chain]:
         """Return chains for the F_k likeliest new outcomes of each accepted length k."""
-        outcomes = tree.new_forks()
-        if not outcomes:
+        listed = listed_outcomes(tree)
+        if not listed:
             return []
         ranks, found, misses = Counter[int](), list[Chain](), self._learner.misses()
-        for fork, token in outcomes:
+        for fork, token in listed:
             ranks[fork] += 1
             chance = outcome_probability(fork, tree.verified, ranks[fork], tree.acceptance.value, misses)
             found.append(Chain(fork, [token], None, _NEXT, chance))
@@ -146,7 +146,11 @@ class ChainScheduler:
 
         Older chains not among these lose their cells, and without a computed token their board entries, too. Chains
         with draft probabilities stay: the arena has them for `budget` entries alone."""
-        new = [Chain(fork, [token], None, _NEXT, chance) for fork, token, chance in tree.new_outcomes(self._chances)]
+        new = []
+        for fork in _new_forks(tree):
+            node, reached = _note_node(tree, fork), tree.chains.reached
+            likely, tree.chains.reached = self._chances.outcomes(node, reached, tree.acceptance.value)
+            new += [Chain(fork, [token], None, _NEXT, chance) for token, chance in likely.items()]
         if not new:
             return []
         staying = {chain.entry for chain in tree.chains if tree.rule.needs_draft_probs and chain.computed}
@@ -204,3 +208,31 @@ class ChainScheduler:
         if chain.computed > tree.lookahead or tree.base + chain.fork + chain.computed >= self._max_position:
             return 0.0
         return gain(chain.probability, chain.computed, tree.acceptance.value)
+
+
+def listed_outcomes(tree: Tree) -> list[tuple[int, int]]:
+    """Return (fork, token) of each outcome to prepare by fan-outs, at nodes that have become predictable."""
+    found: list[tuple[int, int]] = []
+    for fork in _new_forks(tree):
+        guess, fan_out = tree.guesses[fork], tree.speculation.fan_out
+        if tree.either:
+            _note_node(tree, fork)
+        found += outcomes.forks(fork, tree.trunk[: tree.in_flight], guess.candidates, guess.probabilities, fan_out)
+    return found
+
+
+def _new_forks(tree: Tree) -> Iterator[int]:
+    """Yield the forks that have become predictable since the last call."""
+    if tree.in_flight is None or tree.speculation.mode != "ssd":
+        return iter(())
+    # A winner that lost its cell has its guesses, but its keys and values are not computed again yet.
+    return tree.chains.new_forks(min(tree.in_flight, tree.computed - tree.base), tree.guesses)
+
+
+def _note_node(tree: Tree, fork: int) -> Node:
+    """Make the node after `fork` trunk tokens, and keep it with the chains."""
+    guess, in_flight = tree.guesses[fork], tree.trunk[fork] if fork < tree.verified else None
+    copied = copied_after(tree, tree.trunk[:fork])
+    node = Node(guess.candidates, guess.scores, in_flight, copied, tree.law.temperature, tree.rule.shares_noise)
+    tree.chains.nodes[fork] = node
+    return node

@@ -16,17 +16,18 @@ from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
+from ssd.draft.forward import forward, path_rows
 from ssd.draft.grammar import DraftGrammar
+from ssd.draft.publisher import Publisher
 from ssd.draft.rehearsal import Rehearsal
 from ssd.draft.static_shapes import StaticDrafter, StaticHeadDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
-from ssd.execution.batch import Row
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.execution.runner import Runner
 from ssd.grammar.background import BackgroundCompiler
 from ssd.grammar.matcher import GrammarCompiler
-from ssd.ipc.board import TRUNK, DraftBoard, Key, Place
+from ssd.ipc.board import DraftBoard
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
@@ -37,8 +38,6 @@ from ssd.system import failpoints
 
 log = logging.getLogger("ssd.draft")
 
-# Path tokens that one step computes at most, so that a long prompt does not delay other sequences' chains.
-_PREFILL_CHUNK = 128
 # A forward with more tokens than this for each sequence and chain counts as a prefill.
 _USUAL_ROWS = 4
 
@@ -68,16 +67,16 @@ class DraftEngine:
 
         `vocab_size`: the target's. `draft_probs`: given if a rule may need them. `features`: given if the draft is an
         EAGLE-3 head. `team`: given if both models share cores."""
-        self._board, self._draft_probs, self._epoch, self._trace, self._team = board, draft_probs, epoch, trace, team
+        self._board, self._epoch, self._trace, self._team = board, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
-        self.cascade = Cascade([*smaller, self.drafter])
+        self.cascade = Cascade(self.drafter, smaller)
+        self._publisher = Publisher(board, draft_probs, runners[-1])
         self.trees: dict[int, Tree] = {}
         self._depths = DepthPolicy()
         self._rehearsal: Rehearsal | None = None
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
-        self._unposted: dict[int, dict[int, Chain]] = {}  # by request and entry, chains to publish
         self._scheduler = ChainScheduler(
             self.drafter.chain_cache,
             self.drafter.max_position,
@@ -134,31 +133,38 @@ class DraftEngine:
     def _outcome(self, tree: Tree, row: Verified) -> None:
         self._trace.enter(State.PROMOTE, tree.request)
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
-        nodes = tree.nodes
         if tree.either:
             self._scheduler.compare(tree, row.accepted, row.token)
         try:
             winner = tree.outcome(row)
             if winner is not None:
-                self.cascade.promote(tree, winner)
+                self._promote(tree, winner)
         except (ValueError, OutOfPages) as error:
             log.warning("request %d goes on without a draft: %s", tree.request, error)
             self._drop(tree.request)
             return
         self._scheduler.note_bonus(prepared, row.token)
-        self._scheduler.note_outcome(nodes, row.accepted, row.token)
+        self._scheduler.note_outcome(tree.chains.nodes, row.accepted, row.token)
         tree.jointly = self._scheduler.jointly(tree)
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # A chain for this outcome may be on the board: the target would find it before the trunk that answers its miss.
         self._board.clear(tree.slot)
-        self._publish_trunk(tree)
+        self._publisher.trunk(tree)
+
+    def _promote(self, tree: Tree, winner: Chain) -> None:
+        """Copy the winning chain's computed keys and values to the path. Raises OutOfPages."""
+        if tree.recurrent or winner.cell is None or not winner.computed:
+            return
+        tree.table.grow(tree.computed + winner.computed)
+        self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed)
+        tree.computed += winner.computed
+        self.cascade.promote(tree, winner.cell, winner.tokens)
 
     def _forget_chains(self, tree: Tree) -> None:
-        self._unposted.pop(tree.request, None)
-        self._give_back(tree.chains)
-        tree.chains = []
+        self._publisher.forget(tree)
+        self._give_back(tree.chains.clear())
 
     def _give_back(self, chains: Sequence[Chain]) -> None:
         """Free the cells of chains that are no longer needed."""
@@ -182,16 +188,19 @@ class DraftEngine:
             rows = self._rehearsal.step()
             self._board.tick(time.perf_counter() - began, 1.0, rows)
             return rows > 0
-        paths = self._prefill()
+        paths = path_rows(self.trees.values(), self.drafter, self._drop)
         growing = self._fork()
         if not paths and not growing:
-            self._post()
+            self._publisher.post()
             return False
         self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
-        depths = self._depths.depths(self.trees.values(), began) if self.drafter.goes_on else 1
-        found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._post, depths)
+        if self.cascade.smaller:
+            found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._publisher.post), 1
+        else:
+            depths = self._depths.depths(self.trees.values(), began) if self.drafter.goes_on else 1
+            found, depths = forward(self.drafter, paths, growing, self._publisher.post, depths)
         self._publish(paths, growing, found)
         self._note_step(time.perf_counter() - began, depths, paths, found)
         self._trace.enter(State.OTHER)
@@ -202,33 +211,11 @@ class DraftEngine:
         if self._team is not None:
             self._team.use(all_cores=in_turn)
 
-    def _prefill(self) -> list[PathRow]:
-        """Return rows over each sequence's next path tokens without keys and values.
-
-        The sequence with the fewest comes first, so that a long prompt does not delay a sequence whose target waits. A
-        sequence is dropped if there are no pages for its tokens."""
-        rows, budget = list[PathRow](), _PREFILL_CHUNK
-        for tree in sorted(self.trees.values(), key=lambda tree: tree.wanted - tree.computed):
-            tokens = self.drafter.ready(tree, tree.pending(budget))
-            stop = tree.computed + len(tokens)
-            if not tokens or stop > self.drafter.max_position:
-                continue
-            try:
-                tree.table.grow(stop)
-            except OutOfPages:
-                self._drop(tree.request)
-                continue
-            if len(tokens) > 1:
-                failpoints.reach("draft.prefill")
-            budget -= len(tokens)
-            rows.append(PathRow(tree, Row(tokens, tree.computed, tree.table.pages, tree.outputs(len(tokens)))))
-        return rows
-
     def _fork(self) -> list[Growing]:
         """Start chains for the outcomes that have become predictable; return all chains that this step grows."""
         for tree, chains in self._scheduler.fork(self.trees.values()):
             # Posted without tokens: an outcome counts as a hit even if it comes before its chain's first token.
-            self._post_chains(tree, chains)
+            self._publisher.chains(tree, chains)
         return self._scheduler.growing(self.trees.values())
 
     def _publish(self, paths: Sequence[PathRow], growing: Sequence[Growing], found: Sequence[list[Guess]]) -> None:
@@ -241,24 +228,22 @@ class DraftEngine:
                     break
                 grew = tree.extended(1, [guess]) or grew
             if grew:
-                self._publish_trunk(tree)
+                self._publisher.trunk(tree)
         for tree, chains in growing:
             self._extend_chains(tree, chains, [next(rest) for _ in chains])
 
     def _extend_chains(self, tree: Tree, chains: Sequence[Chain], found: Sequence[list[Guess]]) -> None:
         news = []
         for chain, drafted in zip(chains, found, strict=True):
-            before, guesses = chain.computed, tree.corrected_chain(chain, drafted)
+            before, guesses = chain.computed, _corrected(tree, chain, drafted)
             chain.computed += len(guesses)
             chain.guesses += guesses
             chain.tokens += [guess.token for guess in guesses]
             if before < tree.lookahead:
                 news.append(chain)
-                if tree.rule.needs_draft_probs:
-                    key = tree.key(chain.fork, chain.tokens[0])
-                    self._write_probs(tree, chain.entry, key, before, chain.guesses[before : tree.lookahead])
+                self._publisher.chain(tree, chain, before)
         if news:
-            self._post_chains(tree, news)
+            self._publisher.chains(tree, news)
 
     def _note_step(self, seconds: float, depths: int, paths: Sequence[PathRow], found: Sequence[list[Guess]]) -> None:
         """Learn the time of a step; report it on the board with the mean tokens added to chains, else to paths."""
@@ -273,47 +258,6 @@ class DraftEngine:
         else:
             self._depths.note_step(seconds, depths)
             self._board.tick(seconds, 1 + sum(extra) / len(extra), rows)
-
-    # -- the board --------------------------------------------------------------------------------------------------
-
-    def _publish_trunk(self, tree: Tree) -> None:
-        """Publish the trunk if the target waits for it."""
-        if tree.answers is not None and tree.trunk:
-            trunk = [tree.guesses[index] for index in range(min(len(tree.trunk), tree.lookahead))]
-            self._write_probs(tree, TRUNK, tree.answers, 0, trunk)
-            self._show_probs()
-            self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]])
-
-    def _post_chains(self, tree: Tree, chains: Sequence[Chain]) -> None:
-        """Publish the tokens of chains at once, or if the runner overlaps, while it computes the next ones."""
-        self._unposted.setdefault(tree.request, {}).update((chain.entry, chain) for chain in chains)
-        if not self.drafter.runner.overlaps:
-            self._post()
-
-    def _post(self) -> None:
-        """Publish all tokens that are not published yet."""
-        if self._unposted:
-            self._show_probs()
-        for request, own in self._unposted.items():
-            tree, chains = self.trees[request], list(own.values())
-            keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
-            ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
-            places = [Place(chain.rank, chain.fan_out) for chain in chains]
-            self._board.publish(tree.slot, list(own), keys, ids, places)
-        self._unposted.clear()
-        self._board.flush()
-
-    def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
-        """Write the draft probabilities of an entry's tokens from the `start`-th on, if the rule needs them."""
-        if self._draft_probs is not None and tree.rule.needs_draft_probs:
-            tokens = [guess.token for guess in guesses]
-            probs = [guess.draft_probs for guess in guesses if guess.draft_probs is not None]
-            self._draft_probs.write(tree.slot, entry, key, start, tokens, probs)
-
-    def _show_probs(self) -> None:
-        """Make written draft probabilities visible; call this before their tokens are published."""
-        if self._draft_probs is not None:
-            self._draft_probs.show()
 
 
 @lru_cache(1)  # a new engine after a lost target needs the same
@@ -334,6 +278,17 @@ def _drafter(
     if features is not None:
         return HeadDrafter(config, runner, *known, features)
     return Drafter(config, runner, *known)
+
+
+def _corrected(tree: Tree, chain: Chain, guesses: Sequence[Guess]) -> list[Guess]:
+    """Return the guesses after a chain as the text corrects them, up to the first that differs from the draft's own."""
+    found, text = list[Guess](), [*tree.trunk[: chain.fork], *chain.tokens]
+    for guess in guesses:
+        found.append(tree.corrected(guess, text))
+        if found[-1].token != guess.token:
+            break
+        text.append(guess.token)
+    return found
 
 
 def _busy_with(paths: Sequence[PathRow], growing: Sequence[Growing]) -> tuple[State, int]:

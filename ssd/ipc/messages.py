@@ -195,14 +195,14 @@ class Admit(InternalMessage, frozen=True):
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Verification `round` of `request` accepted `accepted` draft tokens and emitted `token` after them.
 
-    `in_flight` tokens of the entry cached for this outcome are now being verified. It is -1 if the target waits for a
-    backup and has not decided; a `Launched` follows."""
+    `in_flight` tokens of the entry cached for this outcome are now being verified. It is None while the target waits:
+    it has not decided what to verify, and a `Launched` follows."""
 
     request: RequestId
     round: Count
     accepted: Count
     token: TokenId
-    in_flight: Annotated[int, Meta(ge=-1, le=64)]
+    in_flight: Annotated[int, Meta(ge=0, le=64)] | None
 
 
 class Outcomes(InternalMessage, frozen=True):

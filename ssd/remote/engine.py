@@ -36,27 +36,18 @@ class LinkedTree(Tree):
         """Commit an expected outcome and return the chains that fork before it. A `Launched` follows."""
         count = row.accepted + 1
         self.acceptance.note_outcome(count, count)
-        passed = self.acceptance.value**count
         self.answers = self.key(row.accepted, row.token)
         self.tokens += self.trunk[:count]
         self.trunk = self.trunk[count:]
         self.guesses = {node - count: guess for node, guess in self.guesses.items() if node >= count}
-        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
-        self._forked, self._reached = max(0, self._forked - count), min(1.0, self._reached / passed)
         self.round, self.in_flight = self.round + 1, None
-        over = [chain for chain in self.chains if chain.fork < count]
-        self.chains = [chain for chain in self.chains if chain.fork >= count]
-        for entry, chain in enumerate(self.chains):
-            chain.fork, chain.entry = chain.fork - count, entry
-            chain.probability = min(1.0, chain.probability / passed)
-        self.entries = len(self.chains)
-        return over
+        return self.chains.advance(count, self.acceptance.value**count)
 
-    def _verifies(self, row: Launch) -> list[Chain]:
-        self._reach, tokens = row.in_flight, row.tokens
-        if common_prefix_length(self.trunk, tokens) == len(tokens):
-            tokens = [*tokens, *self.trunk[len(tokens) : row.in_flight]]
-        return self._replace_trunk(tokens)
+    def _launched_trunk(self, row: Launch) -> list[int]:
+        self._reach = row.in_flight
+        if common_prefix_length(self.trunk, row.tokens) == len(row.tokens):
+            return [*row.tokens, *self.trunk[len(row.tokens) : row.in_flight]]
+        return list(row.tokens)
 
     def absorbable(self) -> Chain | None:
         """Return the chain that continues the trunk, if it should become part of the trunk; else None."""
@@ -65,8 +56,7 @@ class LinkedTree(Tree):
             return None
         if end not in self.guesses or self.computed < self.base + end:
             return None
-        token = self.guesses[end].token
-        chain = next((c for c in self.chains if c.fork == end and c.tokens[0] == token), None)
+        chain = self.chains.of(end, self.guesses[end].token)
         return chain if chain is not None and chain.cell is not None and chain.computed >= ABSORBED else None
 
     def absorb(self, chain: Chain) -> None:
@@ -76,7 +66,7 @@ class LinkedTree(Tree):
         self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
         self.in_flight = len(self.trunk)
         self.chains.remove(chain)
-        self._keep_chains(end)
+        self.chains.cut(end, chain.tokens[0])
 
 
 class LinkedDraftEngine(DraftEngine):
@@ -98,8 +88,8 @@ class LinkedDraftEngine(DraftEngine):
         if not tree.expects(row):
             super()._outcome(tree, row)
         else:
-            self._post()
-            self._scheduler.note_outcome(tree.nodes, row.accepted, row.token)
+            self._publisher.post()
+            self._scheduler.note_outcome(tree.chains.nodes, row.accepted, row.token)
             self._give_back(tree.advance(row))
         if tree.request in self.trees:
             self._board.expect(tree.speculated)
@@ -116,10 +106,10 @@ class LinkedDraftEngine(DraftEngine):
         if chain is None:
             return
         try:
-            self.cascade.promote(tree, chain)
+            self._promote(tree, chain)
         except OutOfPages:
             return
         tree.absorb(chain)
         self._give_back([chain])
-        self._post()
+        self._publisher.post()
         self._board.expect(tree.speculated)

@@ -16,9 +16,8 @@ from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
 from ssd.ipc.public import Message
-from ssd.tuning.tuner import DecodingRound
 from ssd.verifier.breaker import UNSEEN_S, Breaker, Seen
-from ssd.verifier.sequence import Cache, Sequence
+from ssd.verifier.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
@@ -48,7 +47,11 @@ class TrackedRequest:
 
 
 class TrackedRequests:
-    """The requests that the draft was told of, and what it has shown of each. Times are in seconds."""
+    """The requests that the draft was told of, and what it has shown of each. Times are in seconds.
+
+    The draft reads requests of these `owners`; None: all."""
+
+    owners: Items[str] | None = None
 
     def __init__(self) -> None:
         self._tracked: dict[int, TrackedRequest] = {}
@@ -64,6 +67,10 @@ class TrackedRequests:
     def reading(self) -> bool:
         """Return True if the draft may still compute a text: it has shown nothing of some request."""
         return not all(tracked.seen for tracked in self._tracked.values())
+
+    def read(self, owner: str) -> bool:
+        """Return True if the draft reads requests of this owner."""
+        return self.owners is None or owner in self.owners
 
     def add(self, request: int, awaited: bool) -> None:
         """Note that the draft was told of a request; see `TrackedRequest.awaited`."""
@@ -116,22 +123,19 @@ class DraftSession:
     """Owns the connection to the draft: sends messages and reads the board. The proposer and its missed rows call it.
 
     `send` posts a message without blocking and returns True if it went out. Some rules need `draft_probs`. `seen`
-    collects what the present round shows. `remote`: the draft is on another machine, where waits and late tokens are
-    normal; so the breaker is told the measured gain."""
+    collects what the present round shows."""
 
     def __init__(
         self,
         board: BoardReader,
         send: Callable[[Message], bool],
         draft_probs: DraftProbsArena | None = None,
-        remote: bool = False,
     ) -> None:
-        self.board, self._send, self._draft_probs, self._remote = board, send, draft_probs, remote
+        self.board, self._send, self._draft_probs = board, send, draft_probs
         self.epoch: int | None = None
         self.tracked, self.seen = TrackedRequests(), Seen()
-        self._breaker = Breaker()
+        self.breaker = Breaker()
         self._hears = self._told_to_rejoin = self._parked = False
-        self._reads: Items[str] | None = None
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress counter when a wait in vain ended
         self._announced: DraftState = "down"
@@ -142,12 +146,7 @@ class DraftSession:
         """Return "up", "down" or "parked"; "open" or "half_open" while the breaker limits the draft's use."""
         if not self._hears:
             return "parked" if self._parked else "down"
-        return "up" if self._breaker.state == "closed" else self._breaker.state
-
-    @property
-    def patient(self) -> bool:
-        """Return True if the target may wait as long as usual; see `Breaker.patient`."""
-        return self._breaker.patient
+        return "up" if self.breaker.state == "closed" else self.breaker.state
 
     @property
     def stalled(self) -> bool:
@@ -164,13 +163,13 @@ class DraftSession:
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
-            self._breaker.try_again()
+            self.breaker.try_again()
         else:
-            self._breaker = Breaker()
+            self.breaker = Breaker()
         self.epoch, self._hears, self._told_to_rejoin, self._silent_since = epoch, True, False, None
         self._parked = False
-        self._reads = reads
         self.tracked.clear()
+        self.tracked.owners = reads
         self.announce()
         return True
 
@@ -185,7 +184,7 @@ class DraftSession:
         """Note what the draft `reads` from now on (see `join`), and stop tracking requests that it has `lost`.
 
         It may be told of these again."""
-        self._reads = reads
+        self.tracked.owners = reads
         for request in lost:
             self.tracked.remove(request)
 
@@ -200,7 +199,7 @@ class DraftSession:
 
         `awaited`: the target may wait for it before the draft has shown anything of it. `round`, `length`: send the
         first `length` tokens only, the text before the verification `round`."""
-        if not self._hears or not self._breaker.admits(len(self.tracked)) or not self._may_read(sequence):
+        if not self._hears or not self.breaker.admits(len(self.tracked)) or not self.tracked.read(sequence.owner):
             return False
         self.tell(
             Admit(
@@ -220,9 +219,6 @@ class DraftSession:
             self.tracked.add(sequence.request, awaited)
         return self._hears
 
-    def _may_read(self, sequence: Sequence) -> bool:
-        return self._reads is None or sequence.owner in self._reads
-
     def release(self, requests: Items[int], ended: bool = True) -> None:
         """Tell the draft to forget requests. They have `ended`, or go on without it."""
         remove = self.tracked.forget if ended else self.tracked.remove
@@ -236,7 +232,8 @@ class DraftSession:
         start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal and self._may_read(s))
+            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal)
+            found = (s for s in found if self.tracked.read(s.owner))
             return next((s for s in found if self.tracked.may_return(s.request, self._now)), None)
         if self.epoch is not None and not self._told_to_rejoin:
             self._told_to_rejoin = self._send(Rejoin())
@@ -274,32 +271,6 @@ class DraftSession:
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
 
-    def verdict(self, sequence: Sequence, key: Key, entry: int | None, prepared: dict[int, int]) -> Cache:
-        """Return the result of looking up an outcome in the cache.
-
-        `entry`: its number on the board; without a proposal it has no token yet. The keys of `prepared` are the
-        accepted lengths that have an entry."""
-        if key.round == 0:
-            return "" if sequence.proposal else "first_round"
-        if sequence.proposal:
-            return "hit"
-        if sequence.request not in self.tracked:
-            return "draft_down"
-        if entry is not None or not prepared:
-            return "late"
-        return "token_not_covered" if key.accepted in prepared else "k_not_covered"
-
-    def measured(self, round_: DecodingRound, plain_s: float | None) -> None:
-        """Note what a round with a remote draft won against plain decoding, which takes `plain_s` seconds a round.
-
-        Guesses without a model are neither the draft's gain nor its cost. A round counts as at most three plain ones,
-        waits apart: a descheduled process says nothing of the draft."""
-        if not self._remote or not plain_s or not self.seen.rows:
-            return
-        waited, taken = round_.waited / plain_s, min(3.0, round_.seconds / plain_s)
-        guessed = not self.seen.drafted and round_.tokens > round_.batch
-        self.seen.gain = -waited if guessed else 1 + self.seen.accepted / self.seen.rows - taken - waited
-
     def judge(self, now: float, verify_s: float) -> None:
         """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
@@ -308,9 +279,9 @@ class DraftSession:
         progress, rejected = self.board.telemetry().progress, self.board.rejected
         self.seen.ticked, self.seen.rejected = progress != self._progress, rejected != self._rejected
         self.seen.reading = self.tracked.reading
-        self._breaker.round(self.seen, now, verify_s)
+        self.breaker.round(self.seen, now, verify_s)
         self.seen, self._progress, self._rejected = Seen(), progress, rejected
-        if self._breaker.state == "open" and (tracked := self.tracked.clear()):
+        if self.breaker.state == "open" and (tracked := self.tracked.clear()):
             self.tell(Release(tracked))
 
     def announce(self) -> None:
@@ -326,7 +297,7 @@ class DraftSession:
                 return
             self._next_warning = self._now + _WARNING_S
             if state == "open":
-                log.warning("goes on without the draft: %s", self._breaker.reason)
+                log.warning("goes on without the draft: %s", self.breaker.reason)
             else:
                 log.warning("the draft is of use again")
         else:

@@ -78,11 +78,7 @@ class TargetEngine:
 
     @property
     def busy(self) -> bool:
-        return self._has_work or bool(self._compiling.waiting)
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self._compiling.waiting)
 
     def load(self) -> Load:
         """Return the present load, and what the last step took."""
@@ -93,7 +89,7 @@ class TargetEngine:
             waiting=len(self.scheduler.waiting) + len(self._compiling.waiting),
             kv_cache_usage=self.pool.live / self.pool.count,
             draft_state=self.proposer.state,
-            rejected_speculations=self.proposer.rejected,
+            rejected_speculations=counters.rejected,
             batched_tokens=tokens,
             verify_seconds=verify,
             wait_seconds=waited,
@@ -127,7 +123,8 @@ class TargetEngine:
     def _admit(self) -> list[Emission]:
         """Admit requests that can begin, and return the errors of those whose grammars cannot be compiled."""
         refused = []
-        for sequence in self._compiling.take(wait=not self._has_work) if self._compiling.waiting else ():
+        idle = not self.scheduler.running and not self.scheduler.waiting
+        for sequence in self._compiling.take(wait=idle) if self._compiling.waiting else ():
             if sequence.grammar is not None:
                 self.scheduler.add(sequence)
             else:

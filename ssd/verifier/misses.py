@@ -6,22 +6,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
 from ssd.execution.meanwhile import Task
 from ssd.ipc.board import Key
-from ssd.ipc.messages import Launch
+from ssd.ipc.messages import Launch, Launched
 from ssd.ipc.trace_ring import State, TraceRing
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
-from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for
+from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
 from ssd.tuning.learner import Mean
-from ssd.tuning.tuner import Tuning, kind_of
+from ssd.tuning.tuner import Tuning
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.sequence import Sequence
 
@@ -39,6 +39,10 @@ _WARM = (1.0, 0.7, 0.5)
 # Worth of one more token in a batch of several rows; alone it is 1. The row ends sooner, but the others go on. A batch
 # that is smaller by a row saves less time than the long-run speed says, unless another request waits.
 _AMONG_OTHERS = 0.8
+# Why a row that missed does not wait: its policy expects nothing to pay (`hopeless`), the draft has shown nothing of it
+# yet (`unseen`), no depth pays (`no gain`), the draft makes no progress since a wait in vain (`stalled`), or nothing
+# more comes (`silent`, which ends a wait).
+Gate = Literal["hopeless", "unseen", "no gain", "stalled", "silent"]
 # Where no proposal can pay, a row still asks for one in every 16th round, to learn whether that has changed.
 _SELDOM = 16
 
@@ -55,25 +59,20 @@ class WaitCosts:
     of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine."""
 
     def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
+        self.tuning = tuning
         self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
         self.last_verify_s = self.away_s = 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
 
-    @property
-    def step(self) -> Cost | None:
-        """Return the seconds of a tree step by its chains, None while unknown."""
-        return self._tuning.costs.of("step_beside")
-
     def pricing(self) -> Callable[[int], float]:
         """Return a function that gives the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
-        cost = self._tuning.costs.of("verify_beside" if self._tuning.works_ahead else "verify")
+        cost = self.tuning.costs.of("verify_beside" if self.tuning.works_ahead else "verify")
         if cost is None:
             return lambda more: 0.0
-        speed, verified = self._tuning.speed, self.verified
+        speed, verified = self.tuning.speed, self.verified
         if self.batch > 1:
             speed /= _AMONG_OTHERS
         present = cost.at(verified)
@@ -84,7 +83,7 @@ class WaitCosts:
 
         A row that does not wait brings `otherwise` tokens."""
         longest = max((sequence.lookahead for sequence in rows), default=0)
-        verify = self._tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
+        verify = self.tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
         worth = depth_worth_waiting_for(
             self.ready,
             len(rows),
@@ -93,7 +92,7 @@ class WaitCosts:
             verify,
             self.token_s.value,
             otherwise,
-            self._tuning.speed,
+            self.tuning.speed,
             self.away_s,
         )
         return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
@@ -193,9 +192,7 @@ class ModelFree(MissPolicy):
         Now and then return False, to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return False
-        return costs.pricing()(1) >= max(
-            chances[0].value for chances in self._chances[kind_of(sequence.law.temperature)]
-        )
+        return costs.pricing()(1) >= max(chances[0].value for chances in self._chances[sequence.kind])
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return the tokens that the grammar forces, else those of the speculator.
@@ -203,8 +200,7 @@ class ModelFree(MissPolicy):
         Where K is chosen automatically, return only as many as are worth their price."""
         try:
             if sequence.request not in self._guessers:
-                kind = kind_of(sequence.law.temperature)
-                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, kind)
+                self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, sequence.kind)
             guesser = self._guessers[sequence.request]
             if forced := _forced(sequence):
                 guesser.guess = ()  # forced tokens say nothing of the speculator
@@ -297,20 +293,26 @@ def load_policy(mode: Mode, backup: str) -> MissPolicy:
         return MissPolicy()
 
 
+def note_gate(gate: Gate, requests: Iterable[int]) -> None:
+    """Log which gate lets rows that missed go on without waiting for the draft, or for any more of it."""
+    if log.isEnabledFor(logging.DEBUG):
+        for request in requests:
+            log.debug("request %d does not wait: %s", request, gate)
+
+
 class MissedRow(NamedTuple):
-    """A row without draft tokens, the key under which the draft will answer it, and the round it will verify."""
+    """A row without draft tokens, and the key under which the draft will answer it."""
 
     sequence: Sequence
     key: Key
-    round: int
     policy: MissPolicy
 
 
 class MissedRows:
     """Owns the rows of a round that missed, from their outcomes to their launch. The proposer calls it.
 
-    By request: `rows` that wait for their launch; seconds `waited` by rows that missed; `asked`, the policies that were
-    called to `propose` tokens."""
+    By request: `rows` that wait for their launch; seconds `waited` by rows whose draft works ahead; `asked`, the
+    policies that were called to `propose` tokens."""
 
     def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
@@ -323,18 +325,22 @@ class MissedRows:
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
-    def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> list[Launch]:
-        """Wait as long as it pays, and return what the missed rows of the running `sequences` verify now."""
+    def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
+        """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
-        if depths and not self._session.stalled:
+        if depths and self._session.stalled:
+            note_gate("stalled", depths)
+        elif depths:
             self._trace.enter(State.WAIT_FOR_DRAFT)
             meanwhile()
             self._wait(depths, began)
             self._trace.enter(State.OTHER)
-        self.waited |= dict.fromkeys(self.rows, time.perf_counter() - began)
+        ahead = [row.sequence.request for row in self.rows.values() if row.policy.uses_cache]
+        self.waited |= dict.fromkeys(ahead, time.perf_counter() - began)
         launches = [self._launch(row) for row in self.rows.values()]
         self.rows.clear()
-        return launches
+        if told := [launch for launch in launches if launch.request in self._session.tracked]:
+            self._session.tell(Launched(told))
 
     def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
         """Return how many tokens each row waits for; empty when waiting does not pay."""
@@ -347,20 +353,23 @@ class MissedRows:
         for row in self.rows.values():
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
+            else:
+                note_gate("unseen", [row.sequence.request])
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
-        step = costs.step
+        step = costs.tuning.costs.of("step_beside")
         if missed and step is not None and not any(depths.values()):
             # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
             costs.token_s.note(step.at(sum(map(len, missed.values()))))
+        note_gate("no gain", [request for request, depth in depths.items() if depth == 0])
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
         costs, deepest = self._costs, max(depths.values())
         patience = costs.verify_s.value
-        if self._session.patient:
+        if self._session.breaker.patient:
             patience = max(patience, 4 * deepest * costs.token_s.value)
         patience = min(patience + costs.away_s, _LONGEST_SILENCE_S)
         waiting = [(self.rows[request], depth) for request, depth in depths.items()]
@@ -376,6 +385,7 @@ class MissedRows:
                     done = done and len(row.sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= arrived + patience:
+                note_gate("silent", [] if done else depths)
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)
@@ -407,4 +417,4 @@ class MissedRows:
             self._costs.verified += len(own)
             self.asked[sequence.request] = row.policy
             sequence.proposal = own
-        return Launch(sequence.request, row.round, len(sequence.proposal), own)
+        return Launch(sequence.request, sequence.round, len(sequence.proposal), own)

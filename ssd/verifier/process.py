@@ -148,7 +148,7 @@ class Target:
     def _park_or_call(self, board: BoardProposer) -> None:
         """End the process of an unused draft, and have another one started once it is wanted."""
         now, is_measured = time.monotonic(), self._experience is None or not self._experience.wanting
-        if board.wants_draft(self.engine.scheduler.running):
+        if board.plans.wants_draft(self.engine.scheduler.running):
             self._used_at = now
             if board.state == "parked" and now >= self._call_at:
                 self._child.want_draft()

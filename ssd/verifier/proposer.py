@@ -13,15 +13,14 @@ from ssd.execution.core_team import CoreTeam
 from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Cached, Key, LinkFigures
 from ssd.ipc.draft_probs import DraftProbsArena
-from ssd.ipc.messages import DraftState, Launched, Outcomes, Retune, Verified
+from ssd.ipc.messages import DraftState, Outcomes, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.acceptance import Outcome
-from ssd.tuning.learner import Learner
 from ssd.tuning.predictor import Setting
-from ssd.tuning.tuner import DecodingRound, PlanKey, Tuning, kind_of, setting_of
+from ssd.tuning.tuner import DecodingRound, PlanKey, Tuning, setting_of
 from ssd.verifier.draft_session import DraftSession
-from ssd.verifier.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
+from ssd.verifier.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy, note_gate
 from ssd.verifier.sequence import Cache, Sequence
 
 log = logging.getLogger("ssd.target")
@@ -48,14 +47,15 @@ class Result(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Totals so far: tree `steps` of the draft, their seconds, and `stale` look-ups, which found only outdated entries.
+    """Totals so far: tree `steps` of the draft, their seconds, and board entries `rejected` as unsound.
 
-    `link`: figures of the link to a draft on another machine."""
+    `stale` look-ups found only outdated entries. `link`: figures of the link to a draft on another machine."""
 
     steps: int = 0
     step_seconds: float = 0.0
     stale: int = 0
     link: LinkFigures | None = None
+    rejected: int = 0
 
     @property
     def mean_step_seconds(self) -> float:
@@ -70,11 +70,6 @@ class Proposer:
     def state(self) -> DraftState:
         """Return the draft's state; see `DraftSession.state`."""
         return "down"
-
-    @property
-    def rejected(self) -> int:
-        """Return how many board entries failed their checks."""
-        return 0
 
     @property
     def counters(self) -> Counters:
@@ -108,13 +103,245 @@ class NoProposer(Proposer):
     """Plain decoding."""
 
 
+class Policies:
+    """Owns the miss policies in use, one for each mode and `--backup`."""
+
+    def __init__(self) -> None:
+        self._policies: dict[tuple[Mode, str], MissPolicy] = {}
+
+    def of(self, speculation: Speculation) -> MissPolicy:
+        """Return the policy that decides about a row after a miss."""
+        name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
+        if name not in self._policies:
+            self._policies[name] = load_policy(*name)
+        return self._policies[name]
+
+    def need_times(self, sequence: Sequence) -> bool:
+        """Return True if the row's backup or plan uses measured times."""
+        mode = sequence.speculation.mode
+        return sequence.tuned or mode == "ar" or self.of(sequence.speculation).decides_later
+
+    def forget(self, request: int) -> None:
+        """Drop all that is known of a request that has ended."""
+        for policy in self._policies.values():
+            policy.forget(request)
+
+
+class Introductions:
+    """Tells the draft of each sequence: when the sequence begins to use it, or with an outcome.
+
+    A draft that shares cores (`team`) hears of every sequence with its first outcome. Another one hears so of those
+    that it lost in a restart or a trial. It is of one sequence a round: the draft must compute its text."""
+
+    def __init__(self, session: DraftSession, policies: Policies, team: CoreTeam | None) -> None:
+        self.session, self.team, self._policies = session, team, policies
+
+    def admit(self, sequence: Sequence) -> None:
+        """Tell the draft of a sequence that begins to use it, unless they share cores."""
+        if self.team is None:
+            # In mode `sd` the draft publishes only while the target waits.
+            awaited = sequence.round == 0 or not self._policies.of(sequence.speculation).uses_cache
+            self.session.track(sequence, awaited)
+
+    def with_outcomes(self, results: Items[Result]) -> Sequence | None:
+        """Tell the draft of a sequence as it was before its present outcome; return the sequence if it was told."""
+        free = [result.sequence for result in results if result.taken is None or not result.taken.ids]
+        sequence = self.session.untracked(free)
+        if sequence is None:
+            return None
+        in_turn = not self._policies.of(sequence.speculation).uses_cache
+        if not self.session.track(sequence, in_turn, sequence.round - 1, len(sequence.tokens) - 1):
+            return None
+        sequence.cache = "first_round"
+        return sequence
+
+    def settle(self, sequences: Items[Sequence]) -> bool:
+        """Return True if the draft works ahead of a sequence in the next verification; else use its cores too."""
+        tracked = self.session.tracked
+        ahead = any(s.request in tracked and s.speculation.mode == "ssd" for s in sequences)
+        if self.team is not None:
+            self.team.use(all_cores=not ahead)
+        return ahead
+
+
+class PlanFollower:
+    """Brings tuned sequences to the tuner's present plan; `plan` describes it and its reason in a sentence."""
+
+    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows) -> None:
+        self._tuning, self._introductions, self._misses = tuning, introductions, misses
+        self._session, team = introductions.session, introductions.team
+        self._cores = None if team is None else (team.own, team.all)
+        self._rows, self._unchanged = 0, 0  # number of rows, and for how many rounds it has not changed
+        self.plan, self._described = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
+
+    def planned(self, sequence: Sequence) -> Speculation:
+        """Return the speculation that a sequence follows by the tuner's present plan."""
+        return self._tuning.current(sequence.asked, sequence.kind) if sequence.tuned else sequence.speculation
+
+    def wants_draft(self, sequences: Items[Sequence]) -> bool:
+        """Return True if a sequence uses a draft, or its plan would if there were one."""
+        if any(sequence.speculation.mode in DRAFTED for sequence in sequences):
+            return True
+        asked = {sequence.asked for sequence in sequences if sequence.tuned}
+        return self._session.state == "parked" and any(map(self._tuning.wants_draft, asked))
+
+    def follow(self, sequences: Items[Sequence]) -> None:
+        """Give every sequence the tuner's present plan; tell the draft of new numbers."""
+        self._unchanged = self._unchanged + 1 if self._rows == len(sequences) else 0
+        self._rows = len(sequences)
+        tuned = [sequence for sequence in sequences if sequence.tuned]
+        if not tuned:
+            return
+        self._tuning.situate([s.kind for s in sequences], self._session.state in ("up", "half_open"))
+        told = []
+        for sequence in tuned:
+            planned = self.planned(sequence)
+            begins = planned.mode in DRAFTED and sequence.speculation.mode not in DRAFTED
+            if planned == sequence.speculation or (begins and sequence.round > 0 and self._unchanged < _STEADY):
+                continue
+            sequence.speculation = planned
+            if begins:
+                self._introductions.admit(sequence)
+            elif planned.mode not in DRAFTED:
+                self._misses.rows.pop(sequence.request, None)
+                sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
+                self._session.release([sequence.request], ended=False)
+            elif sequence.request in self._session.tracked:
+                told.append((sequence.request, planned))
+        if told:
+            self._session.tell(Retune(told))
+        self._describe(PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences))
+
+    def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
+        """Describe the plan of a kind of request if it has changed, and else every few windows of rounds."""
+        of = key, setting, self._tuning.windows // _DESCRIBED_EVERY, batch
+        if of == self._described:
+            return
+        self._described, before = of, self.plan
+        self.plan = self._tuning.described(key, self._cores)
+        if self.plan.partition(":")[0] != before.partition(":")[0]:
+            log.info("%s", self.plan)
+
+
+class RoundEvidence:
+    """Tells the tuner, the session and the policies of missed rows how long each round took and how much it brought.
+
+    `learns`: some row's backup or plan uses measured times. `remote`: the draft is on another machine, where waits and
+    late tokens are normal, so the breaker is told the measured gain."""
+
+    def __init__(
+        self, tuning: Tuning, introductions: Introductions, misses: MissedRows, costs: WaitCosts, remote: bool
+    ) -> None:
+        self._tuning, self._introductions, self._misses, self._costs = tuning, introductions, misses, costs
+        self._session, self._remote = introductions.session, remote
+        self.learns = True
+        self._settled_at = self._waited = self._ended_at = 0.0
+        self._settled, self._running = 0, list[int]()
+        self._runs_since: float | None = None
+
+    def settled(self, rows: int, began: float) -> float:
+        """Note that a round of `rows` rows is settled, which began at `began`; return the seconds taken."""
+        ended = time.perf_counter()
+        # An overlapped verification has been running since the previous outcomes.
+        self._settled, self._settled_at, self._waited = rows, self._runs_since or ended, ended - began
+        return self._waited
+
+    def verified(self, now: float, results: Items[Result]) -> None:
+        """Learn from a verification that ended at `now`."""
+        timed = self._time(now, results) if self._settled_at and results and self.learns else None
+        for result in results:
+            if result.sequence.speculation.mode != "ar":
+                self._learn(result)
+        if timed is not None and self._remote:
+            self._note_gain(timed)
+        self._ended_at, self._running = now, [result.sequence.request for result in results]
+        self._runs_since = now if any(result.taken is not None for result in results) else None
+
+    def looked_up(self, result: Result, entry: int | None, prepared: dict[int, int]) -> None:
+        """Learn which of the prepared tokens the bonus token was: that of an `entry`, or none of `prepared`."""
+        learner, accepted = self._tuning.learners[result.sequence.kind], result.outcome.accepted
+        if result.round == 0 or not self.learns:
+            return
+        if entry is not None:
+            rank, fan_out = self._session.board.place(result.sequence.slot, entry)
+            learner.looked_up(fan_out, rank)
+        elif accepted in prepared:  # a draft that is late says nothing of its candidates
+            learner.looked_up(prepared[accepted], None)
+
+    def _time(self, now: float, results: Items[Result]) -> DecodingRound | None:
+        """Note and return what a round took, if it had the same rows as the last one and all decode."""
+        telemetry, round_ = self._session.board.telemetry(), None
+        same = [result.sequence.request for result in results] == self._running
+        if same and len(results) == self._settled and all(result.round > 0 for result in results):
+            self._costs.last_verify_s = now - self._settled_at
+            self._costs.verify_s.note(self._costs.last_verify_s)
+            rows = [result.sequence for result in results]
+            round_ = DecodingRound(
+                batch=len(results),
+                tokens=sum(1 + result.drafted for result in results),
+                seconds=now - self._ended_at - self._waited,
+                waited=self._waited,
+                brought=sum(1 + result.outcome.accepted for result in results),
+                beside=self._tuning.works_ahead,
+                in_turn=all(sequence.speculation.mode == "sd" for sequence in rows),
+                setting=self._setting(rows),
+            )
+            self._tuning.learn(round_, telemetry)
+        self._tuning.end_round(telemetry)
+        return round_
+
+    def _note_gain(self, round_: DecodingRound) -> None:
+        """Note what a round with a remote draft won against a plain round, in verifications.
+
+        Guesses without a model are neither the draft's gain nor its cost. A round counts as at most three plain ones,
+        waits apart: a descheduled process says nothing of the draft."""
+        seen, plain_s = self._session.seen, self._tuning.plain_s(round_.batch)
+        if not plain_s or not seen.rows:
+            return
+        waited, taken = round_.waited / plain_s, min(3.0, round_.seconds / plain_s)
+        guessed = not seen.drafted and round_.tokens > round_.batch
+        seen.gain = -waited if guessed else 1 + seen.accepted / seen.rows - taken - waited
+
+    def _setting(self, rows: Items[Sequence]) -> Setting | None:
+        """Return the setting that all rows followed; None if they differed, or if one had no plan or no draft.
+
+        A row that still waits for its introduction to the draft counts as having it: the wait is part of the plan's
+        price."""
+        first = rows[0].speculation
+        at_once = self._introductions.team is None or self._session.state != "up"
+        for row in rows:
+            without = at_once and row.speculation.mode in DRAFTED and row.request not in self._session.tracked
+            if not row.tuned or row.speculation != first or without:
+                return None
+        return setting_of(first)
+
+    def _learn(self, result: Result) -> None:
+        """Record how many of the verified draft tokens were accepted."""
+        sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
+        learner = self._tuning.learners[sequence.kind]
+        waited = self._misses.waited.pop(sequence.request, None)
+        policy = self._misses.asked.pop(sequence.request, None)
+        # The first round after the prefill waits for a draft that may still compute the prompt.
+        if waited is not None and result.round > 1 and sequence.request in self._session.tracked:
+            learner.missed(accepted + 1, waited, drafted)
+        if sequence.speculation.mode == "ngram":
+            self._tuning.looked_up(sequence.kind, drafted, accepted)
+        if policy is not None:
+            policy.note(sequence.request, drafted, sequence.tokens[result.base :])
+            return
+        self._session.seen.drafted += drafted > 0
+        self._session.seen.accepted += accepted
+        if self.learns:
+            learner.outcome(drafted, accepted)
+            self._costs.acceptance.note_outcome(drafted, accepted)
+
+
 class BoardProposer(Proposer):
     """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
 
     `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
-    `draft_probs`. With a `team` both models share cores: the draft hears of a request with its first outcome, and the
-    target computes on all cores unless the draft works ahead. Without one the draft reads a prompt as the target
-    does. `remote`: the draft is on another machine."""
+    `draft_probs`. With a `team` both models share cores. Without one the draft reads a prompt as the target does.
+    `remote`: the draft is on another machine."""
 
     def __init__(
         self,
@@ -126,177 +353,77 @@ class BoardProposer(Proposer):
         team: CoreTeam | None = None,
         remote: bool = False,
     ) -> None:
-        self.session = DraftSession(board, send, draft_probs, remote)
-        self._trace, self.tuning, self._team = trace, tuning or Tuning(), team
+        self.session = DraftSession(board, send, draft_probs)
+        self._trace, self.tuning = trace, tuning or Tuning()
         self._costs = WaitCosts(self.tuning)
         self._misses = MissedRows(self.session, self._costs, trace)
-        self._policies: dict[tuple[Mode, str], MissPolicy] = {}
-        self._learns = True
-        self._settled_at = self._last_wait = self._ended_at = 0.0
-        self._running, self._sequences = list[int](), 0
-        self._steady = 0, 0  # number of rows, and for how many rounds it has not changed
-        self._plan, self._plan_of = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
-        self._beginner: Sequence | None = None
-        self._runs_since: float | None = None
+        self._policies = Policies()
+        self._introductions = Introductions(self.session, self._policies, team)
+        self.plans = PlanFollower(self.tuning, self._introductions, self._misses)
+        self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, self._costs, remote)
 
     @property
     def state(self) -> DraftState:
         return self.session.state
 
     @property
-    def rejected(self) -> int:
-        return self.session.board.rejected
-
-    @property
     def counters(self) -> Counters:
         board = self.session.board
         counted = board.telemetry()
-        return Counters(counted.steps, counted.step_seconds, board.stale, board.link())
+        return Counters(counted.steps, counted.step_seconds, board.stale, board.link(), board.rejected)
 
     @property
     def plan(self) -> str:
-        return self._plan
+        return self.plans.plan
 
     def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
         """Start with a draft that said hello; see `DraftSession.join`."""
         return self.session.join(epoch, reads)
 
-    def wants_draft(self, sequences: Items[Sequence]) -> bool:
-        """Return True if a sequence uses a draft, or its plan would if there were one."""
-        if any(sequence.speculation.mode in DRAFTED for sequence in sequences):
-            return True
-        asked = {sequence.asked for sequence in sequences if sequence.tuned}
-        return self.state == "parked" and any(map(self.tuning.wants_draft, asked))
-
-    def admit(self, sequence: Sequence) -> None:
-        if sequence.tuned:
-            sequence.speculation = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))
-        if sequence.speculation.mode in DRAFTED and self._team is None:
-            self._track(sequence)
-
-    def release(self, sequences: Items[Sequence]) -> None:
-        for sequence in sequences:
-            self._misses.forget(sequence.request)
-            for policy in self._policies.values():
-                policy.forget(sequence.request)
-        self.session.release([sequence.request for sequence in sequences])
-
-    def outcomes(self, results: Items[Result]) -> None:
-        now = time.perf_counter()
-        speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
-        if self._team is not None:
-            self._beginner = self.session.untracked([result.sequence for result in speculated])
-        self._costs.batch = self._costs.verified = len(results)
-        rows = [self._look_up(result) for result in speculated]
-        told = [row for row in rows if row.request in self.session.tracked]
-        if told:
-            self.session.seen.rows += len(told)
-            self.session.tell(Outcomes(told))
-        # The draft is at work: there is time to learn.
-        timed = self._time(now, results) if self._settled_at and results and self._learns else None
-        for result in speculated:
-            self._learn(result)
-        if timed is not None:
-            self.session.measured(timed, self.tuning.plain_s(len(results)))
-        self._ended_at, self._running = now, [result.sequence.request for result in results]
-        self._runs_since = now if any(result.taken is not None for result in results) else None
-
-    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
-        began = time.perf_counter()
-        self._sequences = len(sequences)
-        self.session.judge(began, self._costs.verify_s.value)
-        self._retune(sequences)
-        untracked = self.session.untracked(sequences) if self._team is None else None
-        if untracked is not None and self._track(untracked):
-            self._misses.rows.pop(untracked.request, None)
-        ahead = [s for s in sequences if s.request in self.session.tracked and s.speculation.mode == "ssd"]
-        self.tuning.works_ahead = bool(ahead)
-        if self._team is not None:
-            self._team.use(all_cores=not ahead)
-        launches = self._misses.settle(sequences, meanwhile, began) if self._misses.rows else []
-        if told := [launch for launch in launches if launch.request in self.session.tracked]:
-            self.session.tell(Launched(told))
-        self.session.announce()
-        ended = time.perf_counter()
-        # An overlapped verification has been running since the previous outcomes.
-        self._settled_at = self._runs_since or ended
-        self._last_wait = ended - began
-        return self._last_wait
-
     def asks(self, sequence: Sequence) -> tuple[int, int] | None:
         """Answer `ssd.verifier.overlap.Ask`."""
-        if not self._policy(sequence.speculation).uses_cache:
+        if not self._policies.of(sequence.speculation).uses_cache:
             return None  # mode `sd`: the target waits for the draft
         tracked = sequence.request in self.session.tracked
         return self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0
 
-    def _policy(self, speculation: Speculation) -> MissPolicy:
-        """Return the policy that decides about a row after a miss."""
-        name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
-        if name not in self._policies:
-            self._policies[name] = load_policy(*name)
-        return self._policies[name]
+    def admit(self, sequence: Sequence) -> None:
+        sequence.speculation = self.plans.planned(sequence)
+        if sequence.speculation.mode in DRAFTED:
+            self._introductions.admit(sequence)
 
-    def _track(self, sequence: Sequence) -> bool:
-        """Tell the draft of a sequence, and return True if it was told."""
-        # In mode `sd` the draft publishes only while the target waits.
-        awaited = sequence.round == 0 or not self._policy(sequence.speculation).uses_cache
-        return self.session.track(sequence, awaited)
-
-    def _retune(self, sequences: Items[Sequence]) -> None:
-        """Give every sequence the tuner's present plan; the draft hears of it before the next launch."""
-        self._learns = any(map(self._needs_measures, sequences))
-        rows, last = [], None
-        if any(sequence.tuned for sequence in sequences):
-            self.tuning.situate(
-                [kind_of(s.law.temperature) for s in sequences], self.session.state in ("up", "half_open")
-            )
-        self._steady = (len(sequences), self._steady[1] + 1 if self._steady[0] == len(sequences) else 0)
+    def release(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
-            if not sequence.tuned:
-                continue
-            last, before = sequence, sequence.speculation
-            planned = self.tuning.current(sequence.asked, kind_of(sequence.law.temperature))
-            begins = planned.mode in DRAFTED and before.mode not in DRAFTED
-            if planned == before or (begins and sequence.round > 0 and self._steady[1] < _STEADY):
-                continue
-            sequence.speculation = planned
-            if planned.mode not in DRAFTED:
-                self._misses.rows.pop(sequence.request, None)
-                sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
-                self.session.release([sequence.request], ended=False)
-            elif begins:
-                if self._team is None:
-                    self._track(sequence)
-            elif sequence.request in self.session.tracked:
-                rows.append((sequence.request, planned))
-        if rows:
-            self.session.tell(Retune(rows))
-        if last is not None:
-            self._describe(PlanKey.of(last.asked), setting_of(last.speculation), len(sequences))
+            self._misses.forget(sequence.request)
+            self._policies.forget(sequence.request)
+        self.session.release([sequence.request for sequence in sequences])
 
-    def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
-        """Describe the plan of a kind of request if it has changed, and else every few windows of rounds."""
-        of = key, setting, self.tuning.windows // _DESCRIBED_EVERY, batch
-        if of == self._plan_of:
-            return
-        self._plan_of, before = of, self._plan
-        self._plan = self.tuning.described(key, None if self._team is None else (self._team.own, self._team.all))
-        if self._plan.partition(":")[0] != before.partition(":")[0]:
-            log.info("%s", self._plan)
+    def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
+        began = time.perf_counter()
+        self.session.judge(began, self._costs.verify_s.value)
+        self.plans.follow(sequences)
+        self._evidence.learns = any(map(self._policies.need_times, sequences))
+        self.tuning.works_ahead = self._introductions.settle(sequences)
+        if self._misses.rows:
+            self._misses.settle(sequences, meanwhile, began)
+        self.session.announce()
+        return self._evidence.settled(len(sequences), began)
 
-    def _needs_measures(self, sequence: Sequence) -> bool:
-        """Return True if the row's backup or plan uses measured times."""
-        mode = sequence.speculation.mode
-        return sequence.tuned or mode == "ar" or self._policy(sequence.speculation).decides_later
+    def outcomes(self, results: Items[Result]) -> None:
+        now = time.perf_counter()
+        speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
+        begun = self._introductions.with_outcomes(speculated)
+        self._costs.batch = self._costs.verified = len(results)
+        rows = [self._look_up(result, result.sequence is begun) for result in speculated]
+        if told := [row for row in rows if row.request in self.session.tracked]:
+            self.session.seen.rows += len(told)
+            self.session.tell(Outcomes(told))
+        self._evidence.verified(now, results)  # the draft is at work: there is time to learn
 
-    # -- an outcome -----------------------------------------------------------------------------------------------
-
-    def _look_up(self, result: Result) -> Verified:
+    def _look_up(self, result: Result, begins: bool) -> Verified:
         """Take the cached speculation, or leave the row to its backup."""
-        sequence, outcome, policy = result.sequence, result.outcome, self._policy(result.sequence.speculation)
+        sequence, outcome, policy = result.sequence, result.outcome, self._policies.of(result.sequence.speculation)
         key = Key(self.session.epoch or 0, sequence.request, result.round, result.base, *outcome)
-        begins = sequence is self._beginner and self._begin(result)
         if begins:
             key = key._replace(base=len(sequence.tokens) - 1, accepted=0)
         if result.taken is not None:
@@ -304,19 +431,14 @@ class BoardProposer(Proposer):
         speculates = (sequence.lookahead if policy.uses_draft else sequence.acceptable) > 0
         if policy.uses_cache and speculates and not begins:
             self._propose(result, key)
-        in_flight = len(sequence.proposal)
+        in_flight: int | None = len(sequence.proposal)
         missed = not in_flight and result.taken is None and speculates and policy.decides_later
-        if missed and not policy.hopeless(sequence, self._costs):
-            self._misses.rows[sequence.request] = MissedRow(sequence, key, sequence.round, policy)
-            in_flight = -1
+        if missed and policy.hopeless(sequence, self._costs):
+            note_gate("hopeless", [sequence.request])
+        elif missed:
+            self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
+            in_flight = None
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
-
-    def _begin(self, result: Result) -> bool:
-        """Tell the draft of a sequence as it was before an outcome's last token; return True if it was told."""
-        sequence = result.sequence
-        sequence.cache = "first_round"
-        in_turn = not self._policy(sequence.speculation).uses_cache
-        return self.session.track(sequence, in_turn, result.round, len(sequence.tokens) - 1)
 
     def _propose(self, result: Result, key: Key) -> None:
         """Propose what the board has for an outcome, and note what it had."""
@@ -329,78 +451,24 @@ class BoardProposer(Proposer):
                 entry = result.taken.entry
             if entry is None:
                 prepared = session.board.prepared(sequence.slot, key)
-        sequence.cache = session.verdict(sequence, key, entry, prepared)
+        sequence.cache = _verdict(sequence, key, tracked, entry, prepared)
         self._trace.looked_up(sequence.request, sequence.cache)
         if tracked:
             session.showed(sequence.request, entry is not None or bool(prepared))
-            if result.round > 0 and self._learns:
-                self._learn_rank(result, entry, prepared)
+            self._evidence.looked_up(result, entry, prepared)
 
-    # -- what rounds show -----------------------------------------------------------------------------------------
 
-    def _learn_rank(self, result: Result, entry: int | None, prepared: dict[int, int]) -> None:
-        """Note which of the prepared tokens the bonus token was."""
-        sequence, accepted = result.sequence, result.outcome.accepted
-        if entry is not None:
-            rank, fan_out = self.session.board.place(sequence.slot, entry)
-            self._learner(sequence).looked_up(fan_out, rank)
-        elif accepted in prepared:  # a draft that is late says nothing of its candidates
-            self._learner(sequence).looked_up(prepared[accepted], None)
+def _verdict(sequence: Sequence, key: Key, tracked: bool, entry: int | None, prepared: dict[int, int]) -> Cache:
+    """Return the result of looking up an outcome in the cache.
 
-    def _time(self, now: float, results: Items[Result]) -> DecodingRound | None:
-        """Note and return what a round took, if it had the same rows as the last one and all decode."""
-        telemetry, round_ = self.session.board.telemetry(), None
-        same = [result.sequence.request for result in results] == self._running
-        if same and len(results) == self._sequences and all(result.round > 0 for result in results):
-            self._costs.last_verify_s = now - self._settled_at
-            self._costs.verify_s.note(now - self._settled_at)
-            rows = [result.sequence for result in results]
-            round_ = DecodingRound(
-                batch=len(results),
-                tokens=sum(1 + result.drafted for result in results),
-                seconds=now - self._ended_at - self._last_wait,
-                waited=self._last_wait,
-                brought=sum(1 + result.outcome.accepted for result in results),
-                beside=self.tuning.works_ahead,
-                in_turn=all(sequence.speculation.mode == "sd" for sequence in rows),
-                setting=self._setting(rows),
-            )
-            self.tuning.learn(round_, telemetry)
-        self.tuning.end_round(telemetry)
-        return round_
-
-    def _setting(self, rows: Items[Sequence]) -> Setting | None:
-        """Return the setting that all rows followed; None if they differed, or if one had no plan or no draft.
-
-        With a team rows begin with the draft one a round. Rows that still wait for that count as having one: the wait
-        is part of the plan's price."""
-        first, at_once = rows[0].speculation, self._team is None or self.session.state != "up"
-        for row in rows:
-            without = at_once and row.speculation.mode in DRAFTED and row.request not in self.session.tracked
-            if not row.tuned or row.speculation != first or without:
-                return None
-        return setting_of(first)
-
-    def _learner(self, sequence: Sequence) -> Learner:
-        return self.tuning.learners[kind_of(sequence.law.temperature)]
-
-    def _learn(self, result: Result) -> None:
-        """Record how many of the verified draft tokens were accepted."""
-        sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
-        waited = self._misses.waited.pop(sequence.request, None)
-        ahead = sequence.request in self.session.tracked and self._policy(sequence.speculation).uses_cache
-        # The first round after the prefill waits for a draft that may still compute the prompt.
-        if waited is not None and result.round > 1 and ahead:
-            self._learner(sequence).missed(accepted + 1, waited, drafted)
-        policy = self._misses.asked.pop(sequence.request, None)
-        if policy is not None:
-            policy.note(sequence.request, drafted, sequence.tokens[result.base :])
-        if sequence.speculation.mode == "ngram":
-            self.tuning.looked_up(kind_of(sequence.law.temperature), drafted, accepted)
-        if policy is not None:
-            return
-        self.session.seen.drafted += drafted > 0
-        self.session.seen.accepted += accepted
-        if self._learns:
-            self._learner(sequence).outcome(drafted, accepted)
-            self._costs.acceptance.note_outcome(drafted, accepted)
+    `tracked`: the draft knows the sequence. `entry`: its number on the board; without a proposal it has no token yet.
+    The keys of `prepared` are the accepted lengths that have an entry."""
+    if key.round == 0:
+        return "" if sequence.proposal else "first_round"
+    if sequence.proposal:
+        return "hit"
+    if not tracked:
+        return "draft_down"
+    if entry is not None or not prepared:
+        return "late"
+    return "token_not_covered" if key.accepted in prepared else "k_not_covered"

@@ -16,6 +16,7 @@ from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Text, Written
 from ssd.speculation.sampling import UNKNOWN, Law
+from ssd.tuning.tuner import kind_of
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5
@@ -88,6 +89,7 @@ class Sequence:
         # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
+        self.kind = kind_of(temperature)  # of its law: the tuner learns for each kind
         self.filters = self.law.filters
         self.rule = self.asked.rule(temperature)
         self.sampled_by = self.rule.sampled_by(self.law)

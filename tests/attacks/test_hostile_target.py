@@ -284,7 +284,7 @@ class Dice:
                     self._count(),
                     self._count(),
                     self._dice.randrange(SIZE),
-                    self._dice.randint(-1, 64),
+                    self._dice.choice((None, *range(65))),
                 )
                 for _ in rows
             ]

@@ -192,7 +192,7 @@ class ScriptedTarget:
         self.hits += bool(found)
         self._missed = key if wait and not found else None
         tells = self._tells and bool(found)
-        row = Verified(self.request, self.round - 1, accepted, token, -1 if self.waiting or tells else len(found))
+        row = Verified(self.request, self.round - 1, accepted, token, None if self.waiting or tells else len(found))
         self.draft.work(late)
         steps, self.draft.steps = self.draft.steps, 0 if tells else self.draft.steps  # it reads both at once
         self.draft.hear(Outcomes([row]))

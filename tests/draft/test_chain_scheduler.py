@@ -220,7 +220,7 @@ def test_what_came_true_changes_the_next_allocation() -> None:
     tree.guesses = {0: guess([1, 10, 11, 12], [6.0, 2.0, 1.9, 1.8]), 1: guess([2, 20, 21, 22], [3.0, 2.9, 2.8, 2.7])}
     ((_, before),) = scheduler.fork([tree])
     for _ in range(300):
-        scheduler.note_outcome(tree.nodes, 0, 10)
+        scheduler.note_outcome(tree.chains.nodes, 0, 10)
     again = joint_tree(4)
     again.computed, again.guesses = tree.computed, tree.guesses
     ((_, after),) = scheduler.fork([again])

@@ -18,6 +18,7 @@ from ssd.config.engine import EngineConfig, Features
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.engine import DraftEngine
+from ssd.draft.forward import pending
 from ssd.draft.static_shapes import StaticHeadDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
@@ -187,15 +188,16 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     old, new = torch.zeros(2), torch.ones(2)
     admit = Admit(0, 0, 0, [5, 6, 7], *Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), sampler="rejection"))
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)), recurrent=True)
-    assert tree.pending(9) == [6, 7]
+    assert pending(tree, 9) == [6, 7]
     tree.extended(2, [Guess(8, [8], old, old)])
-    tree.chains = [Chain(0, [8, 9, 10], None, 0, computed=2, guesses=[Guess(9, [9], old, old), Guess(10, [10], old)])]
-    assert tree.outcome(Verified(0, 0, 0, 8, -1)) is tree.chains[0]
-    assert (tree.trunk, tree.computed, tree.pending(9)) == ([9, 10], 3, [8])
+    chain = Chain(0, [8, 9, 10], None, 0, computed=2, guesses=[Guess(9, [9], old, old), Guess(10, [10], old)])
+    tree.chains.add(chain)
+    assert tree.outcome(Verified(0, 0, 0, 8, None)) is chain
+    assert (tree.trunk, tree.computed, pending(tree, 9)) == ([9, 10], 3, [8])
     tree.extended(1, [Guess(1, [1, 2], new, new)])
     assert tree.trunk == [9, 10] and tree.guesses[0].draft_probs is old and tree.guesses[0].token == 9
     assert tree.guesses[0].feature is new and tree.guesses[0].candidates == [1, 2]
-    assert tree.pending(9) == [9], "one at a time: the next needs what this one gives"
+    assert pending(tree, 9) == [9], "one at a time: the next needs what this one gives"
 
 
 @pytest.mark.usefixtures("replayed")

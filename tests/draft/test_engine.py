@@ -177,7 +177,7 @@ def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, PROMPTS[1][:6], GREEDY, speculation)
-    assert target.outcome(0, draft.engine.trees[0].chains[0].tokens[0], 8)
+    assert target.outcome(0, next(iter(draft.engine.trees[0].chains)).tokens[0], 8)
     rejected = [*target.tokens, *target.in_flight]
     assert len(rejected) == 15
     for _ in range(9):
@@ -259,7 +259,7 @@ def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) 
     while len(target.tokens) < tiny.MAX_POSITION:
         tree = draft.engine.trees[0]
         longest = max(longest, *(tree.base + chain.fork + chain.computed for chain in tree.chains))
-        target.outcome(0, tree.chains[0].tokens[0], 2)
+        target.outcome(0, next(iter(tree.chains)).tokens[0], 2)
     assert longest == tiny.MAX_POSITION
     target.release()
     draft.assert_empty()

@@ -52,7 +52,8 @@ def meddling(deliver: Post, choice: random.Random) -> Post:
 
     def post(message: Message) -> bool:
         request = choice.randint(0, 9)
-        deliver(Outcomes([Verified(request, choice.randint(0, 5), choice.randint(0, 6), 1, choice.randint(-1, 6))]))
+        in_flight = choice.choice((None, *range(7)))
+        deliver(Outcomes([Verified(request, choice.randint(0, 5), choice.randint(0, 6), 1, in_flight)]))
         others = [choice.randint(0, 130) for _ in range(choice.choice((0, 0, 3)))]
         deliver(Launched([Launch(request, choice.randint(0, 5), choice.randint(0, 6), others)]))
         deliver(Release([choice.randint(4, 9)]))
@@ -82,9 +83,9 @@ def test_the_same_sequence_admitted_again_begins_afresh(world: World) -> None:
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     first = ScriptedTarget(draft, 0, PROMPTS[2], GREEDY, speculation)
-    first.outcome(0, draft.engine.trees[0].chains[1].tokens[0], 4)
+    first.outcome(0, list(draft.engine.trees[0].chains)[1].tokens[0], 4)
     again = ScriptedTarget(draft, 0, [*first.tokens, 8], SAMPLED, speculation, round_number=7)
-    assert again.outcome(0, draft.engine.trees[0].chains[1].tokens[0], 4)
+    assert again.outcome(0, list(draft.engine.trees[0].chains)[1].tokens[0], 4)
     assert draft.board.rejected == 0
     again.release()
     draft.assert_empty()

@@ -111,7 +111,7 @@ def test_it_is_left_alone(world: World, fault: Fault, mode: Mode, temperature: f
     assert watched.states.count("up") < TOKENS / 2
     assert watched.clock.now < 1000 + 0.05 * len(watched.states) + 0.75, "so long was it waited for in all"
     assert sum(watched.drafted) <= 4 * len(PROMPTS) * (24 + 4)
-    assert (watched.pair.proposer.rejected > 0) == (fault is scribbling)
+    assert (watched.pair.proposer.counters.rejected > 0) == (fault is scribbling)
     watched.draft.assert_empty()
 
 

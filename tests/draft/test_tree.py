@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ssd.config.params import Speculation
+from ssd.draft.chain_scheduler import listed_outcomes
+from ssd.draft.engine import _corrected
+from ssd.draft.forward import outputs, pending
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
@@ -35,12 +38,12 @@ def guesses(ranks: dict[int, list[int]]) -> dict[int, Guess]:
 def compute(tree: Tree, ranks: dict[int, list[int]]) -> None:
     """Compute all pending tokens, as the engine does; `ranks` are by node."""
     known = guesses(ranks)
-    while pending := tree.pending(100):
-        count = len(pending)
+    while tokens := pending(tree, 100):
+        count = len(tokens)
         tree.table.grow(tree.computed + count)
         last = tree.computed + count - tree.base
-        outputs = tree.outputs(count)
-        tree.extended(count, [known[node] for node in range(last - outputs + 1, last + 1)])
+        wanted = outputs(tree, count)
+        tree.extended(count, [known[node] for node in range(last - wanted + 1, last + 1)])
 
 
 def grow(tree: Tree, chains: dict[tuple[int, int], list[int]], depth: int) -> None:
@@ -48,10 +51,10 @@ def grow(tree: Tree, chains: dict[tuple[int, int], list[int]], depth: int) -> No
     for cell, ((fork, token), rest) in enumerate(chains.items()):
         tokens = [token, *rest][: depth + 1]
         follow = [Guess(following, [following, 99]) for following in tokens[1:]]
-        tree.chains.append(Chain(fork, tokens, cell, entry=cell, computed=depth, guesses=follow))
+        tree.chains.add(Chain(fork, tokens, cell, entry=cell, computed=depth, guesses=follow))
 
 
-def outcome(accepted: int, token: int, in_flight: int, round_number: int = ROUND) -> Verified:
+def outcome(accepted: int, token: int, in_flight: int | None, round_number: int = ROUND) -> Verified:
     return Verified(REQUEST, round_number, accepted, token, in_flight)
 
 
@@ -63,7 +66,7 @@ def after_a_win(in_flight: int, speculation: Speculation = SSD) -> Tree:
     winner = tree.outcome(outcome(0, 7, in_flight))
     assert winner is not None
     tree.computed += winner.computed
-    tree.chains = []
+    tree.chains.clear()
     return tree
 
 
@@ -72,31 +75,31 @@ def after_a_win(in_flight: int, speculation: Speculation = SSD) -> Tree:
 
 def test_nothing_forks_before_the_prompt_is_computed() -> None:
     tree = tree_of()
-    assert tree.pending(2) == PROMPT[:2]
-    assert tree.outputs(2) == 0
+    assert pending(tree, 2) == PROMPT[:2]
+    assert outputs(tree, 2) == 0
     assert not tree.extended(2, [])
-    assert tree.new_forks() == []
-    assert tree.pending(2) == PROMPT[2:] and tree.outputs(1) == 1
+    assert listed_outcomes(tree) == []
+    assert pending(tree, 2) == PROMPT[2:] and outputs(tree, 1) == 1
 
 
 def test_the_first_outcome_has_no_accepted_tokens() -> None:
     tree = tree_of()
     compute(tree, {0: [7, 8, 9]})
-    assert tree.new_forks() == [(0, 7), (0, 8)]
-    assert tree.new_forks() == []
+    assert listed_outcomes(tree) == [(0, 7), (0, 8)]
+    assert listed_outcomes(tree) == []
 
 
 def test_the_token_in_flight_is_no_candidate_and_full_acceptance_excludes_nothing() -> None:
     tree = after_a_win(in_flight=3)
     tree.guesses = guesses({0: [1, 20, 21], 1: [22, 2, 23], 2: [24, 25, 3], 3: [4, 3, 26]})
-    assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 24), (2, 25), (3, 4), (3, 3)]
+    assert listed_outcomes(tree) == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 24), (2, 25), (3, 4), (3, 3)]
 
 
 def test_a_token_that_was_not_taken_may_come_after_full_acceptance() -> None:
     """The chain is 1 2 3 4, the target took two: the token after them may well be 3."""
     tree = after_a_win(in_flight=2)
     tree.guesses = guesses({0: [1, 20, 21], 1: [2, 22, 23], 2: [3, 24, 25]})
-    assert tree.new_forks() == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 3), (2, 24)]
+    assert listed_outcomes(tree) == [(0, 20), (0, 21), (1, 22), (1, 23), (2, 3), (2, 24)]
 
 
 def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
@@ -105,32 +108,33 @@ def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
     for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 7]), (0, [8])):
         tree = after_a_win(in_flight, speculation)
         tree.guesses = guesses(dict.fromkeys(range(4), ranks))
-        forks = [fork for fork, _ in tree.new_forks()]
+        forks = [fork for fork, _ in listed_outcomes(tree)]
         assert [forks.count(node) for node in range(in_flight + 1)] == expected
 
 
 def test_a_winners_candidates_were_known_when_it_was_drafted() -> None:
     """The promoted candidates give all forks at once: only what the chain had not reached is computed."""
     tree = after_a_win(in_flight=3)
-    assert tree.pending(100) == []
-    assert tree.new_forks() == [(0, 99), (1, 99), (2, 99), (3, 4), (3, 99)]
+    assert pending(tree, 100) == []
+    assert listed_outcomes(tree) == [(0, 99), (1, 99), (2, 99), (3, 4), (3, 99)]
 
 
 def test_a_winner_without_a_place_is_known_but_not_computed() -> None:
     """Its tokens become the trunk, also for a target that has seen none of them. Nothing forks where keys and values
     are missing."""
-    for in_flight in (2, -1):
+    for in_flight in (2, None):
         tree = tree_of()
         compute(tree, {0: [7, 8, 9]})
         grow(tree, {(0, 7): [1, 2, 3]}, depth=3)
-        tree.chains[0].cell = None
-        assert tree.outcome(outcome(0, 7, in_flight)) is tree.chains[0]
+        (chain,) = tree.chains
+        chain.cell = None
+        assert tree.outcome(outcome(0, 7, in_flight)) is chain
         assert tree.trunk == [1, 2, 3] and tree.guesses.keys() == {0, 1, 2}
-        assert tree.new_forks() == []
-        tree.chains = []
-        assert tree.pending(100) == [7, 1, 2, 3][: 3 if in_flight == 2 else 4]
+        assert listed_outcomes(tree) == []
+        tree.chains.clear()
+        assert pending(tree, 100) == [7, 1, 2, 3][: 3 if in_flight == 2 else 4]
         compute(tree, {0: [1, 40], 1: [2, 41], 2: [3, 42], 3: [5, 43]})
-        assert bool(tree.new_forks()) == (in_flight == 2)
+        assert bool(listed_outcomes(tree)) == (in_flight == 2)
 
 
 def test_forks_come_as_their_ranks_become_known() -> None:
@@ -139,12 +143,13 @@ def test_forks_come_as_their_ranks_become_known() -> None:
     grow(tree, {(0, 7): [1, 2, 3]}, depth=2)
     winner = tree.outcome(outcome(0, 7, in_flight=2))
     assert winner is not None
-    tree.computed, tree.chains = tree.computed + winner.computed, []
+    tree.computed += winner.computed
+    tree.chains.clear()
     assert tree.trunk == [1, 2]
-    assert tree.new_forks() == [(0, 99), (1, 99)]
-    assert tree.pending(100) == [2]
+    assert listed_outcomes(tree) == [(0, 99), (1, 99)]
+    assert pending(tree, 100) == [2]
     compute(tree, {2: [30, 31, 32]})
-    assert tree.new_forks() == [(2, 30), (2, 31)]
+    assert listed_outcomes(tree) == [(2, 30), (2, 31)]
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------------------
@@ -164,8 +169,8 @@ def test_a_miss_keeps_what_was_accepted_and_no_more(accepted: int) -> None:
     assert tree.tokens == [*PROMPT, 7, *[1, 2, 3][:accepted], 90]
     assert tree.computed == 4 + accepted
     assert tree.trunk == [] and tree.guesses == {}
-    assert tree.pending(100) == [90]
-    assert tree.new_forks() == []
+    assert pending(tree, 100) == [90]
+    assert listed_outcomes(tree) == []
 
 
 @pytest.mark.parametrize("accepted", [0, 2, 3])
@@ -206,18 +211,18 @@ def test_an_outcome_that_cannot_follow_is_refused(row: Verified) -> None:
 def test_after_a_miss_the_trunk_grows_to_the_lookahead_while_the_target_waits() -> None:
     tree = after_a_win(in_flight=3)
     key = tree.key(1, 90)
-    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    tree.outcome(outcome(1, 90, None, ROUND + 1))
     assert tree.answers == key
     tree.table.grow(20)
     for token in (61, 62, 63):
-        assert tree.new_forks() == []
-        assert len(tree.pending(100)) == 1 and tree.outputs(1) == 1
+        assert listed_outcomes(tree) == []
+        assert len(pending(tree, 100)) == 1 and outputs(tree, 1) == 1
         assert tree.extended(1, [Guess(token, [token, 70, 71])])
     assert tree.trunk == [61, 62, 63]
     # The last token is computed as well: its candidates will be wanted.
-    assert tree.pending(100) == [63]
+    assert pending(tree, 100) == [63]
     assert not tree.extended(1, [Guess(64, [64, 70, 71])])
-    assert tree.pending(100) == []
+    assert pending(tree, 100) == []
 
 
 @pytest.mark.parametrize(
@@ -241,19 +246,19 @@ def test_a_trunk_goes_on_as_the_text_did_unless_its_tokens_were_drawn(
     assert tree.trunk == expected
     assert [tree.guesses[node].token for node in range(3)] == expected
     chain = Chain(0, [50, 51], 0, 0)
-    found = tree.corrected_chain(chain, [Guess(52, [52]), Guess(8, [8]), Guess(9, [9])])
+    found = _corrected(tree, chain, [Guess(52, [52]), Guess(8, [8]), Guess(9, [9])])
     assert [guess.token for guess in found] == ([52, 53] if expected[0] == 50 else [52, 8, 9])
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 3])
 def test_the_target_takes_as_much_of_the_trunk_as_it_likes(taken: int) -> None:
     tree = after_a_win(in_flight=3)
-    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    tree.outcome(outcome(1, 90, None, ROUND + 1))
     compute(tree, {0: [61, 70, 71], 1: [62, 70, 71], 2: [63, 70, 71], 3: [64, 70, 71]})
     tree.launched(Launch(REQUEST, ROUND + 2, taken))
     assert tree.answers is None
     expected = [(node, token) for node in range(taken) for token in (70, 71)]
-    assert tree.new_forks() == [*expected, (taken, 61 + taken), (taken, 70)]
+    assert listed_outcomes(tree) == [*expected, (taken, 61 + taken), (taken, 70)]
     with pytest.raises(ValueError, match="does not follow"):
         tree.outcome(outcome(taken + 1, 9, 0, ROUND + 2))
     tree.outcome(outcome(taken, 9, 0, ROUND + 2))
@@ -262,7 +267,7 @@ def test_the_target_takes_as_much_of_the_trunk_as_it_likes(taken: int) -> None:
 
 def test_a_launch_of_another_round_is_ignored() -> None:
     tree = after_a_win(in_flight=3)
-    tree.outcome(outcome(1, 90, -1, ROUND + 1))
+    tree.outcome(outcome(1, 90, None, ROUND + 1))
     tree.launched(Launch(REQUEST, ROUND + 1, 2))
     assert tree.in_flight is None
     tree.launched(Launch(REQUEST, ROUND + 2, 0))
@@ -273,12 +278,12 @@ def test_a_launch_of_another_round_is_ignored() -> None:
 def test_ordinary_speculation_prepares_for_no_outcome() -> None:
     tree = tree_of(Speculation("sd", 3))
     compute(tree, {0: [7, 8, 9]})
-    assert tree.new_forks() == []
-    tree.outcome(outcome(0, 7, -1))
+    assert listed_outcomes(tree) == []
+    tree.outcome(outcome(0, 7, None))
     compute(tree, {node: [60 + node, 70, 71] for node in range(4)})
     assert tree.trunk == [60, 61, 62]
     tree.launched(Launch(REQUEST, ROUND + 1, 3))
-    assert tree.new_forks() == []
+    assert listed_outcomes(tree) == []
 
 
 def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
@@ -289,7 +294,7 @@ def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
     first.share_computed(list(range(8)), 8)
     admit = Admit(1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation())
     tree = Tree(admit, EPOCH, PageTable(pool))
-    assert tree.computed == 4 and tree.pending(100) == [4, 5, 6, 7] and tree.outputs(4) == 1
+    assert tree.computed == 4 and pending(tree, 100) == [4, 5, 6, 7] and outputs(tree, 4) == 1
 
 
 def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
@@ -297,13 +302,13 @@ def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
     admit = Admit(0, 0, 0, [5, 6, 7], *Law(), Speculation("sd", 2))
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)))
     tree.extended(3, [Guess(8, [8])])
-    tree.outcome(Verified(0, 0, 0, 8, -1))
+    tree.outcome(Verified(0, 0, 0, 8, None))
     for token in (8, 9):
-        assert tree.pending(9) == [token]
+        assert pending(tree, 9) == [token]
         assert tree.extended(1, [Guess(token + 1, [token + 1])])
-    assert tree.trunk == [9, 10] and tree.pending(9) == []
-    tree.outcome(Verified(0, 1, 2, 11, -1))
-    assert tree.pending(9) == [10, 11]
+    assert tree.trunk == [9, 10] and pending(tree, 9) == []
+    tree.outcome(Verified(0, 1, 2, 11, None))
+    assert pending(tree, 9) == [10, 11]
 
 
 # -- a target on another machine ---------------------------------------------------------------------------------------
@@ -315,8 +320,8 @@ def far(in_flight: int) -> LinkedTree:
     assert isinstance(tree, LinkedTree)
     compute(tree, {0: [7, 8, 9]})
     grow(tree, {(0, 7): [1, 2, 3, 4], (0, 8): [5, 6, 5, 6]}, depth=4)
-    tree.outcome(outcome(0, 7, -1))
-    tree.chains = []
+    tree.outcome(outcome(0, 7, None))
+    tree.chains.clear()
     assert tree.launched(Launch(REQUEST, ROUND + 1, in_flight, [1, 2])) == []
     return tree
 
@@ -326,7 +331,7 @@ def test_a_trunk_goes_on_beyond_what_is_verified_as_far_as_the_receiver_says() -
     assert (tree.trunk, tree.in_flight, tree.ahead) == ([1, 2, 3], 3, [4])
     assert far(in_flight=2).trunk == [1, 2]
     compute(tree, {node: [node + 1, 20, 21] for node in range(4)})
-    assert {fork for fork, _ in tree.new_forks()} == {0, 1, 2, 3}
+    assert {fork for fork, _ in listed_outcomes(tree)} == {0, 1, 2, 3}
     assert tree.speculated == Trunk(REQUEST, ROUND + 1, len(PROMPT) + 1, [1, 2, 3])
 
 
@@ -334,15 +339,15 @@ def test_an_expected_outcome_leaves_the_later_chains_as_they_are() -> None:
     tree = far(in_flight=4)
     compute(tree, {node: [node + 1, 20, 21] for node in range(5)})
     grow(tree, {(0, 20): [1], (2, 21): [6], (3, 20): [8, 9], (4, 5): [6, 6]}, depth=1)
-    tree.new_forks()
-    row = outcome(2, 3, -1, ROUND + 1)
-    assert tree.expects(row) and not tree.expects(outcome(2, 9, -1, ROUND + 1))
+    listed_outcomes(tree)
+    row = outcome(2, 3, None, ROUND + 1)
+    assert tree.expects(row) and not tree.expects(outcome(2, 9, None, ROUND + 1))
     over = tree.advance(row)
     assert [(chain.fork, chain.tokens[0]) for chain in over] == [(0, 20), (2, 21)]
     assert [(chain.fork, chain.tokens, chain.entry) for chain in tree.chains] == [(0, [20, 8], 0), (1, [5, 6], 1)]
     assert (tree.tokens, tree.trunk, tree.round) == ([*PROMPT, 7, 1, 2, 3], [4], ROUND + 2)
-    assert tree.launched(Launch(REQUEST, ROUND + 2, 4, [4])) == [] and not tree.new_forks()
-    broken = tree.outcome(outcome(0, 20, -1, ROUND + 2))
+    assert tree.launched(Launch(REQUEST, ROUND + 2, 4, [4])) == [] and not listed_outcomes(tree)
+    broken = tree.outcome(outcome(0, 20, None, ROUND + 2))
     assert broken is not None and tree.trunk == [8]
 
 
@@ -364,7 +369,7 @@ def test_tokens_of_the_target_s_own_end_what_the_trunk_expected() -> None:
     tree = far(in_flight=4)
     compute(tree, {node: [node + 1, 20, 21] for node in range(5)})
     grow(tree, {(1, 20): [6], (3, 20): [8]}, depth=1)
-    assert tree.expects(outcome(0, 1, -1, ROUND + 1)) and tree.advance(outcome(0, 1, -1, ROUND + 1)) == []
+    assert tree.expects(outcome(0, 1, None, ROUND + 1)) and tree.advance(outcome(0, 1, None, ROUND + 1)) == []
     over = tree.launched(Launch(REQUEST, ROUND + 2, 6, [2, 30]))
     assert [chain.fork for chain in over] == [2] and tree.trunk == [2, 30]
     assert [chain.fork for chain in tree.chains] == [0]

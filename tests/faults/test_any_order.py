@@ -263,7 +263,7 @@ class AnyOrder(RuleBasedStateMachine):
         dice, queue = random.Random(seed), self._young.queue
         message = queue.pop(dice.randrange(len(queue)))
         if how == "garble" and isinstance(message, Outcomes):
-            wrong = dice.randrange(4), dice.randrange(VOCABULARY), dice.randrange(-1, 4)
+            wrong = dice.randrange(4), dice.randrange(VOCABULARY), dice.choice((None, 0, 1, 2, 3))
             message = Outcomes([Verified(row.request, row.round, *wrong) for row in message.rows])
         for _ in range({"lose": 0, "double": 2}.get(how, 1)):
             queue.insert(dice.randrange(len(queue) + 1), message)

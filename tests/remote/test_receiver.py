@@ -189,7 +189,7 @@ def test_an_outcome_ends_a_round_and_a_late_entry_answers_the_next(world: World)
     world.tell(admit())
     world.say(Published([entry()]))
     assert world.lookup() == [1, 2]
-    world.tell(Outcomes([Verified(5, 3, 0, 8, -1)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 8, None)]))
     world.tell(Launched([Launch(5, 4, 0)]))
     assert world.lookup() is None  # cleared
     world.say(Published([entry(token=8, ids=[4, 5, 6])]))
@@ -206,7 +206,7 @@ def test_the_draft_is_told_which_tokens_are_verified(world: World) -> None:
     world.say(Published([entry()]))
     assert world.lookup() == [1, 2]
     assert sockets.send(world.target, Outcomes([Verified(5, 3, 0, 9, 2)]), 1, world.peer)
-    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 9, -1)])
+    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 9, None)])
     assert world.heard(Launched)[1] == Launched([Launch(5, 4, 2, [1, 2])])
 
 
@@ -217,7 +217,7 @@ def test_what_is_measured_of_the_link_is_on_the_board(world: World) -> None:
     _, beat = world.heard(Beat)
     world.say(Published([entry()], echo=beat.stamp))
     assert world.lookup() == [1, 2]
-    world.tell(Outcomes([Verified(5, 3, 0, 8, -1)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 8, None)]))
     world.say(Published([entry(token=8)]))
     assert world.lookup() is None
     for _ in range(2):  # one may have been on its way
@@ -266,7 +266,7 @@ def test_of_a_flood_no_more_is_looked_at_than_one_draft_may_send(world: World) -
         world.say(Published(progress=1))
     world.turn(lambda: world.receiver._counted["frames beyond the allowance"] > 0)
     assert world.board.telemetry().progress <= DRAFT_RATE * (1 + time.monotonic() - began)
-    world.tell(Outcomes([Verified(5, 3, 0, 9, -1)]))
+    world.tell(Outcomes([Verified(5, 3, 0, 9, None)]))
 
 
 def test_a_draft_that_starts_over_is_announced_again(world: World) -> None:
@@ -301,10 +301,10 @@ def test_two_drafts_have_a_request_each_and_no_word_in_the_other(world: World) -
     for liar in (world, other):
         liar.say(Published([entry(request=5, ids=[1, 2]), entry(request=6, ids=[7])]))
     assert (world.lookup(request=5), other.lookup(request=6, slot=0)) == ([1, 2], [7])
-    both = Outcomes([Verified(6, 3, 0, 8, -1), Verified(5, 3, 0, 8, -1)])
+    both = Outcomes([Verified(6, 3, 0, 8, None), Verified(5, 3, 0, 8, None)])
     assert sockets.send(world.target, both, 1, world.peer)
-    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 8, -1)])
-    assert other.heard(Outcomes)[1] == Outcomes([Verified(6, 3, 0, 8, -1)])
+    assert world.heard(Outcomes)[1] == Outcomes([Verified(5, 3, 0, 8, None)])
+    assert other.heard(Outcomes)[1] == Outcomes([Verified(6, 3, 0, 8, None)])
     other.draft.close(linger=0)
     assert world.told() == Readers(None, [6])  # it has no draft any more
     assert world.heard(Beat)

@@ -69,11 +69,11 @@ def test_a_break_in_what_is_verified_is_an_outcome_too() -> None:
 def test_a_target_that_waits_gets_what_is_there_and_says_what_it_took() -> None:
     known = request()
     say(known, 3, 20, 0, 9, 1, 2, 3)
-    assert known.outcome(Verified(5, 3, 0, 9, -1)) and known.flight is None
+    assert known.outcome(Verified(5, 3, 0, 9, None)) and known.flight is None
     assert [brief(shown) for shown in known.useful()] == [(3, 0, 9, 1, 2, 3)]
     assert known.launched(Launch(5, 4, 2)) and known.flight == [1, 2]
     assert [brief(shown) for shown in known.useful()] == [(4, 2, 3)]
-    assert known.outcome(Verified(5, 4, 0, 50, -1))
+    assert known.outcome(Verified(5, 4, 0, 50, None))
     assert known.launched(Launch(5, 5, 2, [60, 61])) and known.flight == [60, 61]
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_follow_is_refused() -> None:
     assert not known.outcome(Verified(5, 3, 1, 9, 0))  # accepted more than was verified
     assert not known.outcome(Verified(5, 3, 0, 9, 1))  # verifies what was not shown
     assert not known.launched(Launch(5, 3, 0))  # does not wait
-    assert known.outcome(Verified(5, 3, 0, 9, -1))
+    assert known.outcome(Verified(5, 3, 0, 9, None))
     assert not known.launched(Launch(5, 4, 1)) and not known.launched(Launch(5, 3, 0))
 
 

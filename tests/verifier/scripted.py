@@ -286,7 +286,6 @@ class ScriptedProposer:
     """
 
     state: DraftState = "up"
-    rejected = 0
     counters = Counters()
     plan = ""
 

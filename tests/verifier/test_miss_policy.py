@@ -65,7 +65,7 @@ def test_it_decides_what_missed_rows_do_and_changes_no_token(world: World, steps
     pair = Pair(settings, world.target, Draft(settings, world.draft, steps=steps))
     texts = pair.run(PROMPTS, params(2, 30))
     assert texts.ids == plainly(world, PROMPTS, 0.0, 30).ids
-    policy = pair.proposer._policies["ssd", "one"]
+    policy = pair.proposer._policies.of(settings.speculation)
     assert policy.asked == {0, 1}  # type: ignore[attr-defined]
     assert sum(metrics.drafted_tokens for metrics in texts.metrics) > 0
 

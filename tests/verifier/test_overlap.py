@@ -268,7 +268,7 @@ def test_what_a_draft_scribbles_changes_no_id(world: World, seed: int) -> None:
     pair.between_steps = scribble
     laws = params(4, 40, 0.8)
     assert pair.run(PROMPTS[:4], laws).ids == world.truth(PROMPTS[:4], laws)
-    assert pair.proposer.rejected > 0
+    assert pair.proposer.counters.rejected > 0
 
 
 class Astray(StaticRunner):

@@ -102,7 +102,7 @@ class Replay:
     def _outcome(self, tree: Tree, accepted: int, bonus: int) -> Verified:
         """The message about an outcome: the prepared speculation is in flight next, or the draft is waited for."""
         chain = next((c for c in tree.chains if (c.fork, c.tokens[0]) == (accepted, bonus) and c.computed), None)
-        in_flight = -1 if chain is None else min(tree.lookahead, chain.computed)
+        in_flight = None if chain is None else min(tree.lookahead, chain.computed)
         return Verified(tree.request, tree.round, accepted, bonus, in_flight)
 
     def _count(self, tree: Tree, accepted: int, bonus: int) -> None:
@@ -111,7 +111,7 @@ class Replay:
         counts.rounds += 1
         counts.hits += hit
         counts.tokens += accepted + 1
-        counts.chains += tree.entries
+        counts.chains += tree.chains.entries
         self._acceptance.note_outcome(tree.in_flight or 0, accepted)
         self._learner.looked_up(len(prepared), 1 + prepared.index(bonus) if hit else None)
 

@@ -81,7 +81,7 @@ class Request:
         if flight is None or row.round != self.round or row.accepted > len(flight):
             return False
         taken = self.shown.get((row.round, row.accepted, row.token))
-        if row.in_flight > 0 and (taken is None or row.in_flight > len(taken.ids)):
+        if row.in_flight and (taken is None or row.in_flight > len(taken.ids)):
             return False
         self._answer = (row.round, len(self.text), row.accepted, row.token)
         new = [*flight[: row.accepted], row.token]
@@ -90,7 +90,10 @@ class Request:
         self.round, self.shown = row.round + 1, {}
         self._rounds[self.round] = Begun(len(self.text), [])
         self._rounds.pop(self.round - _MOST_ROUNDS, None)
-        self.flight = None if row.in_flight < 0 else list(taken.ids[: row.in_flight]) if taken is not None else []
+        if row.in_flight is None:
+            self.flight = None
+        else:
+            self.flight = list(taken.ids[: row.in_flight]) if taken is not None else []
         return True
 
     def launched(self, row: Launch) -> bool:

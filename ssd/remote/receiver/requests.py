@@ -91,8 +91,8 @@ class Requests:
         followed = [row for row in rows if self._outcome(row)]
         self.tokens += sum(1 + row.accepted for row in followed)
         lost = [row.request for row in rows if row.request not in self._known]
-        launches = [self._launch(row.request) for row in followed if row.in_flight >= 0]
-        told = [replace(row, in_flight=-1) for row in followed]
+        launches = [self._launch(row.request) for row in followed if row.in_flight is not None]
+        told = [replace(row, in_flight=None) for row in followed]
         messages: list[Message] = [Outcomes(told)] if told else []
         return messages + ([Launched(launches)] if launches else []) + ([Release(lost)] if lost else [])
 
