@@ -78,8 +78,8 @@ class LLM:
       `saguaro_c` is for "rejection".
     - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU and no `draft_device`, the draft is
       on a GPU too if there is room. `target_cpus`, `draft_cpus`: the cores of each, as "0-2,5"; None: chosen
-      for this machine. `mps`: start CUDA's MPS for target and draft on one GPU. `tensor_parallel_size` splits the target, with the
-      `executor` "ray" over the machines of a Ray cluster.
+      for this machine. `mps`: start CUDA's MPS for target and draft on one GPU. `tensor_parallel_size` splits the
+      target, with the `executor` "ray" over the machines of a Ray cluster.
     - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: the format of
       weights. `activations`: the rounding of inputs to layers whose weights have few bits. `revision`,
       `draft_revision`: revisions of models from the hub. `generation_config`: "none" ignores the sampling that the
