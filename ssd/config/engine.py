@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ssd.config import gpus
+from ssd.config.descriptions import LIMITS, MAIN, MEMORY, PROCESSORS, WEIGHTS, Option
 from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.config.parsers import AUTO
@@ -44,16 +45,30 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     A grammar or schema has at most `max_grammar_bytes`, the grammar of tools at most four times as many. It takes at
     most `grammar_timeout` seconds of processor time to compile."""
 
-    max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
-    max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
-    max_prompts: Annotated[int, Meta(ge=1, le=65536)] = 64
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 2**20
-    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20)] = 64 * 2**10
-    max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
-    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768)] = 4096
-    slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
-    max_grammar_bytes: Annotated[int, Meta(ge=256, le=MAX_GRAMMAR)] = 64 * 2**10
-    grammar_timeout: Annotated[int, Meta(ge=1, le=600)] = 2
+    max_open_requests: Annotated[
+        int, Meta(ge=1, le=65536), Option("Most requests that run or wait; more are refused (429).", LIMITS)
+    ] = 2048
+    max_n: Annotated[int, Meta(ge=1, le=1024), Option("Most choices of one prompt.", LIMITS)] = 8
+    max_prompts: Annotated[int, Meta(ge=1, le=65536), Option("Most prompts of one HTTP request.", LIMITS)] = 64
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30), Option("Largest HTTP body.", LIMITS)] = 4 * 2**20
+    max_header_bytes: Annotated[
+        int, Meta(ge=1024, le=2**20), Option("Largest headers of an HTTP request, together.", LIMITS)
+    ] = 64 * 2**10
+    max_header_lines: Annotated[int, Meta(ge=8, le=10000), Option("Most headers of an HTTP request.", LIMITS)] = 100
+    slow_reader_tokens: Annotated[
+        int, Meta(ge=1, le=32768), Option("Tokens a client may leave unread before it is cut off.", LIMITS)
+    ] = 4096
+    slow_reader_seconds: Annotated[
+        float, Meta(gt=0, le=86400), Option("Seconds a client may leave tokens unread.", LIMITS)
+    ] = 30.0
+    max_grammar_bytes: Annotated[
+        int,
+        Meta(ge=256, le=MAX_GRAMMAR),
+        Option("Longest JSON schema, regular expression or grammar of a request.", LIMITS),
+    ] = 64 * 2**10
+    grammar_timeout: Annotated[
+        int, Meta(ge=1, le=600), Option("Seconds of processor time that compiling one may take.", LIMITS)
+    ] = 2
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,22 +146,68 @@ class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the engine (`ssd.launch.options`) that the configuration takes over unchanged."""
+    """Options of the engine that the configuration takes over unchanged; the others are in `ssd.launch.options`."""
 
-    quantize: Quantize = "none"
-    activations: Activations = "int16"
-    tensor_parallel_size: RankCount = 1
-    executor: Executor = "local"
-    device: str = "cpu"
-    mps: bool = False
-    deterministic: bool = False
-    attention: AttentionName = "auto"
-    kv_cache_dtype: CacheDType = "auto"
-    enforce_eager: bool = False
-    load_format: LoadFormat = "auto"
-    shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
-    step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
-    telemetry: bool = True
+    quantize: Annotated[
+        Quantize,
+        Option(
+            "int8: round weights to 8 bits, on a CPU: half the bytes of bfloat16 to keep and to read, less "
+            "exact. Weights of few bits stay as they are.",
+            WEIGHTS,
+        ),
+    ] = "none"
+    activations: Annotated[
+        Activations,
+        Option("Inputs of layers whose weights have few bits. int8 is faster and less exact, float32 exact.", WEIGHTS),
+    ] = "int16"
+    tensor_parallel_size: Annotated[
+        RankCount, Option("Split the target over this many GPUs, or equal groups of cores.", PROCESSORS, ("-tp",))
+    ] = 1
+    executor: Annotated[
+        Executor,
+        Option(
+            "local: all parts are on this machine. ray: on any machine of its Ray cluster.", PROCESSORS, advanced=True
+        ),
+    ] = "local"
+    device: Annotated[str, Option("Where the target runs: cpu, cuda or cuda:N.", MAIN)] = "cpu"
+    mps: Annotated[
+        bool,
+        Option(
+            "Start CUDA's MPS for a target and a draft on the same GPU, and stop it with the engine.",
+            PROCESSORS,
+            advanced=True,
+        ),
+    ] = False
+    deterministic: Annotated[bool, Option("Make results independent of batch shapes. Slower.", PROCESSORS)] = False
+    attention: Annotated[
+        AttentionName,
+        Option(
+            "Attention backend on a GPU. auto: triton if it is installed, and for prompts flash-attn.",
+            PROCESSORS,
+            advanced=True,
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        CacheDType,
+        Option("fp8: the target's keys and values in 8 bits, on a GPU. auto: in the type of the model.", MEMORY),
+    ] = "auto"
+    enforce_eager: Annotated[
+        bool, Option("Capture no CUDA graphs: slower, less memory, quick to start.", PROCESSORS, advanced=True)
+    ] = False
+    load_format: Annotated[
+        LoadFormat, Option("dummy: random weights. mock: no model, scripted tokens, to test clients.", WEIGHTS)
+    ] = "auto"
+    shutdown_timeout: Annotated[
+        float, Meta(ge=0, le=86400), Option("Seconds that open requests get at the end.", LIMITS, advanced=True)
+    ] = 30.0
+    step_timeout: Annotated[
+        float,
+        Meta(ge=1, le=86400),
+        Option("Seconds a step may take before its process is restarted.", LIMITS, advanced=True),
+    ] = 60.0
+    telemetry: Annotated[bool, Option("Record what target and draft do, for ssd top and ssd trace.", advanced=True)] = (
+        True
+    )
 
 
 class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, inspect
 
+from ssd.config.descriptions import MAIN, SAMPLING, Option
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
 
@@ -31,6 +32,11 @@ Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
 Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
@@ -171,13 +177,13 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
     min_p: Share = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
     structured: Structured | None = None
@@ -223,13 +229,26 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The default sampling of requests. Fields are those of `SamplingParams`; None keeps its own default."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    temperature: Annotated[Temperature | None, Option("0 is greedy. Default: the model's own, or 0.", MAIN)] = None
+    top_k: Annotated[
+        TopK | None, Option("Sample from the K likeliest tokens; 0: all. Default: the model's.", SAMPLING)
+    ] = None
+    top_p: Annotated[
+        TopP | None, Option("Sample from the likeliest tokens with this share. Default: the model's.", SAMPLING)
+    ] = None
+    min_p: Annotated[
+        Share | None, Option("Drop tokens below this share of the likeliest. Default: the model's.", SAMPLING)
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, Option("Subtracted from logits of tokens in the answer. Default: the model's.", SAMPLING)
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, Option("The same, for each time that they are there. Default: the model's.", SAMPLING)
+    ] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None,
+        Option("Divides logits of tokens in prompt and answer; 1: off. Default: the model's.", SAMPLING),
+    ] = None
 
     def given(self) -> dict[str, float]:
         """Return the fields that are not None."""

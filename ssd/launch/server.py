@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from ssd.config import parsers
+from ssd.config.descriptions import CLIENTS, MAIN, Option
 from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
@@ -25,30 +26,73 @@ _HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host 
 class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server options of `ssd launch`; the limits are options too."""
 
-    http: bool = True
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    uds: str | None = None
-    api_key_file: str | None = None
-    api_key: tuple[str, ...] = ()
-    allowed_host: tuple[str, ...] = ()
-    allow_origin: tuple[str, ...] = ()
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    zmq_bind: str | None = None
-    zmq_keys: str | None = None
-    draft_bind: str | None = None
-    draft_keys: str | None = None
-    draft_prompts: Literal["all", "own"] = "all"
-    insecure: bool = False
-    served_model_name: tuple[str, ...] = ()
-    metrics_compat: MetricsCompat = "none"
-    otlp_traces_endpoint: str | None = None
-    strict_fields: bool = False
-    cache_report: bool = True
-    ui: bool = True
-    tool_call_parser: str = parsers.AUTO
-    reasoning_parser: str = parsers.AUTO
+    http: Annotated[bool, Option("Serve HTTP beside ZeroMQ.", CLIENTS)] = True
+    host: Annotated[str, Option("Address that HTTP listens on.", MAIN)] = "127.0.0.1"
+    port: Annotated[Port, Option("Its port; 0: any free one.", MAIN)] = 8000
+    uds: Annotated[str | None, Option("Listen on this Unix socket instead.", CLIENTS)] = None
+    api_key_file: Annotated[
+        str | None, Option("File with the keys that clients must show, one a line; only its owner may read it.", MAIN)
+    ] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        Option(
+            "A key that clients must show. Repeatable; better SSD_API_KEY, which no list of processes shows.", CLIENTS
+        ),
+    ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        Option("Another host name that HTTP without keys answers to, as of a proxy. Repeatable.", CLIENTS),
+    ] = ()
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Option("Let web pages of this origin ask, as https://app.example; *: of any. Repeatable.", CLIENTS),
+    ] = ()
+    ssl_certfile: Annotated[str | None, Option("Serve HTTPS with the certificates in this PEM file.", CLIENTS)] = None
+    ssl_keyfile: Annotated[
+        str | None, Option("PEM file with the private key. Default: it is in --ssl-certfile.", CLIENTS)
+    ] = None
+    zmq_bind: Annotated[
+        str | None, Option("Let ZeroMQ clients of other machines in at this address, as tcp://0.0.0.0:5555.", CLIENTS)
+    ] = None
+    zmq_keys: Annotated[
+        str | None, Option("Folder of `ssd keys` with the engine's key and the list of clients.", CLIENTS)
+    ] = None
+    draft_bind: Annotated[
+        str | None,
+        Option("Let a draft on another machine (ssd draft) connect at this address, as tcp://0.0.0.0:5556.", CLIENTS),
+    ] = None
+    draft_keys: Annotated[
+        str | None, Option("Folder of `ssd keys` with the list of those drafts, which read prompts.", CLIENTS)
+    ] = None
+    draft_prompts: Annotated[
+        Literal["all", "own"],
+        Option("Which requests such a draft reads: all, or its own, those of the client key with its name.", CLIENTS),
+    ] = "all"
+    insecure: Annotated[bool, Option("Let other machines in without keys.", CLIENTS)] = False
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Option("The model's name for clients. Repeatable. Default: --target; of ssd edge the cloud's name.", CLIENTS),
+    ] = ()
+    metrics_compat: Annotated[MetricsCompat, Option("Give the metrics under vLLM's names, too.", CLIENTS)] = "none"
+    otlp_traces_endpoint: Annotated[
+        str | None, Option("Send a span a request to this collector, as http://localhost:4318/v1/traces.", CLIENTS)
+    ] = None
+    strict_fields: Annotated[
+        bool, Option("Refuse HTTP bodies with unknown fields instead of ignoring these.", CLIENTS)
+    ] = False
+    cache_report: Annotated[bool, Option("Tell clients how much of a prompt was cached.", CLIENTS)] = True
+    ui: Annotated[bool, Option("Serve a chat page at / over HTTP.", CLIENTS)] = True
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            "How the model says tool calls: auto (as its chat template fits), none (plain JSON), hermes, "
+            "llama3_json, mistral, pythonic, or a plugin's name.",
+            CLIENTS,
+        ),
+    ] = parsers.AUTO
+    reasoning_parser: Annotated[
+        str, Option("How it marks its thoughts: auto, none, think, mistral, or a plugin's name.", CLIENTS)
+    ] = parsers.AUTO
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
