@@ -55,8 +55,7 @@ class Job:
 
 def base_speculation(engine: EngineOptions) -> Speculation:
     """Return how to speculate where no option says otherwise."""
-    auto = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
-    return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
+    return Speculation(sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget)
 
 
 def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
-from typing import Any
 
 import click
 from click.core import ParameterSource
 from msgspec.structs import replace
 
 from ssd.cli.command import GroupedCommand
-from ssd.cli.options import engine_options, with_options
+from ssd.cli.options import engine_options, table_options
 from ssd.cli.session import loading, process_setup
-from ssd.cli.sources import config_option
+from ssd.cli.sources import config_option, speculative_config_option
 from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
@@ -21,6 +19,7 @@ from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 
+server_options = functools.partial(table_options, ServerOptions, "server")
 _EXAMPLES = """
 ssd launch smollm2
 ssd launch ./model.gguf --draft ./small.gguf --port 8080
@@ -28,24 +27,10 @@ ssd launch Qwen/Qwen3-8B --device cuda --host 0.0.0.0 --api-key-file keys.txt
 """
 
 
-def server_options(without: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the server options but those named to a command, which gets them as `server`, a `ServerOptions`."""
-    names = [name for name in ServerOptions.__struct_fields__ if name not in without]
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(**values: Any) -> Any:
-            server = ServerOptions(**{name: values.pop(name) for name in names})
-            return function(server=server, **values)
-
-        return with_options(call, ServerOptions(), without)
-
-    return decorate
-
-
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("model", required=False)
-@engine_options(as_object=True)
+@engine_options()
+@speculative_config_option
 @server_options()
 @config_option
 @click.option("--dry-run", is_flag=True, help="Print the configuration that would be used, as JSON, and end.")

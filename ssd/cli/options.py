@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ssd.cli.command import headed
 from ssd.cli.option_types import SPECIAL, Names, click_type
-from ssd.cli.sources import SPECULATIVE, TableOption, config_option, speculative_config_option
+from ssd.cli.sources import SPECULATIVE, TableOption, config_option
 from ssd.config.descriptions import FILES, MAIN, SAMPLING, described
 from ssd.config.params import MAX_SEED, SamplingDefaults, fan_out_fields, field_types
 from ssd.errors import UsageError
@@ -58,25 +58,26 @@ def with_options(
     return function
 
 
-def engine_options(
-    without: Collection[str] = (), *, in_file: bool = False, as_object: bool = False
+def table_options(
+    table: type[msgspec.Struct], name: str, without: Collection[str] = (), *, in_file: bool = False
 ) -> Callable[[_Function], _Command]:
-    """Add the engine options to a command, which gets them as `engine`, an `EngineOptions`.
+    """Add the options of a table to a command, which gets them as `name`, a `table`.
 
-    Those in `without` keep their defaults. With `in_file` the advanced ones have no flag and stand in the file of
-    --config alone. With `as_object` there is --speculative-config, too."""
-    names = [name for name in EngineOptions.__struct_fields__ if name not in without]
+    Those in `without` keep their defaults. With `in_file` the advanced ones stand in the file of --config alone."""
+    names = [each for each in table.__struct_fields__ if each not in without]
 
     def decorate(function: _Function) -> _Command:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
-            engine = EngineOptions(**{name: values.pop(name) for name in names})
-            return function(engine=engine, **values)
+            found = table(**{each: values.pop(each) for each in names})
+            return function(**{name: found}, **values)
 
-        whole = speculative_config_option(call) if as_object else call
-        return with_options(whole, EngineOptions(), without, in_file=in_file)
+        return with_options(call, table(), without, in_file=in_file)
 
     return decorate
+
+
+engine_options = functools.partial(table_options, EngineOptions, "engine")
 
 
 def local_engine_options(function: _Function) -> _Command:

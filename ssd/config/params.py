@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, inspect
 
-from ssd.config.descriptions import MAIN, SAMPLING, Option
+from ssd.config.descriptions import MAIN, SAMPLING
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
 
@@ -95,9 +95,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"
-    num_speculative_tokens: Lookahead = 4
-    fan_out: FanOut = (3,)
-    backup: Backup = "jit"
+    num_speculative_tokens: Lookahead = 0
+    fan_out: FanOut = ()
+    backup: Backup = "auto"
     sampler: Sampler = "coupled"
     saguaro_c: Share = 1.0
     budget: Budget = 32
@@ -229,25 +229,15 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The default sampling of requests. Fields are those of `SamplingParams`; None keeps its own default."""
 
-    temperature: Annotated[Temperature | None, Option("0 is greedy. Default: the model's own, or 0.", MAIN)] = None
-    top_k: Annotated[
-        TopK | None, Option("Sample from the K likeliest tokens; 0: all. Default: the model's.", SAMPLING)
-    ] = None
-    top_p: Annotated[
-        TopP | None, Option("Sample from the likeliest tokens with this share. Default: the model's.", SAMPLING)
-    ] = None
-    min_p: Annotated[
-        Share | None, Option("Drop tokens below this share of the likeliest. Default: the model's.", SAMPLING)
-    ] = None
-    presence_penalty: Annotated[
-        Penalty | None, Option("Subtracted from logits of tokens in the answer. Default: the model's.", SAMPLING)
-    ] = None
-    frequency_penalty: Annotated[
-        Penalty | None, Option("The same, for each time that they are there. Default: the model's.", SAMPLING)
-    ] = None
+    heading: ClassVar[str] = SAMPLING
+    temperature: Annotated[Temperature | None, "0 is greedy. Default: the model's own, or 0.", MAIN] = None
+    top_k: Annotated[TopK | None, "Sample from the K likeliest tokens; 0: all. Default: the model's."] = None
+    top_p: Annotated[TopP | None, "Sample from the likeliest tokens with this share. Default: the model's."] = None
+    min_p: Annotated[Share | None, "Drop tokens below this share of the likeliest. Default: the model's."] = None
+    presence_penalty: Annotated[Penalty | None, "Lowers logits of tokens in the answer. Default: the model's."] = None
+    frequency_penalty: Annotated[Penalty | None, "The same, for each time they are there. Default: the model's."] = None
     repetition_penalty: Annotated[
-        RepetitionPenalty | None,
-        Option("Divides logits of tokens in prompt and answer; 1: off. Default: the model's.", SAMPLING),
+        RepetitionPenalty | None, "Divides logits of tokens in prompt and answer; 1: off. Default: the model's."
     ] = None
 
     def given(self) -> dict[str, float]:

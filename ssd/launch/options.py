@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ssd.config.descriptions import MAIN, MEMORY, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS, Option
+from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
     CommonOptions,
@@ -35,6 +35,7 @@ from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import backups as speculators
 
+_SPECULATION = Speculation()  # the defaults of requests are those of the options
 _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 
@@ -54,122 +55,84 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     its file, the environment and `LLM` read both (`ssd.config.descriptions`)."""
 
     target: Annotated[
-        str, Option("Model to run: a built-in name, a folder, a GGUF file or a hub name.", MAIN, ("--model", "-m"))
+        str, "Model to run: a built-in name, a folder, a GGUF file or a hub name.", MAIN, "--model", "-m"
     ] = "smollm2"
     draft: Annotated[
-        _Texts,
-        Option(
-            "Model or EAGLE-3 head that drafts. Several, smallest first, are a cascade. smollm2 has one built in.", MAIN
-        ),
+        _Texts, "Model or EAGLE-3 head that drafts; several, smallest first: a cascade. Default: smollm2's.", MAIN
     ] = ()
     mode: Annotated[
-        Mode,
-        Option(
-            "ar: plain. ngram: with prompt lookup. sd, ssd: with a draft, in turn or ahead. auto: whatever is fastest.",
-            MAIN,
-        ),
-    ] = "auto"
-    num_speculative_tokens: Annotated[Lookahead, Option("K: tokens the draft proposes per round.", MAIN, ("-k",))] = 0
+        Mode, "ar: plain. ngram: prompt lookup. sd, ssd: a draft, in turn or ahead. auto: the fastest.", MAIN
+    ] = _SPECULATION.mode
+    num_speculative_tokens: Annotated[Lookahead, "K: tokens the draft proposes per round.", MAIN, "-k"] = (
+        _SPECULATION.num_speculative_tokens
+    )
     max_model_len: Annotated[
-        Positive | None,
-        Option("Longest prompt and answer together, in tokens. Default: the model's, if memory allows.", MAIN),
+        Positive | None, "Longest prompt and answer together, in tokens. Default: the model's, or what fits.", MAIN
     ] = None
     max_num_seqs: Annotated[
-        SequenceCount | None,
-        Option("Most requests that run at the same time. Default: 8; on a GPU 32, or 64 from 64 GiB on.", MAIN),
+        SequenceCount | None, "Most requests at the same time. Default: 8; on a GPU 32, or 64 from 64 GiB on.", MAIN
     ] = None
     fan_out: Annotated[
         FanOutChoice,
-        Option(
-            "Outcomes prepared for each accepted length: one number, or K + 1 numbers for 0 to K accepted "
-            "tokens. auto: the likeliest of all lengths; theorem: lists by Theorem 12.",
-            SPECULATION,
-            ("-f",),
-            advanced=True,
-        ),
-    ] = ()
-    budget: Annotated[
-        Budget, Option("Most outcomes prepared per round when the fan-out is auto.", SPECULATION, advanced=True)
-    ] = 32
+        "Outcomes prepared per accepted length: one number, or K + 1. theorem: by Theorem 12.",
+        SPECULATION,
+        ADVANCED,
+        "-f",
+    ] = _SPECULATION.fan_out
+    budget: Annotated[Budget, "Most outcomes prepared per round when the fan-out is auto.", SPECULATION, ADVANCED] = (
+        _SPECULATION.budget
+    )
     backup: Annotated[
-        Backup,
-        Option(
-            "What a cache miss does: auto, jit (wait for the draft), ngram, none, or a plugin's name.",
-            SPECULATION,
-            advanced=True,
-        ),
-    ] = "auto"
+        Backup, "On a miss: auto, jit (wait for the draft), ngram, none, or a plugin's name.", SPECULATION, ADVANCED
+    ] = _SPECULATION.backup
     sampler: Annotated[
-        Sampler,
-        Option(
-            "At temperature > 0. coupled: the very tokens of ar. rejection: the same distribution, other tokens.",
-            SPECULATION,
-        ),
-    ] = "coupled"
+        Sampler, "At temperature > 0. coupled: the tokens of ar. rejection: others, equally distributed.", SPECULATION
+    ] = _SPECULATION.sampler
     saguaro_c: Annotated[
-        Share,
-        Option(
-            "With --sampler rejection: weight of prepared tokens in the draft's distribution.",
-            SPECULATION,
-            advanced=True,
-        ),
-    ] = 1.0
+        Share, "With --sampler rejection: weight of prepared tokens in the draft's law.", SPECULATION, ADVANCED
+    ] = _SPECULATION.saguaro_c
     generation_config: Annotated[
-        GenerationConfig,
-        Option("auto: requests that do not say how to sample do as the model's generation_config.json says.", SAMPLING),
+        GenerationConfig, "auto: sampling is by the model's generation_config.json unless a request says.", SAMPLING
     ] = "auto"
     dtype: Annotated[
         DType | None,
-        Option(
-            "Type of weights and activations. Default: float32 on a CPU, bfloat16 (or float16) on a GPU. On a "
-            "CPU only float32 keeps weights of few bits in these bits: in 16 bits a 4-bit model takes four "
-            "times the memory, and reads that for every token.",
-            WEIGHTS,
-        ),
+        "Of weights and activations. Default: float32, which on a CPU keeps weights of few bits; on a GPU bfloat16.",
+        WEIGHTS,
     ] = None
-    draft_dtype: Annotated[DType | None, Option("The draft's type. Default: the one that is fast here.", WEIGHTS)] = (
+    draft_dtype: Annotated[DType | None, "The draft's type. Default: the one that is fast here.", WEIGHTS] = None
+    draft_quantize: Annotated[Quantize | None, "The draft's. Default: the target's, or int8 where faster.", WEIGHTS] = (
         None
     )
-    draft_quantize: Annotated[
-        Quantize | None, Option("The draft's. Default: the target's, or int8 where that is faster.", WEIGHTS)
-    ] = None
-    revision: Annotated[str | None, Option("Branch, tag or commit of a target from the hub.", WEIGHTS)] = None
-    draft_revision: Annotated[
-        _Texts, Option("The draft's. Several drafts: one each, in their order; empty for none.", WEIGHTS)
-    ] = ()
+    revision: Annotated[str | None, "Branch, tag or commit of a target from the hub.", WEIGHTS] = None
+    draft_revision: Annotated[_Texts, "The draft's. Of several drafts one each, empty for none.", WEIGHTS] = ()
     max_num_batched_tokens: Annotated[
-        TokenCount | None,
-        Option("Most tokens of one step. Default: 256; on a GPU 2048, or 8192 from 64 GiB on.", MEMORY),
+        TokenCount | None, "Most tokens of a step. Default: 256; on a GPU 2048, or 8192 from 64 GiB on.", MEMORY
     ] = None
     kv_cache_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Option("The target's KV cache. Default: a quarter of the memory at most, or the rest of a GPU.", MEMORY),
+        "The target's KV cache. Default: at most a quarter of memory, or the rest of a GPU.",
+        MEMORY,
     ] = None
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1), Option("Share of a GPU's memory for target and draft together.", MEMORY)
+        float, Meta(gt=0, le=1), "Share of a GPU's memory for target and draft together.", MEMORY
     ] = 0.9
     draft_device: Annotated[
-        str | None,
-        Option(
-            "Where the draft runs. Default: cpu; with the target on a GPU the next free GPU, or the same, if "
-            "there is room.",
-            PROCESSORS,
-        ),
+        str | None, "Where the draft runs. Default: cpu; beside a GPU target a free GPU or the same.", PROCESSORS
     ] = None
     target_cpus: Annotated[
-        str | None,
-        Option("The target's own cores, as 0-2,5. Default: all; in mode ssd all but the draft's.", PROCESSORS),
+        str | None, "The target's own cores, as 0-2,5. Default: all; in ssd all but the draft's.", PROCESSORS
     ] = None
     draft_cpus: Annotated[
-        str | None, Option("The draft's own cores. Default: those that ssd leaves it; in mode sd all.", PROCESSORS)
+        str | None, "The draft's own cores. Default: those that ssd leaves it; in mode sd all.", PROCESSORS
     ] = None
     synthetic_acceptance_length: Annotated[
         Annotated[float, Meta(ge=1, le=MAX_LOOKAHEAD + 1)] | None,
-        Option("With --load-format dummy: let a round of sd commit so many tokens at this -k, -f.", advanced=True),
+        "With --load-format dummy: tokens that a round of sd commits at this -k, -f.",
+        OTHER,
+        ADVANCED,
     ] = None
     synthetic_hit_rate: Annotated[
-        Share | None,
-        Option("Hit rate for --synthetic-acceptance-length. Default: that of the paper's Llama pair.", advanced=True),
+        Share | None, "Its hit rate. Default: that of the paper's Llama pair.", OTHER, ADVANCED
     ] = None
 
     @property

@@ -429,7 +429,7 @@ def echo(submit: Submit) -> Iterator[Emission]:
 def engine() -> Iterator[ScriptedEngine]:
     with ExitStack() as stack:
         engine = stack.enter_context(scripted_engine())
-        config = engine_config(draft=str(MODEL), speculation=Speculation("ssd", 2))
+        config = engine_config(draft=str(MODEL), speculation=Speculation("ssd", 2, (3,), "jit"))
         stack.enter_context(gateway_thread(engine, config))
         stack.enter_context(following(engine, echo))
         yield engine

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ssd.config.descriptions import HEADINGS, described
-from ssd.config.params import SamplingDefaults
+from ssd.config.params import SamplingDefaults, Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
 
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parent.parent.parent / "ssd"
 ENTRIES = {
     "config/engine.py": (
         "    quantize: Annotated[",
-        '    zeal: Annotated[int, Meta(ge=1, le=9), Option("How much zeal.", MEMORY, ("-z",))] = 3\n',
+        '    zeal: Annotated[int, Meta(ge=1, le=9), "How much zeal.", MEMORY, "-z"] = 3\n',
     ),
     "launch/options.py": (
         "    target: Annotated[",
-        '    glow: Annotated[Literal["dim", "red"] | None, Option("How it glows.", advanced=True)] = None\n',
+        '    glow: Annotated[Literal["dim", "red"] | None, "How it glows.", OTHER, ADVANCED] = None\n',
     ),
 }
 DOORS = """
@@ -119,3 +119,8 @@ def test_every_field_of_a_table_is_described(table: type[msgspec.Struct]) -> Non
         assert option.help.endswith(".") and option.heading in HEADINGS, name
     flags = [flag for option in entries.values() for flag in option.flags]
     assert len(flags) == len(set(flags))
+
+
+def test_a_request_that_names_nothing_is_speculated_on_as_an_engine_without_options() -> None:
+    assert EngineOptions().speculation() == Speculation()
+    assert Speculation("ssd") == EngineOptions(mode="ssd").speculation()
