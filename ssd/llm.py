@@ -11,28 +11,24 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from inspect import Signature, signature
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_type_hints
+
+from msgspec import structs
 
 from ssd.client import Client, Completion, Conversation, Prompt, StreamChunk
 from ssd.client.results import conversations
-from ssd.config.engine import (
-    Activations,
-    AttentionName,
-    CacheDType,
-    DType,
-    EngineConfig,
-    Executor,
-    LoadFormat,
-    Quantize,
-)
-from ssd.config.params import Backup, Mode, Sampler, SamplingParams
+from ssd.config.descriptions import described
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, UsageError
-from ssd.launch.options import EngineOptions, GenerationConfig
+from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 
 Path: TypeAlias = str | PathLike[str]
+_Given = ParamSpec("_Given")
 
 
 @contextmanager
@@ -65,88 +61,65 @@ def telling_cause(engine: Engine) -> Iterator[None]:
         raise engine.failure or error from None
 
 
-class LLM:
-    """A target and its draft, running in processes of their own until `close`. The arguments:
+class _Keywords(EngineOptions, frozen=True, kw_only=True):
+    """The engine's options, of which K and fan-out are given as one writes them in Python."""
 
-    - `target`: a built-in name, a folder, a GGUF file or a hub name. `draft`: one of these, an EAGLE-3 head, or several
-      models, smallest first (a cascade). None is the built-in draft, for the built-in target.
-    - `mode`: "ar" (plain decoding), "ngram" (with prompt lookup), "sd", "ssd", or "auto": the fastest of them.
-      `num_speculative_tokens` is K; `fan_out` is one number, or K + 1 of them. "auto" leaves either to the tuner, with
-      at most `budget` outcomes a round; so does the fan-out "theorem", with lists by Theorem 12. `backup`: the policy
-      on a miss.
-    - `sampler`: "coupled" samples exactly the tokens of "ar", "rejection" other tokens of the same distribution;
-      `saguaro_c` is for "rejection".
-    - `device`, `draft_device`: "cpu", "cuda" or "cuda:N". With the target on a GPU and no `draft_device`, the draft is
-      on a GPU too if there is room. `target_cpus`, `draft_cpus`: the cores of each, as "0-2,5"; None: chosen for this
-      machine. `mps`: start CUDA's MPS for target and draft on one GPU. `tensor_parallel_size` splits the target, with
-      the `executor` "ray" over the machines of a Ray cluster.
-    - `dtype` (None: float32 on a CPU, 16 bits on a GPU), `quantize`, `draft_dtype`, `draft_quantize`: the format of
-      weights. `activations`: the rounding of inputs to layers whose weights have few bits. `revision`,
-      `draft_revision`: revisions of models from the hub. `generation_config`: "none" ignores the sampling that the
-      model's file of that name recommends. `load_format`: "dummy" is random weights, "mock" no model at all; "dummy"
-      models agree as `synthetic_acceptance_length` and `synthetic_hit_rate` say.
-    - `max_model_len`: longest prompt and answer together. `max_num_seqs`: requests at the same time.
-      `max_num_batched_tokens`: tokens of a step. `kv_cache_memory_bytes`, `gpu_memory_utilization`: room for the cache,
-      `kv_cache_dtype`: "fp8" stores it in 8 bits on a GPU.
-    - `deterministic`: results do not depend on batch shapes. `attention`, `enforce_eager`: kernels and CUDA graphs.
-    - `shutdown_timeout`, `step_timeout`: seconds. `telemetry`: record for `ssd top` and `ssd trace`.
+    num_speculative_tokens: int | Literal["auto"] = "auto"  # type: ignore[assignment]
+    fan_out: int | Sequence[int] | Literal["auto", "theorem"] = "auto"  # type: ignore[assignment]
+
+
+class _Arguments(_Keywords, frozen=True):
+    """The arguments of `LLM`: the engine's options, with `target` and `draft` also by position."""
+
+    target: Path = EngineOptions().target  # type: ignore[assignment]
+    draft: Path | Sequence[Path] | None = None  # type: ignore[assignment]
+
+    def options(self) -> EngineOptions:
+        """Return the options, not yet checked."""
+        drafts = (self.draft,) if isinstance(self.draft, str | PathLike) else self.draft or ()
+        values = structs.asdict(self)
+        values |= {"target": fspath(self.target), "draft": tuple(fspath(each) for each in drafts)}
+        if self.num_speculative_tokens == "auto":
+            values["num_speculative_tokens"] = 0
+        if self.fan_out != "theorem":
+            numbers = () if self.fan_out == "auto" else self.fan_out
+            values["fan_out"] = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+        return EngineOptions(**values)
+
+
+def _taking(
+    arguments: Callable[_Given, _Arguments],
+) -> Callable[[Callable[[Any, _Arguments], None]], Callable[Concatenate[Any, _Given], None]]:
+    """Give a constructor the signature of `arguments`, for type checkers, editors and `help`.
+
+    A signature written out, or a TypedDict to unpack, would be a second list of the options."""
+
+    def decorate(construct: Callable[[Any, _Arguments], None]) -> Callable[Concatenate[Any, _Given], None]:
+        def __init__(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
+            construct(self, arguments(*args, **kwargs))
+
+        this, *_ = signature(construct).parameters.values()
+        types = get_type_hints(_Arguments)
+        given = [each.replace(annotation=types[each.name]) for each in signature(arguments).parameters.values()]
+        __init__.__signature__ = Signature([this, *given])  # type: ignore[attr-defined]
+        return __init__
+
+    return decorate
+
+
+class LLM:
+    """A target and its draft, running in processes of their own until `close`.
 
     Raises UsageError for what cannot work, and the cause if the engine does not start. Threads take turns on the one
-    connection; for requests at the same time give each thread a `Client(llm.engine.address)`."""
+    connection; for requests at the same time give each thread a `Client(llm.engine.address)`.
 
-    def __init__(
-        self,
-        target: Path = "smollm2",
-        draft: Path | Sequence[Path] | None = None,
-        *,
-        mode: Mode = "auto",
-        num_speculative_tokens: int | Literal["auto"] = "auto",
-        fan_out: int | Sequence[int] | Literal["auto", "theorem"] = "auto",
-        backup: Backup = "auto",
-        sampler: Sampler = "coupled",
-        saguaro_c: float = 1.0,
-        budget: int = 32,
-        dtype: DType | None = None,
-        draft_dtype: DType | None = None,
-        quantize: Quantize = "none",
-        activations: Activations = "int16",
-        draft_quantize: Quantize | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        tensor_parallel_size: int = 1,
-        executor: Executor = "local",
-        target_cpus: str | None = None,
-        draft_cpus: str | None = None,
-        device: str = "cpu",
-        draft_device: str | None = None,
-        mps: bool = False,
-        deterministic: bool = False,
-        attention: AttentionName = "auto",
-        kv_cache_dtype: CacheDType = "auto",
-        enforce_eager: bool = False,
-        load_format: LoadFormat = "auto",
-        synthetic_acceptance_length: float | None = None,
-        synthetic_hit_rate: float | None = None,
-        revision: str | None = None,
-        draft_revision: Sequence[str] = (),
-        generation_config: GenerationConfig = "auto",
-        shutdown_timeout: float = 30.0,
-        step_timeout: float = 60.0,
-        telemetry: bool = True,
-    ) -> None:
-        given = locals()
-        options: dict[str, Any] = {name: given[name] for name in EngineOptions.__struct_fields__}
-        drafts = (draft,) if isinstance(draft, str | PathLike) else draft or ()
-        options |= {"target": fspath(target), "draft": tuple(fspath(each) for each in drafts)}
-        options["num_speculative_tokens"] = 0 if num_speculative_tokens == "auto" else num_speculative_tokens
-        if fan_out != "theorem":
-            numbers = () if fan_out == "auto" else fan_out
-            options["fan_out"] = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    The arguments are the engine's options. `target` and `draft` are names or paths; None is the built-in draft, for the
+    built-in target. `fan_out` is a number, a list, "theorem" or "auto"."""
+
+    @_taking(_Arguments)
+    def __init__(self, given: _Arguments) -> None:
         with ExitStack() as stack:
-            self.engine, self.client = stack.enter_context(running(resolve(EngineOptions(**options))))
+            self.engine, self.client = stack.enter_context(running(resolve(given.options())))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.
             self._finalizer = weakref.finalize(self, stack.pop_all().close)
         self._pid = os.getpid()
@@ -243,3 +216,7 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_LINES = (f"    - `{name}`: {option.help}" for name, option in described(EngineOptions).items())
+LLM.__doc__ = "\n".join([f"{LLM.__doc__}\n", *_LINES])

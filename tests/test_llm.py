@@ -41,7 +41,10 @@ def test_a_wrong_argument_is_told_with_the_choices(given: dict[str, Any], words:
 
 def test_a_wrong_parameter_is_told_with_the_choices(llm: LLM) -> None:
     for params, words in (
-        (SamplingParams(speculation=Speculation("fast")), "^mode 'fast': there are ar, auto, ngram, sd, ssd$"),  # type: ignore[arg-type]
+        (
+            SamplingParams(speculation=Speculation("fast", 4, (3,), "jit")),
+            "^mode 'fast': there are ar, auto, ngram, sd, ssd$",
+        ),  # type: ignore[arg-type]
         (SamplingParams(logit_bias={-1: 1.0}), r"^logit_bias \{-1: 1.0\}: expected int >= 0$"),
         (SamplingParams(top_p=2.0), "^top_p 2.0: expected float <= 1.0$"),
         (SamplingParams(stop=("",)), r"^stop \('',\): expected str of length >= 1$"),
@@ -57,13 +60,14 @@ def llm() -> Iterator[LLM]:
 
 
 def params(mode: Mode, temperature: float, tokens: int = 48, **speculation: object) -> list[SamplingParams]:
+    asked = {"num_speculative_tokens": 4, "fan_out": (3,), "backup": "jit"} | speculation
     return [
         SamplingParams(
             temperature=temperature,
             seed=seed,
             max_tokens=tokens,
             ignore_eos=True,
-            speculation=Speculation(mode, **speculation),  # type: ignore[arg-type]
+            speculation=Speculation(mode, **asked),  # type: ignore[arg-type]
         )
         for seed in range(len(PROMPTS))
     ]
@@ -263,6 +267,10 @@ def test_the_ratio_rule_on_the_real_pair() -> None:
 
 
 def test_the_ratio_rule_must_be_asked_for_at_the_start(llm: LLM) -> None:
-    drawn = SamplingParams(temperature=1.0, max_tokens=4, speculation=Speculation(sampler="rejection"))
+    drawn = SamplingParams(
+        temperature=1.0,
+        max_tokens=4,
+        speculation=Speculation(sampler="rejection", num_speculative_tokens=4, fan_out=(3,), backup="jit"),
+    )
     with pytest.raises(RequestError, match="start it with --sampler rejection"):
         llm.generate("hello", drawn)

@@ -13,7 +13,9 @@ from ssd.bench.settings import Setting
 from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.options import GroupedCommand, engine_options_but
+from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.options import engine_options
+from ssd.config.descriptions import MAIN
 from ssd.errors import UsageError
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
@@ -39,11 +41,11 @@ def bench() -> None:
 
 
 @bench.command(cls=GroupedCommand, examples=_LATENCY)
+@engine_options(without=SWEPT)
 @bench_options
 @emulation_options
 @_PERPLEXITY
 @click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
-@engine_options_but(*SWEPT)
 def latency(
     asked: BenchOptions,
     emulation: Emulation | None,
@@ -80,20 +82,21 @@ def latency(
 
 
 @bench.command(cls=GroupedCommand, examples=_THROUGHPUT)
+@engine_options(without=SWEPT)
 @bench_options
 @emulation_options
-@click.option(
+@headed(
     "--batch-size",
     "batch_sizes",
     type=click.IntRange(1, 1024),
     multiple=True,
     default=(8,),
     show_default=True,
+    heading=MAIN,
     help="Requests at the same time; may be given several times, for a table each.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")
 @_PERPLEXITY
-@engine_options_but(*SWEPT)
 def throughput(
     asked: BenchOptions,
     emulation: Emulation | None,

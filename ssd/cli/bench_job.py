@@ -54,9 +54,8 @@ class Job:
 
 
 def base_speculation(engine: EngineOptions) -> Speculation:
-    """Return the speculation of settings that no option changes."""
-    auto = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
-    return replace(auto, **{name: getattr(engine, name) for name in ("sampler", "saguaro_c", "budget")})
+    """Return how to speculate where no option says otherwise."""
+    return Speculation(sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget)
 
 
 def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:

@@ -15,7 +15,9 @@ from ssd.bench.emulated import Emulation
 from ssd.bench.outputs import check_plot, check_writable
 from ssd.bench.quantities import Real, Times
 from ssd.bench.settings import Protocol, Sweep
-from ssd.cli.options import FanOut, Lookahead
+from ssd.cli.command import headed
+from ssd.cli.option_types import FanOut, Lookahead
+from ssd.config.descriptions import MAIN, OTHER, SAMPLING
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
 from ssd.emulation.agreement import agreement_of
@@ -155,19 +157,21 @@ def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), call)
 
 
-def _count(*flags: str, default: int, text: str, least: int = 1) -> Callable[..., Any]:
-    return click.option(*flags, type=click.IntRange(least), default=default, show_default=True, help=text)
+def _count(*flags: str, default: int, text: str, least: int = 1, heading: str = MAIN) -> Callable[..., Any]:
+    return headed(*flags, type=click.IntRange(least), default=default, show_default=True, heading=heading, help=text)
 
 
 def _several(*flags: str, text: str, **more: Any) -> Callable[..., Any]:
-    return click.option(*flags, multiple=True, help=f"{text}; may be given several times, for a row each.", **more)
+    return headed(*flags, multiple=True, help=f"{text}; may be given several times, for a row each.", **more)
 
 
 _FILE = click.Path(path_type=Path)
 _OPTIONS: list[Callable[..., Any]] = [
-    click.option("--dataset", default=datasets.BUILTIN, show_default=True, help=f"Prompts: {datasets.KNOWN}."),
+    headed("--dataset", default=datasets.BUILTIN, show_default=True, heading=MAIN, help=f"Prompts: {datasets.KNOWN}."),
     _count("--prompts", "--num-prompts", "prompts", default=20, text="Prompts of the data set to use."),
-    _count("--input-len", "--random-input-len", "input_len", default=256, text="Tokens of a random prompt."),
+    _count(
+        "--input-len", "--random-input-len", "input_len", default=256, text="Tokens of a random prompt.", heading=OTHER
+    ),
     click.option(
         "--random-range-ratio",
         "range_ratio",
@@ -176,24 +180,40 @@ _OPTIONS: list[Callable[..., Any]] = [
         help="Random prompts have --input-len tokens, more or less by up to this share.",
     ),
     _count("--tokens", "--output-len", "--random-output-len", "tokens", default=128, least=2, text="New tokens each."),
-    click.option("--modes", type=Modes(), help=f"Modes to compare. Default: {','.join(ROWS)}."),
+    headed("--modes", type=Modes(), heading=MAIN, help=f"Modes to compare. Default: {','.join(ROWS)}."),
     _several(
         "-k",
         "--num-speculative-tokens",
         "lookaheads",
         type=Lookahead(1, MAX_LOOKAHEAD),
         envvar="SSD_NUM_SPECULATIVE_TOKENS",
+        heading=MAIN,
         text="Tokens the draft proposes per round in sd and ssd (auto)",
     ),
     _several("-f", "--fan-out", "fan_outs", type=FanOut(), envvar="SSD_FAN_OUT", text="Guesses of ssd (auto)"),
     _several("--backup", "backups", envvar="SSD_BACKUP", text="What ssd does on a miss (auto)"),
     _several("--temperature", "temperatures", type=Real(0, 100), default=(0.0,), show_default=True, text="0 is greedy"),
-    click.option(
-        "--chat/--raw", "chat", default=None, help="Use the model's chat format or not. Default: if it has one."
+    headed(
+        "--chat/--raw",
+        "chat",
+        default=None,
+        heading=MAIN,
+        help="Use the model's chat format or not. Default: if it has one.",
     ),
-    click.option("--ignore-eos/--stop-at-eos", default=True, show_default=True, help="Go on after the end of text."),
-    click.option(
-        "--seed", type=click.IntRange(0, MAX_SEED // 2), default=0, show_default=True, help="Of all randomness."
+    headed(
+        "--ignore-eos/--stop-at-eos",
+        default=True,
+        show_default=True,
+        heading=SAMPLING,
+        help="Go on after the end of text.",
+    ),
+    headed(
+        "--seed",
+        type=click.IntRange(0, MAX_SEED // 2),
+        default=0,
+        show_default=True,
+        heading=SAMPLING,
+        help="Of all randomness.",
     ),
     click.option(
         "--preset",
@@ -202,7 +222,9 @@ _OPTIONS: list[Callable[..., Any]] = [
         callback=_take_preset,
         help="paper: --raw --ignore-eos --tokens 512, one request at a time.",
     ),
-    click.option("--json", "out", type=_FILE, help="Write every figure, and what it was measured on, to a file."),
+    headed(
+        "--json", "out", type=_FILE, heading=MAIN, help="Write every figure, and what it was measured on, to a file."
+    ),
     click.option("--plot", type=_FILE, help="Draw the figures: FILE.png, .svg or .pdf."),
 ]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import click
 
 from ssd.cli.launch import serve, server_options
+from ssd.cli.options import engine_options
 from ssd.client import Client
-from ssd.config.engine import DType, Quantize, Upstream
+from ssd.config.engine import Upstream
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
 from ssd.remote.configuration import check_address
@@ -26,9 +26,7 @@ _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 @click.option("--draft-keys", type=_FOLDER, help="Folder that ssd keys made for this draft.")
 @click.option("--draft-model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts here.")
 @click.option("--target", help="A copy of the target here, for its tokenizer and what a draft shares with it.")
-@click.option("--draft-dtype", type=click.Choice(get_args(DType)), help="Default: the type that is fast here.")
-@click.option("--draft-quantize", type=click.Choice(get_args(Quantize)), help="Default: int8 where that is faster.")
-@click.option("--draft-device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@engine_options(without={*EngineOptions.__struct_fields__} - {"draft_dtype", "draft_quantize", "draft_device"})
 @server_options(without=_CLOUD)
 def edge(
     connect: str,
@@ -37,9 +35,7 @@ def edge(
     draft_keys: Path | None,
     draft_model: str,
     target: str | None,
-    draft_dtype: DType | None,
-    draft_quantize: Quantize | None,
-    draft_device: str,
+    engine: EngineOptions,
     server: ServerOptions,
 ) -> None:
     """Serve the model of the engine at --connect on this machine, and draft for it here.
@@ -53,7 +49,6 @@ def edge(
         draft_connect=draft_connect or next_port(connect),
         draft_keys=None if draft_keys is None else str(draft_keys),
     )
-    places = EngineOptions(draft_dtype=draft_dtype, draft_quantize=draft_quantize, draft_device=draft_device)
     with Client(connect, keys=keys) as client:
         found = client.describe()
-    serve(edge_config(upstream, found, draft_model, target, places, server))
+    serve(edge_config(upstream, found, draft_model, target, engine, server))

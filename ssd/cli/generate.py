@@ -9,9 +9,11 @@ import click
 import msgspec
 
 from ssd.bench.datasets import read_prompts
-from ssd.cli.options import GroupedCommand, address_options, local_engine_options, sampling_options, speculation_changes
+from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.options import address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
+from ssd.config.descriptions import FILES, MAIN, SAMPLING
 from ssd.config.params import MAX_GRAMMAR, SamplingDefaults, SamplingParams, Structured
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
@@ -29,16 +31,31 @@ ssd generate --prompts-file prompts.jsonl --address http://127.0.0.1:8000 > answ
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("prompt", required=False)
-@click.option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
-@sampling_options(max_tokens=128)
-@click.option("--logprobs", type=click.IntRange(0, 20), help="With --json: log-probabilities, and of N alternatives.")
-@click.option("--json-schema", type=_FILE, help="The output is JSON that obeys the JSON Schema in this file.")
-@click.option("--regex", help="The output matches this regular expression.")
-@click.option("--grammar", type=_FILE, help="The output obeys the grammar in this file, in Lark's notation or GBNF.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
-@click.option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
-@address_options
 @local_engine_options
+@headed(
+    "--prompts-file",
+    type=click.Path(path_type=Path),
+    heading=MAIN,
+    help='JSON lines with a "prompt"; run as one batch.',
+)
+@sampling_options(max_tokens=128)
+@headed(
+    "--logprobs",
+    type=click.IntRange(0, 20),
+    heading=SAMPLING,
+    help="With --json: log-probabilities, and of N alternatives.",
+)
+@headed("--json-schema", type=_FILE, heading=FILES, help="The output is JSON that obeys the JSON Schema in this file.")
+@headed("--regex", heading=FILES, help="The output matches this regular expression.")
+@headed(
+    "--grammar",
+    type=_FILE,
+    heading=FILES,
+    help="The output obeys the grammar in this file, in Lark's notation or GBNF.",
+)
+@headed("--json", "as_json", is_flag=True, heading=MAIN, help="Print one JSON object a prompt.")
+@headed("--chat/--raw", default=None, heading=MAIN, help="Use the model's chat format or not. Default: if it has one.")
+@address_options
 @click.pass_context
 def generate(
     context: click.Context,

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from ssd.bench.outputs import COLOURS, check_plot, console, grid, save_plot
 from ssd.bench.quantities import Duration, Rates, Real, Times, Wholes, time_text
-from ssd.cli.options import engine_options_but
+from ssd.cli.options import engine_options
 from ssd.config.emulation import ForwardTime
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
@@ -68,7 +68,7 @@ def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[...
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw tok/s over the batch: FILE.png, .svg or .pdf.")
-@engine_options_but(*(set(EngineOptions.__struct_fields__) - set(_PLACED)))
+@engine_options(without=set(EngineOptions.__struct_fields__) - set(_PLACED))
 @click.pass_context
 def plan(
     context: click.Context,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from ssd.cli.command import GroupedCommand
 from ssd.cli.launch import server_options
-from ssd.cli.options import REPLICAS, GroupedCommand, engine_options, read_config
+from ssd.cli.options import engine_options
 from ssd.cli.session import process_setup
+from ssd.cli.sources import REPLICAS, read_config, speculative_config_option
 from ssd.launch.options import EngineOptions
 from ssd.launch.ray import deployment
 from ssd.launch.server import ServerOptions
@@ -28,7 +30,8 @@ ssd serve-ray serve.toml --stop
     is_eager=True,
     expose_value=False,
 )
-@engine_options
+@engine_options()
+@speculative_config_option
 @server_options()
 @click.option("--stop", is_flag=True, help="End the replicas that run, after the requests that they have.")
 @click.pass_context

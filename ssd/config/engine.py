@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ssd.config import gpus
+from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, OTHER, PROCESSORS, WEIGHTS
 from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.config.parsers import AUTO
@@ -38,34 +39,31 @@ MetricsCompat = Literal["none", "vllm"]
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most that clients may ask for. A request beyond a limit is refused with a message that names the limit.
 
-    A request is aborted when its client leaves more than `slow_reader_tokens` tokens unread, or any token for
-    `slow_reader_seconds`. So `slow_reader_tokens` tokens, with 20 alternatives each, fit one message.
+    `slow_reader_tokens` tokens, with 20 alternatives each, fit one message. The grammar of tools has at most four times
+    `max_grammar_bytes`."""
 
-    A grammar or schema has at most `max_grammar_bytes`, the grammar of tools at most four times as many. It takes at
-    most `grammar_timeout` seconds of processor time to compile."""
-
-    max_open_requests: Annotated[int, Meta(ge=1, le=65536)] = 2048
-    max_n: Annotated[int, Meta(ge=1, le=1024)] = 8
-    max_prompts: Annotated[int, Meta(ge=1, le=65536)] = 64
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 2**20
-    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20)] = 64 * 2**10
-    max_header_lines: Annotated[int, Meta(ge=8, le=10000)] = 100
-    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768)] = 4096
-    slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400)] = 30.0
-    max_grammar_bytes: Annotated[int, Meta(ge=256, le=MAX_GRAMMAR)] = 64 * 2**10
-    grammar_timeout: Annotated[int, Meta(ge=1, le=600)] = 2
+    heading: ClassVar[str] = LIMITS
+    max_open_requests: Annotated[int, Meta(ge=1, le=65536), "Most requests that run or wait; more get a 429."] = 2048
+    max_n: Annotated[int, Meta(ge=1, le=1024), "Most choices of one prompt."] = 8
+    max_prompts: Annotated[int, Meta(ge=1, le=65536), "Most prompts of one HTTP request."] = 64
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30), "Largest HTTP body."] = 4 * 2**20
+    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20), "Largest headers of an HTTP request, together."] = (
+        64 * 2**10
+    )
+    max_header_lines: Annotated[int, Meta(ge=8, le=10000), "Most headers of an HTTP request."] = 100
+    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768), "Unread tokens at which a client is cut off."] = 4096
+    slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400), "Seconds a client may leave tokens unread."] = 30.0
+    max_grammar_bytes: Annotated[
+        int, Meta(ge=256, le=MAX_GRAMMAR), "Longest JSON schema, regular expression or grammar of a request."
+    ] = 64 * 2**10
+    grammar_timeout: Annotated[int, Meta(ge=1, le=600), "Seconds of processor time that compiling one may take."] = 2
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ways for clients to reach an engine beside its own ipc socket, and the `names` of its model.
 
-    With `http`, HTTP listens on `uds`, or else on `host` and `port` (0: any free one), with TLS if there is a
-    certificate. Every line of `api_key_file` is a key, beside `api_keys`; without keys, requests must name a host of
-    this machine or of `allowed_hosts`. Browsers let pages of `allow_origins` read answers. ZeroMQ clients of other
-    machines connect to `zmq_bind`, with the keys in the directory `zmq_keys`. With `strict_fields`, unknown fields of
-    HTTP bodies are refused. With `cache_report`, clients learn how much of a prompt was found in the prefix cache. With
-    `ui`, HTTP has a chat page. Spans of requests go to `otlp_traces_endpoint`, a URL.
-    `tool_call_parser` and `reasoning_parser` are names of `ssd.config.parsers`."""
+    Fields are those of `ssd.launch.server.ServerOptions`. Every line of `api_key_file` is a key, beside `api_keys`;
+    without keys, requests must name a host of this machine or of `allowed_hosts`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
     http: bool = False
@@ -131,22 +129,40 @@ class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the engine (`ssd.launch.options`) that the configuration takes over unchanged."""
+    """Options of the engine that the configuration takes over unchanged; the others are in `ssd.launch.options`."""
 
-    quantize: Quantize = "none"
-    activations: Activations = "int16"
-    tensor_parallel_size: RankCount = 1
-    executor: Executor = "local"
-    device: str = "cpu"
-    mps: bool = False
-    deterministic: bool = False
-    attention: AttentionName = "auto"
-    kv_cache_dtype: CacheDType = "auto"
-    enforce_eager: bool = False
-    load_format: LoadFormat = "auto"
-    shutdown_timeout: Annotated[float, Meta(ge=0, le=86400)] = 30.0
-    step_timeout: Annotated[float, Meta(ge=1, le=86400)] = 60.0
-    telemetry: bool = True
+    quantize: Annotated[
+        Quantize, "int8: round weights of 16 bits or more to 8, on a CPU: half the bytes to read, less exact.", WEIGHTS
+    ] = "none"
+    activations: Annotated[
+        Activations, "Inputs of layers whose weights have few bits; int8: faster, float32: exact.", WEIGHTS
+    ] = "int16"
+    tensor_parallel_size: Annotated[
+        RankCount, "Split the target over this many GPUs, or equal groups of cores.", PROCESSORS, "-tp"
+    ] = 1
+    executor: Annotated[
+        Executor, "local: all parts are on this machine. ray: on any machine of its Ray cluster.", PROCESSORS, ADVANCED
+    ] = "local"
+    device: Annotated[str, "Where the target runs: cpu, cuda or cuda:N.", MAIN] = "cpu"
+    mps: Annotated[bool, "Run CUDA's MPS, for a target and a draft on one GPU.", PROCESSORS, ADVANCED] = False
+    deterministic: Annotated[bool, "Make results independent of batch shapes. Slower.", PROCESSORS] = False
+    attention: Annotated[
+        AttentionName, "Backend on a GPU. auto: triton, and for prompts flash-attn, if installed.", PROCESSORS, ADVANCED
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        CacheDType, "fp8: the target's keys and values in 8 bits, on a GPU. auto: in the type of the model.", MEMORY
+    ] = "auto"
+    enforce_eager: Annotated[bool, "No CUDA graphs: slower, less memory, quick to start.", PROCESSORS, ADVANCED] = False
+    load_format: Annotated[
+        LoadFormat, "dummy: random weights. mock: no model, scripted tokens, to test clients.", WEIGHTS
+    ] = "auto"
+    shutdown_timeout: Annotated[
+        float, Meta(ge=0, le=86400), "Seconds that open requests get at the end.", LIMITS, ADVANCED
+    ] = 30.0
+    step_timeout: Annotated[
+        float, Meta(ge=1, le=86400), "Seconds a step may take before its process is restarted.", LIMITS, ADVANCED
+    ] = 60.0
+    telemetry: Annotated[bool, "Record what target and draft do, for ssd top and ssd trace.", OTHER, ADVANCED] = True
 
 
 class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,9 +178,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
       cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
       system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
-    - GPUs: `attention` is the backend. With `kv_cache_dtype` "fp8" the target's keys and values take 8 bits. With
-      `enforce_eager` no CUDA graphs are captured.
-    - `telemetry`: target and draft record what they do. `features`: the draft is an EAGLE-3 head.
+    - `features`: the draft is an EAGLE-3 head.
     - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
       models of random weights agree, `failpoints` permits injected faults (`ssd.system.failpoints`)."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, inspect
 
+from ssd.config.descriptions import MAIN, SAMPLING
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST
 from ssd.speculation.rules import AcceptanceRule, acceptance_rule
@@ -34,6 +35,11 @@ Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
 Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
@@ -92,9 +98,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"
-    num_speculative_tokens: Lookahead = 4
-    fan_out: FanOut = (3,)
-    backup: Backup = "jit"
+    num_speculative_tokens: Lookahead = 0
+    fan_out: FanOut = ()
+    backup: Backup = "auto"
     sampler: Sampler = "coupled"
     saguaro_c: Share = 1.0
     budget: Budget = 32
@@ -174,13 +180,13 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
     min_p: Share = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
     structured: Structured | None = None
@@ -226,13 +232,16 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The default sampling of requests. Fields are those of `SamplingParams`; None keeps its own default."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    heading: ClassVar[str] = SAMPLING
+    temperature: Annotated[Temperature | None, "0 is greedy. Default: the model's own, or 0.", MAIN] = None
+    top_k: Annotated[TopK | None, "Sample from the K likeliest tokens; 0: all. Default: the model's."] = None
+    top_p: Annotated[TopP | None, "Sample from the likeliest tokens with this share. Default: the model's."] = None
+    min_p: Annotated[Share | None, "Drop tokens below this share of the likeliest. Default: the model's."] = None
+    presence_penalty: Annotated[Penalty | None, "Lowers logits of tokens in the answer. Default: the model's."] = None
+    frequency_penalty: Annotated[Penalty | None, "The same, for each time they are there. Default: the model's."] = None
+    repetition_penalty: Annotated[
+        RepetitionPenalty | None, "Divides logits of tokens in prompt and answer; 1: off. Default: the model's."
+    ] = None
 
     def given(self) -> dict[str, float]:
         """Return the fields that are not None."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
     CommonOptions,
@@ -34,6 +35,7 @@ from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
 from ssd.speculation import backups as speculators
 
+_SPECULATION = Speculation()  # the defaults of requests are those of the options
 _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
 
@@ -47,33 +49,91 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
     `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
-    auto. Lists of cores are written as "0-2,5". `ssd launch --help` describes every option."""
+    auto. Lists of cores are written as "0-2,5".
 
-    dtype: DType | None = None
-    max_num_seqs: SequenceCount | None = None
-    max_num_batched_tokens: TokenCount | None = None
-    draft_device: str | None = None
-    target: str = "smollm2"
-    draft: _Texts = ()
-    mode: Mode = "auto"
-    num_speculative_tokens: Lookahead = 0
-    fan_out: FanOutChoice = ()
-    backup: Backup = "auto"
-    sampler: Sampler = "coupled"
-    saguaro_c: Share = 1.0
-    budget: Budget = 32
-    draft_dtype: DType | None = None
-    draft_quantize: Quantize | None = None
-    max_model_len: Positive | None = None
-    kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    target_cpus: str | None = None
-    draft_cpus: str | None = None
-    synthetic_acceptance_length: Annotated[float, Meta(ge=1, le=MAX_LOOKAHEAD + 1)] | None = None
-    synthetic_hit_rate: Share | None = None
-    revision: str | None = None
-    draft_revision: _Texts = ()
-    generation_config: GenerationConfig = "auto"
+    An option is one entry: here, or in `CommonOptions` if the configuration takes it over unchanged. The command line,
+    its file, the environment and `LLM` read both (`ssd.config.descriptions`)."""
+
+    target: Annotated[
+        str, "Model to run: a built-in name, a folder, a GGUF file or a hub name.", MAIN, "--model", "-m"
+    ] = "smollm2"
+    draft: Annotated[
+        _Texts, "Model or EAGLE-3 head that drafts; several, smallest first: a cascade. Default: smollm2's.", MAIN
+    ] = ()
+    mode: Annotated[
+        Mode, "ar: plain. ngram: prompt lookup. sd, ssd: a draft, in turn or ahead. auto: the fastest.", MAIN
+    ] = _SPECULATION.mode
+    num_speculative_tokens: Annotated[Lookahead, "K: tokens the draft proposes per round.", MAIN, "-k"] = (
+        _SPECULATION.num_speculative_tokens
+    )
+    max_model_len: Annotated[
+        Positive | None, "Longest prompt and answer together, in tokens. Default: the model's, or what fits.", MAIN
+    ] = None
+    max_num_seqs: Annotated[
+        SequenceCount | None, "Most requests at the same time. Default: 8; on a GPU 32, or 64 from 64 GiB on.", MAIN
+    ] = None
+    fan_out: Annotated[
+        FanOutChoice,
+        "Outcomes prepared per accepted length: one number, or K + 1. theorem: by Theorem 12.",
+        SPECULATION,
+        ADVANCED,
+        "-f",
+    ] = _SPECULATION.fan_out
+    budget: Annotated[Budget, "Most outcomes prepared per round when the fan-out is auto.", SPECULATION, ADVANCED] = (
+        _SPECULATION.budget
+    )
+    backup: Annotated[
+        Backup, "On a miss: auto, jit (wait for the draft), ngram, none, or a plugin's name.", SPECULATION, ADVANCED
+    ] = _SPECULATION.backup
+    sampler: Annotated[
+        Sampler, "At temperature > 0. coupled: the tokens of ar. rejection: others, equally distributed.", SPECULATION
+    ] = _SPECULATION.sampler
+    saguaro_c: Annotated[
+        Share, "With --sampler rejection: weight of prepared tokens in the draft's law.", SPECULATION, ADVANCED
+    ] = _SPECULATION.saguaro_c
+    generation_config: Annotated[
+        GenerationConfig, "auto: sampling is by the model's generation_config.json unless a request says.", SAMPLING
+    ] = "auto"
+    dtype: Annotated[
+        DType | None,
+        "Of weights and activations. Default: float32, which on a CPU keeps weights of few bits; on a GPU bfloat16.",
+        WEIGHTS,
+    ] = None
+    draft_dtype: Annotated[DType | None, "The draft's type. Default: the one that is fast here.", WEIGHTS] = None
+    draft_quantize: Annotated[Quantize | None, "The draft's. Default: the target's, or int8 where faster.", WEIGHTS] = (
+        None
+    )
+    revision: Annotated[str | None, "Branch, tag or commit of a target from the hub.", WEIGHTS] = None
+    draft_revision: Annotated[_Texts, "The draft's. Of several drafts one each, empty for none.", WEIGHTS] = ()
+    max_num_batched_tokens: Annotated[
+        TokenCount | None, "Most tokens of a step. Default: 256; on a GPU 2048, or 8192 from 64 GiB on.", MEMORY
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        "The target's KV cache. Default: at most a quarter of memory, or the rest of a GPU.",
+        MEMORY,
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1), "Share of a GPU's memory for target and draft together.", MEMORY
+    ] = 0.9
+    draft_device: Annotated[
+        str | None, "Where the draft runs. Default: cpu; beside a GPU target a free GPU or the same.", PROCESSORS
+    ] = None
+    target_cpus: Annotated[
+        str | None, "The target's own cores, as 0-2,5. Default: all; in ssd all but the draft's.", PROCESSORS
+    ] = None
+    draft_cpus: Annotated[
+        str | None, "The draft's own cores. Default: those that ssd leaves it; in mode sd all.", PROCESSORS
+    ] = None
+    synthetic_acceptance_length: Annotated[
+        Annotated[float, Meta(ge=1, le=MAX_LOOKAHEAD + 1)] | None,
+        "With --load-format dummy: tokens that a round of sd commits at this -k, -f.",
+        OTHER,
+        ADVANCED,
+    ] = None
+    synthetic_hit_rate: Annotated[
+        Share | None, "Its hit rate. Default: that of the paper's Llama pair.", OTHER, ADVANCED
+    ] = None
 
     @property
     def drafts(self) -> tuple[str, ...]:

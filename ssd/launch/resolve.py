@@ -7,13 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from ssd.config import cores, gpus
-from ssd.config.engine import ITEM_BYTES, CommonOptions, EngineConfig, Features, WeightFormat, check_text
-from ssd.config.params import DRAFTED, SamplingDefaults
+from ssd.config.engine import ITEM_BYTES, CommonOptions, Cpus, EngineConfig, Features, WeightFormat, check_text
+from ssd.config.params import DRAFTED, SamplingDefaults, Speculation
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
 from ssd.launch.defaults import chosen
@@ -48,47 +49,38 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         return beside
 
 
+class _Pair(NamedTuple):
+    """A target and its drafts, checked, with the drafts' possible formats. A draft reads the target's `features`."""
+
+    target: checkpoint.Checkpoint
+    drafts: list[checkpoint.Checkpoint]
+    formats: tuple[WeightFormat, ...]
+    features: Features | None
+
+
+class _Room(NamedTuple):
+    """The longest sequence that the memory has room for, in tokens, and the pages of both KV caches."""
+
+    max_model_len: int
+    num_pages: int
+    draft_num_pages: int
+
+
 def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
+    """Settle the options in steps, cheap ones first: doors, models, cores, memory. A step reads those before it."""
     if options.load_format == "mock":
         options = replace(options, mode="ar")
-    speculation = options.speculation()
-    name = display_name(options.target)
-    served = resolve_server(server or ServerOptions(http=False), name)  # before anything is fetched
-    link = draft_link(options, server or ServerOptions(http=False))
-    target, drafts = _models(options, link is not None)
-    sizes = ModelSizes.of(target)
-    if options.deterministic and options.device == "cpu" and options.dtype != "float32":
-        raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
-    if options.kv_cache_dtype == "fp8" and options.device == "cpu":
-        raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
-    alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
-    target_cpus, draft_cpus = cores.placement(
-        options.target_cpus, options.draft_cpus, options.ranks_here, bool(drafts), alone_on_gpu
-    )
-    chosen_cores = options.target_cpus is not None or options.draft_cpus is not None
-    alone_on_cores = options.ranks_here > 1 or chosen_cores or bool({*target_cpus} & {*draft_cpus})
-    formats = draft_formats(options, drafts)
-    features = _features(options, drafts, target)
-    widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
-    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
+    asked = server or ServerOptions(http=False)
+    speculation, name = options.speculation(), display_name(options.target)
+    served, link = resolve_server(asked, name), draft_link(options, asked)
+    pair = _pair(options, link is not None)
+    target, drafts = pair.target, pair.drafts
+    _check_arithmetic(options)
+    target_cpus, draft_cpus, elastic = _cores(options, bool(drafts))
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
-    host_weights = memory.host_weights(options, sized, drafts, formats)
-    memory.check_random_weights(options, host_weights, available)
-    processes = memory.host_processes(options, bool(drafts))
-    memory.check_room(options, sized, sized_drafts, host_weights, processes, available)
-    free = max(0, available - host_weights - processes)
-    length = _max_model_len(options, sizes, memory.context_room(options, sized, sized_drafts, free))
-    draft_probs = memory.draft_probs_bytes(options, speculation, sizes.vocab_size)
-    num_pages, draft_num_pages = memory.cache_pages(
-        options,
-        speculation,
-        sized,
-        sized_drafts,
-        options.max_num_seqs * (-(-length // options.page_size) + 1),  # one more page each, for tokens not yet accepted
-        free,
-        _gpu_places(options, bool(drafts)),
-        (draft_probs, 0 if features is None else features.width),
-    )
+    vocab_size = ModelSizes.of(target).vocab_size
+    draft_probs = memory.draft_probs_bytes(options, speculation, vocab_size)
+    room = _room(options, speculation, pair, draft_probs, available)
     config = EngineConfig(
         target=str(target.directory),
         draft=str(drafts[-1].directory) if drafts else None,
@@ -98,24 +90,67 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
         speculation=speculation,
         sampling=SamplingDefaults() if options.generation_config == "none" else _sampling(target.directory),
-        draft_formats=formats,
-        max_model_len=length,
-        num_pages=num_pages,
-        draft_num_pages=draft_num_pages,
+        draft_formats=pair.formats,
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
-        elastic_cores=bool(drafts) and options.device == options.draft_device == "cpu" and not alone_on_cores,
+        elastic_cores=elastic,
         digest=target.digest,
-        vocab_size=sizes.vocab_size,
-        features=features,
+        vocab_size=vocab_size,
+        features=pair.features,
         synthetic=options.synthetic(),
         server=served,
         page_size=options.page_size,
+        **room._asdict(),
         **{name: getattr(options, name) for name in (*CommonOptions.__struct_fields__, *_CHOSEN)},
     )
     memory.check_arenas(config, draft_probs, available)
-    log.info("context: %d tokens, for prompt and answer together", length)
+    log.info("context: %d tokens, for prompt and answer together", room.max_model_len)
     return within_bounds(config)
+
+
+def _check_arithmetic(options: ChosenOptions) -> None:
+    """Raise UsageError for a kind of number that the target's device cannot compute with as asked."""
+    if options.deterministic and options.device == "cpu" and options.dtype != "float32":
+        raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
+    if options.kv_cache_dtype == "fp8" and options.device == "cpu":
+        raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
+
+
+def _cores(options: ChosenOptions, has_draft: bool) -> tuple[Cpus, Cpus, bool]:
+    """Return the cores of target and draft, and whether each may borrow the other's. Raises UsageError."""
+    alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
+    target, draft = cores.placement(
+        options.target_cpus, options.draft_cpus, options.ranks_here, has_draft, alone_on_gpu
+    )
+    asked = options.target_cpus is not None or options.draft_cpus is not None
+    apart = options.ranks_here == 1 and not asked and not {*target} & {*draft}
+    return target, draft, has_draft and options.device == options.draft_device == "cpu" and apart
+
+
+def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_probs: int, available: int) -> _Room:
+    """Fit weights, processes and caches into the `available` bytes of the host, and into the GPUs.
+
+    `draft_probs`: bytes of draft probabilities. Raises UsageError where there is no room."""
+    target, drafts = pair.target, pair.drafts
+    widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
+    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
+    weights = memory.host_weights(options, sized, drafts, pair.formats)
+    memory.check_random_weights(options, weights, available)
+    processes = memory.host_processes(options, bool(drafts))
+    memory.check_room(options, sized, sized_drafts, weights, processes, available)
+    free = max(0, available - weights - processes)
+    length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, sized_drafts, free))
+    pages = memory.cache_pages(
+        options,
+        speculation,
+        sized,
+        sized_drafts,
+        options.max_num_seqs * (-(-length // options.page_size) + 1),  # one more page each, for tokens not yet accepted
+        free,
+        _gpu_places(options, bool(drafts)),
+        (draft_probs, 0 if pair.features is None else pair.features.width),
+    )
+    return _Room(length, *pages)
 
 
 def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
@@ -146,8 +181,8 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
     return GpuPlaces(target, draft, present)
 
 
-def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint, list[checkpoint.Checkpoint]]:
-    """Return target and drafts, checked, also against each other.
+def _pair(options: ChosenOptions, remote: bool) -> _Pair:
+    """Find the models and check them, also against each other. Raises UsageError.
 
     There is no draft in the modes `ar` and `ngram`, or if it is `remote`."""
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
@@ -163,7 +198,8 @@ def _models(options: ChosenOptions, remote: bool) -> tuple[checkpoint.Checkpoint
     drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
     for draft in drafts if weights else ():
         pairs.borrowed(draft, target)
-    return target, [pairs.check_pair(target, draft) for draft in drafts]
+    drafts = [pairs.check_pair(target, draft) for draft in drafts]
+    return _Pair(target, drafts, draft_formats(options, drafts), _features(options, drafts, target))
 
 
 def _sampling(directory: Path) -> SamplingDefaults:

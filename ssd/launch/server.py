@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from ssd.config import parsers
+from ssd.config.descriptions import CLIENTS, MAIN
 from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
@@ -26,30 +27,47 @@ _HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host 
 class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server options of `ssd launch`; the limits are options too."""
 
-    http: bool = True
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    uds: str | None = None
-    api_key_file: str | None = None
-    api_key: tuple[str, ...] = ()
-    allowed_host: tuple[str, ...] = ()
-    allow_origin: tuple[str, ...] = ()
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    zmq_bind: str | None = None
-    zmq_keys: str | None = None
-    draft_bind: str | None = None
-    draft_keys: str | None = None
-    draft_prompts: Literal["all", "own"] = "all"
-    insecure: bool = False
-    served_model_name: tuple[str, ...] = ()
-    metrics_compat: MetricsCompat = "none"
-    otlp_traces_endpoint: str | None = None
-    strict_fields: bool = False
-    cache_report: bool = True
-    ui: bool = True
-    tool_call_parser: str = parsers.AUTO
-    reasoning_parser: str = parsers.AUTO
+    heading: ClassVar[str] = CLIENTS
+    http: Annotated[bool, "Serve HTTP beside ZeroMQ."] = True
+    host: Annotated[str, "Address that HTTP listens on.", MAIN] = "127.0.0.1"
+    port: Annotated[Port, "Its port; 0: any free one.", MAIN] = 8000
+    uds: Annotated[str | None, "Listen on this Unix socket instead."] = None
+    api_key_file: Annotated[
+        str | None, "File with the keys that clients must show, one a line; only its owner may read it.", MAIN
+    ] = None
+    api_key: Annotated[tuple[str, ...], "A key that clients must show. Repeatable; SSD_API_KEY is seen by fewer."] = ()
+    allowed_host: Annotated[tuple[str, ...], "Another host name that HTTP without keys answers to. Repeatable."] = ()
+    allow_origin: Annotated[
+        tuple[str, ...], "Let web pages of this origin ask, as https://app.example; *: any. Repeatable."
+    ] = ()
+    ssl_certfile: Annotated[str | None, "Serve HTTPS with the certificates in this PEM file."] = None
+    ssl_keyfile: Annotated[str | None, "PEM file with the private key. Default: it is in --ssl-certfile."] = None
+    zmq_bind: Annotated[str | None, "Let ZeroMQ clients of other machines in here, as tcp://0.0.0.0:5555."] = None
+    zmq_keys: Annotated[str | None, "Folder of `ssd keys` with the engine's key and the list of clients."] = None
+    draft_bind: Annotated[str | None, "Let ssd draft of other machines in at this address, as tcp://0.0.0.0:5556."] = (
+        None
+    )
+    draft_keys: Annotated[str | None, "Folder of `ssd keys` with the list of those drafts, which read prompts."] = None
+    draft_prompts: Annotated[
+        Literal["all", "own"], "Requests such a draft reads: all, or own: of the client key with its name."
+    ] = "all"
+    insecure: Annotated[bool, "Let other machines in without keys."] = False
+    served_model_name: Annotated[
+        tuple[str, ...], "The model's name for clients. Repeatable. Default: --target or the cloud's name."
+    ] = ()
+    metrics_compat: Annotated[MetricsCompat, "Give the metrics under vLLM's names, too."] = "none"
+    otlp_traces_endpoint: Annotated[
+        str | None, "Send a span a request to this collector, as http://localhost:4318/v1/traces."
+    ] = None
+    strict_fields: Annotated[bool, "Refuse HTTP bodies with unknown fields instead of ignoring these."] = False
+    cache_report: Annotated[bool, "Tell clients how much of a prompt was cached."] = True
+    ui: Annotated[bool, "Serve a chat page at / over HTTP."] = True
+    tool_call_parser: Annotated[
+        str, "hermes, llama3_json, mistral, pythonic, a plugin's name, none (plain JSON), or auto."
+    ] = parsers.AUTO
+    reasoning_parser: Annotated[str, "How it marks its thoughts: auto, none, think, mistral, or a plugin's name."] = (
+        parsers.AUTO
+    )
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:

@@ -17,8 +17,8 @@ from ssd.ipc.public import Metrics
 from tests.bench.runs import completion, turns
 
 AR = Setting("ar", Speculation("ar"))
-SD2, SD4 = Setting("sd K=2", Speculation("sd", 2)), Setting("sd K=4", Speculation("sd", 4))
-SSD = Setting("ssd", Speculation("ssd", 4))
+SD2, SD4 = Setting("sd K=2", Speculation("sd", 2, (3,), "jit")), Setting("sd K=4", Speculation("sd", 4, (3,), "jit"))
+SSD = Setting("ssd", Speculation("ssd", 4, (3,), "jit"))
 AUTO = Speculation(num_speculative_tokens=0, fan_out=(), backup="auto")
 
 
@@ -90,7 +90,7 @@ def test_an_answer_of_one_token_has_no_speed_and_no_round() -> None:
 
 
 def test_ids_are_compared_where_they_have_to_be_equal() -> None:
-    rule = Setting("ssd", Speculation("ssd", sampler="rejection"))
+    rule = Setting("ssd", Speculation("ssd", 4, (3,), "jit", sampler="rejection"))
     runs = {"ar": turns(1, 1, ids=[5]), "ssd": turns(1, 1, ids=[6])}
     for setting, temperature, equal in ((SSD, 1.0, 0), (rule, 0.0, 0), (rule, 1.0, None)):
         found = rows([AR, setting], runs, temperature)

@@ -138,5 +138,5 @@ def test_where_a_mode_computes_is_said(places: dict[str, Any], expected: list[st
 
 
 def test_an_engine_without_a_draft_computes_on_its_own_cores() -> None:
-    config = EngineConfig(target="t", speculation=Speculation("ngram"), target_cpus=(0, 1))
+    config = EngineConfig(target="t", speculation=Speculation("ngram", 4, (3,), "jit"), target_cpus=(0, 1))
     assert runs_on(config, "ngram") == runs_on(config, "auto") == "2 cores" and hardware(config) == ""

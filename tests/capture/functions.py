@@ -117,7 +117,7 @@ def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]
     """`tree step`, without noise, with it and with filters, and `next depth`, with noise."""
     model = model_of(name, layers)
     sizes = {"max_num_seqs": ROWS, "draft_num_pages": 600, "page_size": PAGE, "vocab_size": model.shape.vocab_size}
-    settings = config(Speculation("ssd", 5, (3,)), max_model_len=LONGEST - MAX_LOOKAHEAD - 1, **sizes)
+    settings = config(Speculation("ssd", 5, (3,), "jit"), max_model_len=LONGEST - MAX_LOOKAHEAD - 1, **sizes)
     runner = TreeRunner(model, settings, attention="torch", capture=False)
     _on_triton(runner)
     shape = next(shape for shape in runner._steps if shape.tokens >= 16)

@@ -21,7 +21,7 @@ from tests.draft.pair import Draft, ScriptedTarget, config
 from tests.models import tiny
 
 ROUNDS, WARM_UP = 60, 10
-SPECULATION = Speculation("ssd", 6, (), budget=16)
+SPECULATION = Speculation("ssd", 6, (), "jit", budget=16)
 LAWS = {"greedy": Law(), "T = 0.8": Law(temperature=0.8, seed=3)}
 
 

@@ -110,7 +110,7 @@ def check_adjusted_samples(world: World) -> None:
 
 
 def check_trees(world: World) -> None:
-    settings, noise = config(Speculation("ssd", 4, (3,))), NoiseCache(VOCABULARY)
+    settings, noise = config(Speculation("ssd", 4, (3,), "jit")), NoiseCache(VOCABULARY)
     ragged = Drafter(settings, Runner(world.draft.model, 400, PAGE_SIZE), noise, VOCABULARY)
     fixed = StaticDrafter(settings, TreeRunner(world.draft.model, settings), noise, VOCABULARY)
     for laws, lengths in zip(LAWS.values(), ((5, 9), (3, 8), (9, 2), (6, 7), (2, 5)), strict=True):

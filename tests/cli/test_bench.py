@@ -244,7 +244,9 @@ def test_modes_take_turns_on_the_same_prompts_and_seeds(served: Engine, monkeypa
         return generate(client, batch, params, **more)
 
     monkeypatch.setattr(Client, "generate", noted)
-    settings = Sweep(("ar", "ngram", "sd", "ssd", "auto")).settings(Speculation(num_speculative_tokens=2))
+    settings = Sweep(("ar", "ngram", "sd", "ssd", "auto")).settings(
+        Speculation(num_speculative_tokens=2, fan_out=(3,), backup="jit")
+    )
     prompts: list[Any] = [[5, 6], [7, 8]]
     with Client(served.address) as client:
         protocol = Protocol(5, chat=False, seed=3)

@@ -300,7 +300,8 @@ def test_help_shows_the_main_options_and_help_all_every_option_once(name: str) -
     brief, whole = ssd(*name.split(), "--help").stdout, ssd(*name.split(), "--help-all").stdout
     shown, flags = options_of(brief), options_of(whole)
     command = command_of(name)
-    count = sum(isinstance(param, click.Option) for param in command.get_params(click.Context(command)))
+    params = command.get_params(click.Context(command))
+    count = sum(isinstance(param, click.Option) and not param.hidden for param in params)
     assert set(shown) < set(flags) and len(shown) <= 17
     assert {"--target", "--draft", "--help-all"} <= set(shown)
     assert len(flags) == len(set(flags)) == count
@@ -336,7 +337,7 @@ def test_a_file_sets_what_is_no_flag_of_generate(engine: ScriptedEngine, tmp_pat
     for words in (command, ("generate", "hello", *PAIR)):
         assert_refused(ssd(*words, "--config", file), "a budget of 5 is less than one chain for each of 9")
     file.write_text("fan-out = 99")
-    assert_refused(ssd(*command, "--config", file), str(file), "fan-out", "1 to 16")
+    assert_refused(ssd(*command, "--config", file), "--fan-out", "1 to 16", "in the file of --config")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +421,7 @@ def echo(submit: Submit) -> Iterator[Emission]:
 def engine() -> Iterator[ScriptedEngine]:
     with ExitStack() as stack:
         engine = stack.enter_context(scripted_engine())
-        config = engine_config(draft=str(MODEL), speculation=Speculation("ssd", 2))
+        config = engine_config(draft=str(MODEL), speculation=Speculation("ssd", 2, (3,), "jit"))
         stack.enter_context(gateway_thread(engine, config))
         stack.enter_context(following(engine, echo))
         yield engine

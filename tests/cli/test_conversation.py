@@ -114,7 +114,9 @@ def test_set_shows_one_parameter_or_all() -> None:
 
 
 def test_what_is_shown_can_be_typed_again() -> None:
-    chat = conversation(temperature=0.5, stop=("END",), logit_bias={3: 1.0}, speculation=Speculation("sd", 2, (3,)))
+    chat = conversation(
+        temperature=0.5, stop=("END",), logit_bias={3: 1.0}, speculation=Speculation("sd", 2, (3,), "jit")
+    )
     again = conversation()
     for line in chat.set("").splitlines():
         again.set(line)

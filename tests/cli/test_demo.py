@@ -79,7 +79,7 @@ def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
 
 def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve(EngineOptions(load_format="mock"))
-    settings = [Setting(mode, Speculation(mode)) for mode in ("ar", "sd")]
+    settings = [Setting(mode, Speculation(mode, 4, (3,), "jit")) for mode in ("ar", "sd")]
     length = {"mean_acceptance_length": 2.0}
     alike = {"ar": turns(50.0, 50.0, ids=[1, 2]), "sd": turns(80.0, 100.0, ids=[1, 2], **length)}
     gain = _reported(config, settings, alike, completion([1, 2]))
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_every_part_and_leaves_nothing(last: str, without_a_draft: P
 
 def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve(EngineOptions())
-    settings = [Setting(mode, Speculation(mode)) for mode in ("ar", "auto")]
+    settings = [Setting(mode, Speculation(mode, 4, (3,), "jit")) for mode in ("ar", "auto")]
     for speed, verdict in ((90.0, "pays"), (49.0, "does not pay"), (110.0, "does not pay")):
         faster = turns(speed, mean_acceptance_length=2.0, plan="sd, K 2: 90 tok/s expected")
         story = _reported(config, settings, {"ar": turns(50.0), "auto": faster})

@@ -244,7 +244,7 @@ def test_the_last_line_says_whether_a_draft_pays_and_agrees_with_auto(here: Here
         tuning = Tuning(one_bus=True)
         tuning.recall(knows)
         tuning.situate([0], True)
-        assert (tuning.current(Speculation(num_speculative_tokens=0, fan_out=())).mode in DRAFTED) is pays
+        assert (tuning.current(Speculation(num_speculative_tokens=0, fan_out=(), backup="jit")).mode in DRAFTED) is pays
     here.measured(Knowledge(LAWS, fast, disappointing))
     assert "A draft pays here" in here.plan("--step", "0.1ms").stdout, "with figures by hand the predictions count"
 

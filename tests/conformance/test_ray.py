@@ -74,7 +74,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def params(mode: Mode, tokens: int = 24) -> list[SamplingParams]:
     return [
-        SamplingParams(t, seed=5, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode)) for t in (0, 0.8)
+        SamplingParams(t, seed=5, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode, 4, (3,), "jit"))
+        for t in (0, 0.8)
     ]
 
 

@@ -92,7 +92,7 @@ def step_of(trees: Sequence[Tree], said: Sequence[list[int]]) -> tuple[list[Path
 
 def deepened(drafter: StaticDrafter, laws: Sequence[Law], lengths: Sequence[int], at_once: bool) -> list[list[Guess]]:
     """The guesses at each place of `step_of`, of one step or of steps of one token; then those after a step more."""
-    trees = trees_of(drafter, laws, lengths, Speculation("ssd", 8, (3,)))
+    trees = trees_of(drafter, laws, lengths, Speculation("ssd", 8, (3,), "jit"))
     drafter.forward([PathRow(tree, Row(tree.path, 0, tree.table.pages, 1)) for tree in trees], [])
     firsts = [tiny.token_ids(1, 7 * cell) for cell in range(len(FORKS) * len(trees))]
     said = [*firsts, trees[-1].path[-1:]]

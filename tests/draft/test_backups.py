@@ -125,8 +125,8 @@ def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:
 @pytest.mark.parametrize(
     ("asked", "planned", "expected"),
     [
-        (Speculation("ssd", 0, ()), 1, 8),
-        (Speculation("ssd", 2, (1,)), 2, 2),
+        (Speculation("ssd", 0, (), "jit"), 1, 8),
+        (Speculation("ssd", 2, (1,), "jit"), 2, 2),
     ],
 )
 def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
@@ -145,7 +145,7 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
 
 def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
     submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
-    sequence = sequences.Sequence(submit, Speculation("ngram", 0, ()), 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
     lookup, rounds = Lookup(), []
     for sequence.round in range(1, 33):
         rounds += [sequence.round] if not lookup.hopeless(sequence, priced(0.8)) else []
@@ -155,7 +155,7 @@ def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
     among_others = priced(0.7)
     among_others.batch = 2
     assert lookup.hopeless(sequence, among_others)
-    sequence.asked = Speculation("ngram", 4, ())
+    sequence.asked = Speculation("ngram", 4, (), "jit")
     assert not lookup.hopeless(sequence, priced(0.8))  # K was asked for
 
 
@@ -170,7 +170,7 @@ def priced(each: float) -> WaitCosts:
 def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
     """The second token is right half the times the first one is, which is always."""
     submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
-    asked = Speculation("ssd", 0, ())
+    asked = Speculation("ssd", 0, (), "jit")
     sequence = sequences.Sequence(submit, asked, 200, PageTable(PagePool(8, 4)), 0.0)
     sequence.speculation = Speculation("ssd", 1, (1,), "ngram")
     proposals = ModelFree(PromptLookup)
@@ -189,7 +189,7 @@ def test_no_more_is_looked_up_than_is_worth_verifying() -> None:
 def test_what_was_not_verified_is_learned_from_too() -> None:
     """A guess that did not pay is compared with what came: once it is right often enough, it pays."""
     submit = Submit(0, [9, 10, 1, 2, 3, 9, 10], SamplingParams(max_tokens=100, seed=0))
-    sequence = sequences.Sequence(submit, Speculation("ngram", 0, ()), 200, PageTable(PagePool(8, 4)), 0.0)
+    sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
     lookup, costs = Lookup(), priced(0.8)
     assert lookup.propose(sequence, costs) == []
     for _ in range(200):
@@ -208,7 +208,7 @@ def test_a_draft_that_says_nothing_is_not_waited_for_long(
     is done when a wait begins."""
     clock = Clock()
     use_clock(clock)
-    settings = config(Speculation(mode, 16, (1,)))
+    settings = config(Speculation(mode, 16, (1,), "jit"))
     draft = Draft(settings, world.draft, steps=0)
     for claim in (0.0, 1000.0):
         draft._writer.tick(claim)

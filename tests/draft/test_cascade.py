@@ -45,12 +45,12 @@ def any_length(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("speculation", "levels"),
     [
-        pytest.param(Speculation("ssd", 4, (3,)), 1, marks=pytest.mark.thorough),
-        (Speculation("ssd", 4, (3,)), 2),
-        pytest.param(Speculation("ssd", 8, (1,)), 2, marks=pytest.mark.thorough),
-        (Speculation("ssd", 4, (), budget=12), 1),
-        (Speculation("sd", 4), 1),
-        (Speculation("sd", 8), 2),
+        pytest.param(Speculation("ssd", 4, (3,), "jit"), 1, marks=pytest.mark.thorough),
+        (Speculation("ssd", 4, (3,), "jit"), 2),
+        pytest.param(Speculation("ssd", 8, (1,), "jit"), 2, marks=pytest.mark.thorough),
+        (Speculation("ssd", 4, (), "jit", budget=12), 1),
+        (Speculation("sd", 4, (3,), "jit"), 1),
+        (Speculation("sd", 8, (3,), "jit"), 2),
     ],
     ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"{s} smaller",
 )
@@ -75,7 +75,7 @@ def test_the_text_is_the_targets_and_fewer_forwards_write_it(
 ) -> None:
     """With a target, and long and shared prompts, which each drafter computes in chunks of its own."""
     monkeypatch.setattr("ssd.draft.cascade.best_length", lambda *_: 3)
-    settings = config(Speculation(mode, 4, (2,)))
+    settings = config(Speculation(mode, 4, (2,), "jit"))
     prompts = [tiny.token_ids(n, n) for n in (5, 150, 30)] + [tiny.token_ids(30, 30)[:20]]
     forwards = {}
     for name, runners in {"alone": [world.draft], "helped": [*smaller, world.draft]}.items():
@@ -95,7 +95,7 @@ def test_the_ratio_rule_gets_the_same_tokens_and_draft_probs(
     world: World, smaller: list[Runner], saguaro_c: float
 ) -> None:
     """The last draft draws the tokens: from its distribution, with its own random stream."""
-    speculation = Speculation("ssd", 4, (3,), sampler="rejection", saguaro_c=saguaro_c)
+    speculation = Speculation("ssd", 4, (3,), "jit", sampler="rejection", saguaro_c=saguaro_c)
     drafts = [Draft(config(speculation), *below, world.draft) for below in ([], smaller)]
     targets = [ScriptedTarget(draft, 0, PROMPTS[2], SAMPLED, speculation) for draft in drafts]
     choice = random.Random(2)
@@ -120,7 +120,7 @@ def test_the_ratio_rule_gets_the_same_tokens_and_draft_probs(
 
 
 def test_a_level_without_pages_helps_no_more_and_harms_no_one(world: World, smaller: list[Runner]) -> None:
-    speculation = Speculation("ssd", 4, (3,))
+    speculation = Speculation("ssd", 4, (3,), "jit")
     draft = Draft(config(speculation), smaller[-1], world.draft)
     (below,) = draft.engine.cascade.smaller
     pool = below.drafter.pool
@@ -135,7 +135,7 @@ def test_a_level_without_pages_helps_no_more_and_harms_no_one(world: World, smal
 
 def test_a_level_with_a_shorter_context_stops_at_its_end(folder: Path, world: World, smaller: list[Runner]) -> None:
     short = registry.load(inspect(folder / "close"), torch.float64, tiny.CPU, max_position=40, dummy=False)
-    speculation = Speculation("ssd", 4, (3,))
+    speculation = Speculation("ssd", 4, (3,), "jit")
     draft = Draft(config(speculation), Runner(short, 400, PAGE_SIZE), world.draft)
     Auditor(world, draft)
     texts = Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(2, 45))

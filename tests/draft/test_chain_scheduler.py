@@ -17,7 +17,7 @@ from tests.draft.pair import Draft, ScriptedTarget, config
 from tests.draft.test_tree import tree_of
 from tests.models import tiny
 
-SPECULATION = Speculation("ssd", 3, (4,))
+SPECULATION = Speculation("ssd", 3, (4,), "jit")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def scheduler_of(cells: int) -> tuple[ChainScheduler, list[int]]:
 
 def joint_tree(budget: int) -> Tree:
     """A tree with the trunk 1, 2, 3 in flight, without keys and values of the trunk."""
-    tree = tree_of(Speculation("ssd", 3, (), budget=budget))
+    tree = tree_of(Speculation("ssd", 3, (), "jit", budget=budget))
     tree.trunk, tree.in_flight, tree.computed = [1, 2, 3], 3, tree.base
     return tree
 
@@ -143,7 +143,7 @@ def test_the_allocation_that_would_have_hit_more_often_is_in_force(temperature: 
     lists, spread = (0, 10), (1, 21)
     for outcome, expected in ((lists, False), (spread, True), (lists, False)):
         for _ in range(150):
-            asked = Speculation("ssd", 3, (1, 1, 1, 1), budget=4, allocation="either")
+            asked = Speculation("ssd", 3, (1, 1, 1, 1), "jit", budget=4, allocation="either")
             tree = tree_of(asked, temperature)
             tree.jointly = scheduler.jointly(tree)
             tree.trunk, tree.in_flight, tree.computed = [1, 2, 3], 3, tree.base + 3

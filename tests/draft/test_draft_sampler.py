@@ -22,7 +22,7 @@ TEMPERATURE, COUNT = 0.8, 20_000
 
 
 def tree(c: float, seed: int = 7, top_k: int = 0, sampler: Sampler = "rejection") -> Tree:
-    speculation = Speculation("ssd", 2, (3, 2, 1), sampler=sampler, saguaro_c=c)
+    speculation = Speculation("ssd", 2, (3, 2, 1), "jit", sampler=sampler, saguaro_c=c)
     admit = Admit(0, 0, 0, [1], TEMPERATURE, top_k, 1.0, 0.0, seed, speculation)
     return Tree(admit, 1, PageTable(PagePool(4, 4)))
 

@@ -40,7 +40,7 @@ FEATURES = Features(layers=heads.LAYERS, width=heads.WIDTH)
 
 
 def config(mode: Mode, **fields: Any) -> EngineConfig:
-    return pair.config(Speculation(mode, LOOKAHEAD, (3,)), features=FEATURES, **fields)
+    return pair.config(Speculation(mode, LOOKAHEAD, (3,), "jit"), features=FEATURES, **fields)
 
 
 def params(temperature: float, count: int = len(PROMPTS), **fields: Any) -> list[SamplingParams]:
@@ -186,7 +186,9 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     """A chain grew while its outcome was on its way: its tokens and draft probabilities stay, as the target may have
     taken them up; its features are new."""
     old, new = torch.zeros(2), torch.ones(2)
-    admit = Admit(0, 0, 0, [5, 6, 7], *Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), sampler="rejection"))
+    admit = Admit(
+        0, 0, 0, [5, 6, 7], *Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), "jit", sampler="rejection")
+    )
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)), recurrent=True)
     assert pending(tree, 9) == [6, 7]
     tree.extended(2, [Guess(8, [8], old, old)])

@@ -51,7 +51,7 @@ def test_a_draft_that_is_the_target_is_always_right(
 ) -> None:
     """Every drafted token is accepted and every outcome was prepared. Equal texts alone would not show a draft whose
     keys and values are wrong."""
-    settings = config(Speculation(mode, lookahead, fan_out), deterministic=True)
+    settings = config(Speculation(mode, lookahead, fan_out, "jit"), deterministic=True)
     draft = Draft(settings, Runner(world.single.model, 400, PAGE_SIZE, deterministic=True))
     tokens = 1 + 6 * (lookahead + 1)
     texts = Pair(settings, world.single, draft).run(
@@ -71,11 +71,11 @@ def test_a_draft_that_is_the_target_is_always_right(
 @pytest.mark.parametrize(
     ("speculation", "scattered"),
     [
-        (Speculation("ssd", 4, (3,)), False),
-        (Speculation("ssd", 3, (1, 2, 1, 4)), True),
-        (Speculation("ssd", 8, (1,)), True),
-        (Speculation("sd", 4), False),
-        (Speculation("sd", 4), True),
+        (Speculation("ssd", 4, (3,), "jit"), False),
+        (Speculation("ssd", 3, (1, 2, 1, 4), "jit"), True),
+        (Speculation("ssd", 8, (1,), "jit"), True),
+        (Speculation("sd", 4, (3,), "jit"), False),
+        (Speculation("sd", 4, (3,), "jit"), True),
     ],
     ids=lambda s: (
         f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else f"scattered={s}"
@@ -105,7 +105,7 @@ def test_in_every_state_the_draft_is_what_a_fresh_one_would_be(
 
 @pytest.mark.parametrize("fan_out", [(3,), ()])
 def test_a_draft_that_is_told_tokens_is_what_a_fresh_one_would_be(world: World, fan_out: FanOut) -> None:
-    speculation = Speculation("ssd", 6, fan_out)
+    speculation = Speculation("ssd", 6, fan_out, "jit")
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     *_, targets = play(draft, speculation, random.Random(3), tells=True)
@@ -113,7 +113,7 @@ def test_a_draft_that_is_told_tokens_is_what_a_fresh_one_would_be(world: World, 
 
 
 def test_what_was_drafted_beyond_the_tokens_in_flight_is_not_drafted_again(world: World) -> None:
-    speculation = Speculation("ssd", 6, (3,))
+    speculation = Speculation("ssd", 6, (3,), "jit")
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, PROMPTS[0], GREEDY, speculation, tells=True)
@@ -133,7 +133,7 @@ def test_a_joint_allocation_copies_what_the_text_repeats(
 
     How many chains grow depends on what a step takes: by this clock always the same."""
     monkeypatch.setattr(engine, "time", Clock())
-    speculation = Speculation("ssd", 4, (), budget=10)
+    speculation = Speculation("ssd", 4, (), "jit", budget=10)
     draft = Draft(config(speculation), world.draft, steps=steps)
     audit, choice = Auditor(world, draft), random.Random(f"joint {steps}")
     prompt = [5, 6, 7, 8, 9, 10, 11, 12] * 3
@@ -152,7 +152,7 @@ def test_a_joint_allocation_copies_what_the_text_repeats(
 @pytest.mark.parametrize("sampler", ["coupled", "rejection"])
 def test_a_joint_allocation_changes_no_token(world: World, temperature: float, sampler: Sampler) -> None:
     """Only which guesses are verified. The target's tuner asks for lists; here the draft hears of a budget instead."""
-    settings = config(Speculation("ssd", 4, (3,), sampler=sampler))
+    settings = config(Speculation("ssd", 4, (3,), "jit", sampler=sampler))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft)
 
@@ -173,7 +173,7 @@ def test_a_joint_allocation_changes_no_token(world: World, temperature: float, s
 def test_what_was_rejected_is_no_ones_prefix(world: World) -> None:
     """Pages that a promoted chain had filled are written again after its rejection. A prompt that reads as the chain
     did must not get them."""
-    speculation = Speculation("ssd", 8, (2,))
+    speculation = Speculation("ssd", 8, (2,), "jit")
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, PROMPTS[1][:6], GREEDY, speculation)
@@ -201,7 +201,7 @@ def scatter(draft: Draft) -> list[int]:
 def test_a_real_target_never_spoils_the_drafts_cache(world: World, mode: Mode, temperature: float) -> None:
     """A target that agrees now and then, so that tokens are accepted, rejected and promoted; prompts that are long,
     which the draft computes in chunks, and shared ones."""
-    settings = config(Speculation(mode, 4, (3,)))
+    settings = config(Speculation(mode, 4, (3,), "jit"))
     draft = Draft(settings, world.draft)
     Auditor(world, draft)
     prompts = [tiny.token_ids(n, n) for n in (5, 150, 30)] + [tiny.token_ids(30, 30)[:20]]
@@ -217,7 +217,7 @@ def test_a_real_target_never_spoils_the_drafts_cache(world: World, mode: Mode, t
 def test_a_chain_that_came_a_moment_too_late_does_not_hide_the_backup(world: World, late: int) -> None:
     """The target finds nothing and waits; before the draft hears of it, it publishes that very chain. The target must
     see more tokens than those of the chain."""
-    speculation = Speculation("ssd", 4, (3,))
+    speculation = Speculation("ssd", 4, (3,), "jit")
     draft = Draft(config(speculation), world.draft, steps=0)
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, PROMPTS[0], GREEDY, speculation)
@@ -234,7 +234,7 @@ def test_prompts_that_take_several_steps(tmp_path: Path, vocab_size: int) -> Non
     """Steps that bring no token, steps that grow other sequences' chains beside a prompt chunk, and a vocabulary that
     is ranked in blocks."""
     world = world_in(tmp_path, vocab_size=vocab_size)
-    speculation = Speculation("ssd", 3, (2,))
+    speculation = Speculation("ssd", 3, (2,), "jit")
     draft = Draft(config(speculation, max_model_len=250, vocab_size=vocab_size), world.draft)
     Auditor(world, draft)
     choice = random.Random(0)
@@ -251,7 +251,7 @@ def test_prompts_that_take_several_steps(tmp_path: Path, vocab_size: int) -> Non
 
 def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) -> None:
     """Chains end where the model's positions end, without a fault."""
-    speculation = Speculation("ssd", 4, (1,))
+    speculation = Speculation("ssd", 4, (1,), "jit")
     draft = Draft(config(speculation, max_model_len=tiny.MAX_POSITION), world.draft)
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, tiny.token_ids(tiny.MAX_POSITION - 7, 1), GREEDY, speculation)
@@ -270,7 +270,7 @@ def test_the_last_positions_of_the_model_are_used_and_none_beyond(world: World) 
 
 def test_a_long_prompt_does_not_keep_the_draft_from_a_short_one(world: World) -> None:
     """The next step computes both; the short prompt comes first, and the long one gets the rest of the budget."""
-    speculation = Speculation("ssd", 4, (1,))
+    speculation = Speculation("ssd", 4, (1,), "jit")
     draft = Draft(config(speculation), world.draft, steps=0)
     for request, length in enumerate((190, 5)):
         ScriptedTarget(draft, request, tiny.token_ids(length, request), GREEDY, speculation)
@@ -282,7 +282,7 @@ def test_a_long_prompt_does_not_keep_the_draft_from_a_short_one(world: World) ->
 
 def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: World) -> None:
     """Otherwise a target would wait as long for a draft token as a prompt chunk takes."""
-    speculation = Speculation("ssd", 4, (1,))
+    speculation = Speculation("ssd", 4, (1,), "jit")
     draft = Draft(config(speculation), world.draft)
     noted = []
 
@@ -339,7 +339,7 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(
     """Where both models share cores; prompts are read by the target alone then. It waits for its draft however slow the
     machine is."""
     monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
-    settings = config(Speculation(mode, 4, (2,)))
+    settings = config(Speculation(mode, 4, (2,), "jit"))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft, elastic=True)
     told: list[Message] = []
@@ -362,7 +362,7 @@ def test_a_shrinking_batch_does_not_wake_the_draft_on_its_way(world: World, monk
 
     monkeypatch.setattr(Tuning, "plan", planned)
     monkeypatch.setattr(Tuning, "current", Tuning._filled)
-    settings = config(Speculation("auto", 0, ()))
+    settings = config(Speculation("auto", 0, (), "jit"))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft, elastic=True)
     told: list[Message] = []
@@ -379,7 +379,7 @@ def test_a_shrinking_batch_does_not_wake_the_draft_on_its_way(world: World, monk
 
 
 def test_the_real_tuner_on_a_real_draft(world: World) -> None:
-    settings = config(Speculation("auto", 0, ()))
+    settings = config(Speculation("auto", 0, (), "jit"))
     draft = Draft(settings, world.draft)
     texts = Pair(settings, world.target, draft).run(LONG_PROMPTS, params(3, 45))
     assert texts.ids == plainly(world, LONG_PROMPTS, 0.0, 45).ids
@@ -393,7 +393,7 @@ def test_the_real_tuner_on_a_real_draft(world: World) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_sum_of_the_rounds(world: World, mode: Mode, temperature: float) -> None:
     """The draft takes few steps a round: hits, misses of several kinds, late chains."""
-    settings = config(Speculation(mode, 4, (2,)))
+    settings = config(Speculation(mode, 4, (2,), "jit"))
     pair = Pair(settings, world.target, Draft(settings, world.draft, steps=5))
     rounds: dict[int, list[Emission]] = {i: [] for i in range(len(PROMPTS))}
     for request, (prompt, law) in enumerate(zip(PROMPTS, params(len(PROMPTS), 30, temperature), strict=True)):

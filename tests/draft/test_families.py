@@ -79,7 +79,7 @@ def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path)
     """Keys and values stay right from round to round: every draft token is accepted, every outcome prepared."""
     kind, knobs = ALL[family]
     target = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64, pages=400, page_size=PAGE_SIZE)
-    settings = config(Speculation("ssd", 4, (2,)))
+    settings = config(Speculation("ssd", 4, (2,), "jit"))
     draft = Draft(settings, Runner(target.model, 400, PAGE_SIZE))
     prompts = [tiny.token_ids(n, n) for n in (3, 16, 41)]
     texts = Pair(settings, target, draft).run(prompts, params(3, 1 + 6 * 5))
@@ -92,7 +92,7 @@ def test_a_draft_without_positions_for_all_of_a_text_stops_at_its_last(tmp_path:
     target = tiny.runner(tiny.model("gpt2", tmp_path / "target"), torch.float64, pages=400, page_size=PAGE_SIZE)
     short = tiny.runner(tiny.model("gpt2", tmp_path / "draft", max_position_embeddings=40), torch.float64)
     assert short.model.shape.max_position == 40
-    draft = Draft(config(Speculation("ssd", 4, (2,))), Runner(short.model, 400, PAGE_SIZE))
+    draft = Draft(config(Speculation("ssd", 4, (2,), "jit")), Runner(short.model, 400, PAGE_SIZE))
     prompts = [tiny.token_ids(n, n) for n in (3, 38, 60)]
     texts = Pair(draft.config, target, draft).run(prompts, params(3, 60))
     assert texts.ids == Pair(config(Speculation("ar")), target).run(prompts, params(3, 60)).ids

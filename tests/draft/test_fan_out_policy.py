@@ -42,7 +42,7 @@ def test_one_that_goes_by_probability(world: World, temperature: float, monkeypa
 
     monkeypatch.setattr(outcome, "NEEDS_PROBABILITIES", True)
     monkeypatch.setattr(outcome, "forks", likely)
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     texts = Pair(settings, world.target, Draft(settings, world.draft)).run(PROMPTS, params(2, 30, temperature))
     assert texts.ids == plainly(world, PROMPTS, temperature, 30).ids
     assert len(numbers) > 1 and sum(metrics.hits for metrics in texts.metrics) > 0

@@ -79,7 +79,7 @@ def test_messages_that_go_astray_cost_no_token_and_no_page(
 
 
 def test_the_same_sequence_admitted_again_begins_afresh(world: World) -> None:
-    speculation = Speculation("ssd", 4, (3,))
+    speculation = Speculation("ssd", 4, (3,), "jit")
     draft = Draft(config(speculation), world.draft)
     Auditor(world, draft)
     first = ScriptedTarget(draft, 0, PROMPTS[2], GREEDY, speculation)
@@ -107,7 +107,7 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
 ) -> None:
     """A new draft of a new epoch comes in the middle of the texts, again and again; the old entries count for
     nothing."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     draft = Draft(settings, world.draft)
     Auditor(world, draft)
     pair = Pair(settings, world.target, draft)
@@ -131,7 +131,7 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
 def test_a_draft_that_is_away_for_a_while(world: World, temperature: float) -> None:
     """No message arrives and the board stays as it was. Then a new draft says hello, and is told of the requests one by
     one: it must compute each text, and a round must not wait for all of them."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft)
     steps, followed = iter(range(1000)), list[int]()

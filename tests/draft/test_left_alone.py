@@ -105,7 +105,7 @@ class Watched:
 @pytest.mark.parametrize(("mode", "temperature"), [("sd", 0.0), ("ssd", 0.0), ("ssd", 0.8)])
 def test_it_is_left_alone(world: World, fault: Fault, mode: Mode, temperature: float) -> None:
     """Also where K is fixed: few rounds have waited for it or verified its tokens, and it hears of few."""
-    watched = Watched(world, Speculation(mode, 4, (3,)), fault)
+    watched = Watched(world, Speculation(mode, 4, (3,), "jit"), fault)
     ids = watched.run(PROMPTS, params(len(PROMPTS), TOKENS, temperature))
     assert ids == plainly(world, PROMPTS, temperature, TOKENS).ids
     assert watched.states.count("up") < TOKENS / 2
@@ -116,14 +116,14 @@ def test_it_is_left_alone(world: World, fault: Fault, mode: Mode, temperature: f
 
 
 def test_a_draft_may_be_found_dead_as_one_of_several_requests_is_given_up(world: World) -> None:
-    watched = Watched(world, Speculation("sd", 4, (3,)), forgetful)
+    watched = Watched(world, Speculation("sd", 4, (3,), "jit"), forgetful)
     watched.pair.post = lambda message: not isinstance(message, Release) and watched.pair.deliver(message)
     assert watched.run(PROMPTS, params(4, TOKENS)) == plainly(world, PROMPTS, 0.0, TOKENS).ids
     assert "down" in watched.states and sum(watched.drafted) > 0
 
 
 def test_a_draft_that_lies_is_left_alone_where_k_is_chosen(world: World) -> None:
-    watched = Watched(world, Speculation("ssd", 0, ()), lying)
+    watched = Watched(world, Speculation("ssd", 0, (), "jit"), lying)
     assert watched.run(PROMPTS, params(4, TOKENS)) == plainly(world, PROMPTS, 0.0, TOKENS).ids
     assert sum(watched.drafted) <= 8 * len(PROMPTS) * 40
 
@@ -132,7 +132,7 @@ def test_a_draft_that_lies_is_left_alone_where_k_is_chosen(world: World) -> None
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_it_is_of_use_again_when_it_is_well(world: World, fault: Fault, mode: Mode) -> None:
     """One request tries; then the others follow, one a round."""
-    watched = Watched(world, Speculation(mode, 4, (3,)), fault)
+    watched = Watched(world, Speculation(mode, 4, (3,), "jit"), fault)
     look = watched.pair.between_steps
 
     def recover() -> None:
@@ -153,7 +153,7 @@ def test_it_is_of_use_again_when_it_is_well(world: World, fault: Fault, mode: Mo
 
 
 def test_a_new_request_may_be_the_trial(world: World) -> None:
-    watched = Watched(world, Speculation("ssd", 4, (3,)), silent, steps=0)
+    watched = Watched(world, Speculation("ssd", 4, (3,), "jit"), silent, steps=0)
     watched.run([tiny.token_ids(5, 5)], params(1, 60))
     assert "open" in watched.states and watched.pair.proposer.state != "up"
     watched.broken(False)
@@ -165,7 +165,7 @@ def test_a_new_request_may_be_the_trial(world: World) -> None:
 
 def test_one_request_that_the_draft_has_lost_returns_alone(world: World) -> None:
     """The others keep the draft meanwhile."""
-    watched = Watched(world, Speculation("sd", 1), silent)
+    watched = Watched(world, Speculation("sd", 1, (3,), "jit"), silent)
     watched.broken(False)
     look = watched.pair.between_steps
 
@@ -185,7 +185,7 @@ def test_one_request_that_the_draft_has_lost_returns_alone(world: World) -> None
 
 def test_it_is_spoken_of_once_a_minute(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """However often it is given up and taken back, as fast as that is possible."""
-    watched = Watched(world, Speculation("ssd", 4, (3,)), silent)
+    watched = Watched(world, Speculation("ssd", 4, (3,), "jit"), silent)
     look = watched.pair.between_steps
 
     def turn() -> None:

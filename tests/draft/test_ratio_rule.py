@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def ratio(mode: str, c: float = 1.0, lookahead: int = 2) -> Speculation:
-    return Speculation(mode, lookahead, (2,), sampler="rejection", saguaro_c=c)  # type: ignore[arg-type]
+    return Speculation(mode, lookahead, (2,), "jit", sampler="rejection", saguaro_c=c)  # type: ignore[arg-type]
 
 
 def sampled(seed: int, tokens: int = TOKENS + 2) -> SamplingParams:
@@ -103,7 +103,7 @@ def test_a_draft_that_is_the_target_is_never_rejected(world: World, mode: str) -
 
 
 def test_without_an_arena_nothing_drawn_is_verified(world: World) -> None:
-    settings = config(Speculation("ssd", 2, (2,)))
+    settings = config(Speculation("ssd", 2, (2,), "jit"))
     draft = Draft(settings, world.draft)
     asked = SamplingParams(temperature=0.9, seed=1, max_tokens=12, ignore_eos=True, speculation=ratio("ssd"))
     texts = Pair(settings, world.target, draft).run([PROMPT], [asked])
@@ -126,7 +126,7 @@ ROWS = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
 
 @pytest.fixture
 def arena() -> DraftProbsArena:
-    layout = draft_probs_layout(2, Speculation("ssd", 2, (1,)), 3)
+    layout = draft_probs_layout(2, Speculation("ssd", 2, (1,), "jit"), 3)
     descriptor = memory_file("draft-probs", layout.size_bytes)
     made = DraftProbsArena(descriptor, layout)
     os.close(descriptor)

@@ -50,7 +50,7 @@ def test_a_draft_with_a_smaller_head_proposes_the_first_ids_only(tmp_path: Path,
     assert torch.equal(runner.forward(rows), whole.forward(rows)[:, :70])
 
     prompts = [tiny.token_ids(n, n) for n in (5, 40)]
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     texts = Pair(settings, judge, Draft(settings, runner)).run(prompts, params(2, 60, temperature))
     plain = Pair(config(Speculation("ar")), judge).run(prompts, params(2, 60, temperature))
     assert texts.ids == plain.ids

@@ -88,12 +88,12 @@ def test_guesses_are_those_of_the_same_steps_as_they_are(world: World, sequences
     """Each sequence has its own results, however many there are beside it."""
     lengths = [(9, 1, 13, 6, 12, 2, 5, 7)[index] for index in range(sequences)]
     wanted = [(laws * 8)[index]._replace(seed=index) for index in range(sequences)]
-    check(world.draft.model, config(Speculation("ssd", 4, (3,))), wanted, lengths)
+    check(world.draft.model, config(Speculation("ssd", 4, (3,), "jit")), wanted, lengths)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 48])
 def test_of_pages_of_any_size(world: World, page_size: int) -> None:
-    settings = config(Speculation("ssd", 4, (3,)), page_size=page_size, draft_num_pages=400)
+    settings = config(Speculation("ssd", 4, (3,), "jit"), page_size=page_size, draft_num_pages=400)
     check(world.draft.model, settings, [GREEDY, WARM, WARM._replace(seed=3)], [30, 2, 11])
 
 
@@ -103,24 +103,24 @@ def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
     """Windows that end within a path and within a chain, shared key heads, caps."""
     kind, knobs = (FAMILIES | FALLBACK)[family]
     runner = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64)
-    check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [length, length + 3])
+    check(runner.model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [length, length + 3])
 
 
 def test_of_a_single_layer(tmp_path: Path) -> None:
     """A winning chain is copied within one tensor, in which its cell and the path's pages are dense."""
     runner = tiny.runner(tiny.llama(tmp_path, num_hidden_layers=1), torch.float64)
-    check(runner.model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [9, 5])
+    check(runner.model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [9, 5])
 
 
 def test_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     kind, knobs = FAMILIES["mistral window"]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
-    check(model, config(Speculation("ssd", 4, (3,))), [GREEDY, WARM], [5, 11], attention="triton")
+    check(model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [5, 11], attention="triton")
 
 
 def test_more_chains_than_a_row_holds(world: World) -> None:
     """Twenty chains of a sequence, and one alone."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     results = []
     for drafter in drafters(world.draft.model, settings):
         trees = trees_of(drafter, [WARM] * 2, [5, 9], settings.speculation)
@@ -140,14 +140,14 @@ def test_an_id_that_is_not_in_the_vocabulary_ends_the_draft(world: World, monkey
         return ids + VOCABULARY, values
 
     monkeypatch.setattr("ssd.draft.static_shapes.highest", wrong)
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     _, drafter = drafters(world.draft.model, settings)
     with pytest.raises(SsdError, match=f"not in the vocabulary of {VOCABULARY}"):
         grown(drafter, trees_of(drafter, [WARM], [5], settings.speculation))
 
 
 def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
-    settings = config(Speculation("ssd", 4, (12,)))
+    settings = config(Speculation("ssd", 4, (12,), "jit"))
     results = []
     for drafter in drafters(world.draft.model, settings):
         results.append(grown(drafter, trees_of(drafter, [WARM] * 8, [5] * 8, settings.speculation), copies=12))
@@ -158,7 +158,7 @@ def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
 
 def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: World) -> None:
     """Whatever the dummy page holds."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     results = []
     for filler in (0.0, 1e30, torch.nan):
         _, drafter = drafters(world.draft.model, settings)
@@ -204,7 +204,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
     results = []
     for at_once in (False, True):
-        _, drafter = drafters(model, config(Speculation("ssd", 8, (3,))))
+        _, drafter = drafters(model, config(Speculation("ssd", 8, (3,), "jit")))
         results.append(deepened(drafter, laws, [9, 2, 30][: len(laws)], at_once))
         assert isinstance(drafter.runner, Counting)
         prompt = max([9, 2, 30][: len(laws)]) + TRUNK > 16
@@ -217,7 +217,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
 def test_several_tokens_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     kind, knobs = FAMILIES["mistral window"]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
-    settings = config(Speculation("ssd", 8, (3,)))
+    settings = config(Speculation("ssd", 8, (3,), "jit"))
     found = [deepened(drafters(model, settings, "triton")[1], [WARM], [5], at_once) for at_once in (False, True)]
     assert_alike(*found)
 
@@ -236,7 +236,7 @@ def policy(*rounds: float, depth_s: float = 1.0) -> DepthPolicy:
 class Waiting:
     """A tree whose target waits for its trunk."""
 
-    answers, speculation = object(), Speculation("ssd", 4, (3,))
+    answers, speculation = object(), Speculation("ssd", 4, (3,), "jit")
 
 
 def test_a_depth_takes_what_it_takes_beside_a_verification() -> None:
@@ -258,7 +258,10 @@ def test_a_step_ends_before_the_next_outcome() -> None:
 def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_token(world: World) -> None:
     waiting, verifying = (
         trees_of(
-            drafters(world.draft.model, config(Speculation(mode, 4, (3,))))[1], [GREEDY], [5], Speculation(mode, 4)
+            drafters(world.draft.model, config(Speculation(mode, 4, (3,), "jit")))[1],
+            [GREEDY],
+            [5],
+            Speculation(mode, 4, (3,), "jit"),
         )
         for mode in ("sd", "ssd")
     )
@@ -274,12 +277,12 @@ def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_toke
 @pytest.mark.parametrize(
     ("speculation", "levels", "depths"),
     [
-        (Speculation("ssd", 4, (3,)), 2, 1),
-        (Speculation("ssd", 8, (1,)), 1, 3),
-        (Speculation("ssd", 4, (), budget=12), 1, 16),
-        (Speculation("sd", 4), 2, 3),
-        pytest.param(Speculation("ssd", 4, (3,)), 2, 16, marks=pytest.mark.thorough),
-        pytest.param(Speculation("ssd", 4, (), budget=12), 1, 1, marks=pytest.mark.thorough),
+        (Speculation("ssd", 4, (3,), "jit"), 2, 1),
+        (Speculation("ssd", 8, (1,), "jit"), 1, 3),
+        (Speculation("ssd", 4, (), "jit", budget=12), 1, 16),
+        (Speculation("sd", 4, (3,), "jit"), 2, 3),
+        pytest.param(Speculation("ssd", 4, (3,), "jit"), 2, 16, marks=pytest.mark.thorough),
+        pytest.param(Speculation("ssd", 4, (), "jit", budget=12), 1, 1, marks=pytest.mark.thorough),
     ],
     ids=lambda s: f"{s.mode} {s.num_speculative_tokens} {s.fan_out}" if isinstance(s, Speculation) else str(s),
 )
@@ -328,7 +331,7 @@ def test_a_target_says_the_same_and_hits_as_often(
 
 
 def test_a_draft_that_is_the_target_is_always_right(world: World) -> None:
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     draft = Draft(settings, static(world.target.model, settings))
     prompts = [tiny.token_ids(n, n) for n in (3, 16, 41)]
     for temperature in (0.0, 0.8):
@@ -339,7 +342,7 @@ def test_a_draft_that_is_the_target_is_always_right(world: World) -> None:
 
 def test_a_draft_that_begins_anew_has_all_of_its_places(world: World) -> None:
     """The memory that graphs read stays; the sequences that used it are forgotten."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     draft = Draft(settings, static(world.draft.model, settings))
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, tiny.token_ids(9, 1), WARM, settings.speculation)
@@ -354,7 +357,7 @@ def test_a_draft_that_begins_anew_has_all_of_its_places(world: World) -> None:
 
 
 def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     ragged, fixed = drafters(world.draft.model, settings)
     fixed.runner.warm_up(4)
     rankings = [ranking for step in fixed.runner._steps.values() for ranking in step.ranked]
@@ -365,7 +368,7 @@ def test_warming_up_runs_every_shape_and_leaves_no_trace(world: World) -> None:
 
 def test_rehearsed_steps_are_those_of_a_real_tree(world: World) -> None:
     """What the target measures before the first request; nothing of it stays."""
-    settings = config(Speculation("ssd", 4, (3,)))
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
     for each in (world.draft, static(world.draft.model, settings)):
         draft = Draft(settings, each)
         for rows in (1, 4, 16):

@@ -18,7 +18,7 @@ from ssd.speculation.sampling import Law
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
 PROMPT = [50, 51, 52]
-SSD = Speculation("ssd", 3, (2,))
+SSD = Speculation("ssd", 3, (2,), "jit")
 
 
 def tree_of(speculation: Speculation = SSD, temperature: float = 0.0, kind: type[Tree] = Tree) -> Tree:
@@ -103,7 +103,7 @@ def test_a_token_that_was_not_taken_may_come_after_full_acceptance() -> None:
 
 
 def test_of_a_list_the_last_number_belongs_to_full_acceptance() -> None:
-    speculation = Speculation("ssd", 3, (1, 2, 1, 4))
+    speculation = Speculation("ssd", 3, (1, 2, 1, 4), "jit")
     ranks = list(range(60, 70))
     for in_flight, expected in ((3, [1, 2, 1, 4]), (1, [1, 7]), (0, [8])):
         tree = after_a_win(in_flight, speculation)
@@ -228,10 +228,10 @@ def test_after_a_miss_the_trunk_grows_to_the_lookahead_while_the_target_waits() 
 @pytest.mark.parametrize(
     ("speculation", "temperature", "expected"),
     [
-        (Speculation("ssd", 3, (), budget=4), 0.0, [50, 51, 52]),
-        (Speculation("ssd", 3, (), budget=4, sampler="rejection"), 0.0, [50, 51, 52]),
-        (Speculation("ssd", 3, (), budget=4, sampler="rejection"), 0.8, [61, 62, 63]),
-        (Speculation("ssd", 3, (2,)), 0.0, [61, 62, 63]),
+        (Speculation("ssd", 3, (), "jit", budget=4), 0.0, [50, 51, 52]),
+        (Speculation("ssd", 3, (), "jit", budget=4, sampler="rejection"), 0.0, [50, 51, 52]),
+        (Speculation("ssd", 3, (), "jit", budget=4, sampler="rejection"), 0.8, [61, 62, 63]),
+        (Speculation("ssd", 3, (2,), "jit"), 0.0, [61, 62, 63]),
     ],
 )
 def test_a_trunk_goes_on_as_the_text_did_unless_its_tokens_were_drawn(
@@ -276,7 +276,7 @@ def test_a_launch_of_another_round_is_ignored() -> None:
 
 
 def test_ordinary_speculation_prepares_for_no_outcome() -> None:
-    tree = tree_of(Speculation("sd", 3))
+    tree = tree_of(Speculation("sd", 3, (3,), "jit"))
     compute(tree, {0: [7, 8, 9]})
     assert listed_outcomes(tree) == []
     tree.outcome(outcome(0, 7, None))
@@ -292,14 +292,16 @@ def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
     first = PageTable(pool)
     first.grow(8)
     first.share_computed(list(range(8)), 8)
-    admit = Admit(1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation())
+    admit = Admit(
+        1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit")
+    )
     tree = Tree(admit, EPOCH, PageTable(pool))
     assert tree.computed == 4 and pending(tree, 100) == [4, 5, 6, 7] and outputs(tree, 4) == 1
 
 
 def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
     """In `sd` the target decides what follows it: K forwards for K draft tokens."""
-    admit = Admit(0, 0, 0, [5, 6, 7], *Law(), Speculation("sd", 2))
+    admit = Admit(0, 0, 0, [5, 6, 7], *Law(), Speculation("sd", 2, (3,), "jit"))
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)))
     tree.extended(3, [Guess(8, [8])])
     tree.outcome(Verified(0, 0, 0, 8, None))

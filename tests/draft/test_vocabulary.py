@@ -61,7 +61,7 @@ def load(directory: Path, dtype: torch.dtype, int8: bool = False, target: Path |
 
 
 def settings(mode: Mode = "ssd", **fields: Any) -> Any:
-    return pair.config(Speculation(mode, 4, (3,), **fields))
+    return pair.config(Speculation(mode, 4, (3,), **{"backup": "jit"} | fields))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_ids_of_the_text_are_among_the_candidates(folder: Path) -> None:
 
 @pytest.mark.parametrize("c", [1.0, 0.3])
 def test_draft_probs_are_over_the_whole_vocabulary(folder: Path, c: float) -> None:
-    speculation = Speculation("ssd", 2, (3,), sampler="rejection", saguaro_c=c)
+    speculation = Speculation("ssd", 2, (3,), "jit", sampler="rejection", saguaro_c=c)
     guess = asked(folder / "listed", WARM, speculation, torch.float64)
     known, probs = sorted({*IDS, *TEXT}), guess.draft_probs
     assert probs is not None and probs.shape == (VOCABULARY,) and probs[guess.token] > 0

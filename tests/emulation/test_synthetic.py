@@ -84,7 +84,7 @@ def test_several_ranks_say_it_in_parts(models: dict[str, Any]) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_are_accepted_as_often_as_stated(models: dict[str, Any], temperature: float) -> None:
     """Of 4 drafted tokens as many as make the stated length, over a good part of the script."""
-    speculation = Speculation("sd", ASKED.lookahead)
+    speculation = Speculation("sd", ASKED.lookahead, (3,), "jit")
     settings = config(speculation, vocab_size=VOCABULARY, num_pages=800, draft_num_pages=800, max_model_len=1200)
     target, draft = (
         Runner(model(directory, role), 800, settings.page_size)
@@ -104,7 +104,9 @@ def test_every_mode_of_an_engine_says_the_same(models: dict[str, Any]) -> None:
         ids = {}
         for mode in modes:
             params = [
-                SamplingParams(t, seed=3, max_tokens=200, ignore_eos=True, speculation=Speculation(mode))
+                SamplingParams(
+                    t, seed=3, max_tokens=200, ignore_eos=True, speculation=Speculation(mode, 4, (3,), "jit")
+                )
                 for t in (0, 1)
             ]
             ids[mode] = [answer.token_ids for answer in llm.generate([[1, 2, 3], [4]], params)]

@@ -93,7 +93,7 @@ def requests(lengths: Sequence[int], tokens: int, **fields: Any) -> tuple[list[l
 @pytest.mark.parametrize("name", [*LAWS, *ADJUSTED])
 def test_ids_are_those_of_the_plain_forward(world: World, mode: Mode, name: str) -> None:
     prompts, params = requests((1, 3, 4, 5, 17, 40), 24, **(LAWS | ADJUSTED)[name])
-    texts = world.pair(Speculation(mode)).run(prompts, params)
+    texts = world.pair(Speculation(mode, 4, (3,), "jit")).run(prompts, params)
     world.check(texts, prompts, params)
     accepted = sum(m.accepted_tokens for m in texts.metrics)
     assert 0 < accepted < sum(m.drafted_tokens for m in texts.metrics) or mode == "ar"
@@ -112,14 +112,14 @@ def test_ids_do_not_depend_on_how_one_speculates(
     world: World, mode: Mode, drafted: tuple[int, FanOut], temperature: float
 ) -> None:
     prompts, params = requests((2, 9, 30), 24, temperature=temperature)
-    texts = world.pair(Speculation(mode, *drafted)).run(prompts, params)
+    texts = world.pair(Speculation(mode, *drafted, "jit")).run(prompts, params)
     world.check(texts, prompts, params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_without_a_backup(world: World, temperature: float) -> None:
     prompts, params = requests((2, 9, 30), 24, temperature=temperature)
-    texts = world.pair(Speculation("ssd", backup="none")).run(prompts, params)
+    texts = world.pair(Speculation("ssd", 4, (3,), backup="none")).run(prompts, params)
     world.check(texts, prompts, params)
     assert any(metrics.hits and metrics.misses for metrics in texts.metrics)
 
@@ -130,7 +130,7 @@ def test_batches_of_1_to_32(world: World, mode: Mode) -> None:
     prompts, params = requests([1 + 5 * index % 23 for index in range(32)], 6)
     kinds = [*LAWS.values(), *ADJUSTED.values()]
     params = [SamplingParams(seed=i, max_tokens=6, **kinds[i % len(kinds)]) for i in range(32)]
-    pair = world.pair(Speculation(mode), max_num_seqs=32)
+    pair = world.pair(Speculation(mode, 4, (3,), "jit"), max_num_seqs=32)
     for size in (1, 2, 3, 5, 8, 13, 21, 32):
         world.check(pair.run(prompts[:size], params[:size]), prompts[:size], params[:size])
 
@@ -139,8 +139,8 @@ def test_batches_of_1_to_32(world: World, mode: Mode) -> None:
 def test_rows_that_speculate_differently_in_one_batch(world: World, temperature: float) -> None:
     kinds = (
         Speculation("ar"),
-        Speculation("sd", 2),
-        Speculation("ssd", 6, (1,)),
+        Speculation("sd", 2, (3,), "jit"),
+        Speculation("ssd", 6, (1,), "jit"),
         Speculation("ssd", 3, (1, 2, 1, 4), "none"),
     )
     prompts, params = requests((6,) * 8, 20, temperature=temperature)
@@ -148,7 +148,7 @@ def test_rows_that_speculate_differently_in_one_batch(world: World, temperature:
         SamplingParams(p.temperature, seed=p.seed, max_tokens=20, speculation=kinds[index % 4])
         for index, p in enumerate(params)
     ]
-    texts = world.pair(Speculation("ssd")).run(prompts, mixed)
+    texts = world.pair(Speculation("ssd", 4, (3,), "jit")).run(prompts, mixed)
     world.check(texts, prompts, mixed)
     assert [m.mode for m in texts.metrics] == ["ar", "sd", "ssd", "ssd"] * 2
 
@@ -159,7 +159,7 @@ def test_chunked_prefill(world: World, mode: Mode, budget: int) -> None:
     """Prompts longer than what one step may carry, computed piece by piece beside others that decode already; with a
     budget that leaves some rows no place for all their draft tokens."""
     prompts, params = requests((50, 3, 33, 20), 16, temperature=0.8)
-    texts = world.pair(Speculation(mode), max_num_batched_tokens=budget).run(prompts, params)
+    texts = world.pair(Speculation(mode, 4, (3,), "jit"), max_num_batched_tokens=budget).run(prompts, params)
     world.check(texts, prompts, params)
 
 
@@ -170,7 +170,7 @@ def test_chunked_prefill(world: World, mode: Mode, budget: int) -> None:
 def test_preemption(world: World, mode: Mode, name: str) -> None:
     """Pages for about three of eight sequences: the newest lose theirs and are computed again, tokens and all."""
     prompts, params = requests((5, 9, 14, 3, 8, 11, 2, 6), 30, **(LAWS | ADJUSTED)[name])
-    pair = world.pair(Speculation(mode), num_pages=30, max_model_len=100)
+    pair = world.pair(Speculation(mode, 4, (3,), "jit"), num_pages=30, max_model_len=100)
     texts = pair.run(prompts, params)
     assert texts.preemptions > 2
     world.check(texts, prompts, params)
@@ -180,7 +180,7 @@ def test_preemption(world: World, mode: Mode, name: str) -> None:
 def test_a_draft_without_room(world: World, mode: Mode) -> None:
     """The draft's pages do not suffice for all: some sequences go on without it."""
     prompts, params = requests((5, 9, 14, 3, 8, 11, 2, 6), 10)
-    pair = world.pair(Speculation(mode), draft_num_pages=25, max_model_len=100)
+    pair = world.pair(Speculation(mode, 4, (3,), "jit"), draft_num_pages=25, max_model_len=100)
     texts = pair.run(prompts, params)
     world.check(texts, prompts, params)
     assert pair.draft is not None
@@ -193,7 +193,7 @@ def test_prefix_hits(world: World, mode: Mode, temperature: float) -> None:
     """The same prompt again, one that goes on from an answer, and one that shares a beginning. The answer ends where
     its page does, but the keys of its last token were never computed: that page is nobody's prefix."""
     prompts, params = requests((22,), 14, temperature=temperature)
-    pair = world.pair(Speculation(mode))
+    pair = world.pair(Speculation(mode, 4, (3,), "jit"))
     first = pair.run(prompts, params)
     world.check(first, prompts, params)
     assert first.metrics[0].cached_tokens == 0
@@ -211,7 +211,7 @@ def test_float32_differs_at_near_ties_only(world: World, mode: Mode, name: str) 
     """Given the engine's own text up to a token, that token is the plain double-precision forward's wherever the gap
     of the two best scores exceeds 1e-4."""
     prompts, params = requests((1, 3, 4, 5, 17, 40), 24, **LAWS[name])
-    texts = world.pair(Speculation(mode), torch.float32).run(prompts, params)
+    texts = world.pair(Speculation(mode, 4, (3,), "jit"), torch.float32).run(prompts, params)
     clear = 0
     for prompt, settings, ids in zip(prompts, params, texts.ids, strict=True):
         assert len(ids) == settings.max_tokens

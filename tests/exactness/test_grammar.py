@@ -167,7 +167,7 @@ def check_text(text: str, asked: Structured | None) -> None:
 def test_ids_are_those_of_the_plain_forward(world: World, name: str, law: str) -> None:
     prompts, params = requests((1, 17, 40), structured=ASKED[name], **LAWS[law])
     for mode in MODES:
-        check(world, world.pair(Speculation(mode)).run(prompts, params), prompts, params)
+        check(world, world.pair(Speculation(mode, 4, (3,), "jit")).run(prompts, params), prompts, params)
 
 
 def test_schemas_of_all_kinds(world: World) -> None:
@@ -184,7 +184,7 @@ def test_schemas_of_all_kinds(world: World) -> None:
     assert len(whole) > 0.7 * len(made)
     assert [fault(*each) for each in whole] == [""] * len(whole)
     for mode in ("sd", "ssd"):
-        assert world.pair(Speculation(mode), max_num_seqs=8).run(prompts, asked).ids == expected
+        assert world.pair(Speculation(mode, 4, (3,), "jit"), max_num_seqs=8).run(prompts, asked).ids == expected
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -193,7 +193,7 @@ def test_a_batch_of_all_kinds_and_of_none(world: World, mode: Mode) -> None:
     prompts, params = requests((30, 3, 22, 20, 9, 12, 5, 8), temperature=0.8, max_tokens=60)
     kinds = [None, *ASKED.values()]
     mixed = [replace_params(p, structured=kinds[i % 6], logprobs=2, prompt_logprobs=0) for i, p in enumerate(params)]
-    texts = world.pair(Speculation(mode), max_num_batched_tokens=16).run(prompts, mixed)
+    texts = world.pair(Speculation(mode, 4, (3,), "jit"), max_num_batched_tokens=16).run(prompts, mixed)
     alone = [world.pair(Speculation("ar")).run([p], [q]).ids[0] for p, q in zip(prompts, mixed, strict=True)]
     assert texts.ids == alone
     for ids, asked in zip(texts.ids, mixed, strict=True):
@@ -208,7 +208,7 @@ def replace_params(params: SamplingParams, **fields: Any) -> SamplingParams:
 @pytest.mark.parametrize("mode", MODES)
 def test_preemption(world: World, mode: Mode) -> None:
     prompts, params = requests((5, 9, 14, 3, 8, 11, 2, 6), structured=SCHEMA, temperature=0.8)
-    texts = world.pair(Speculation(mode), num_pages=50, max_model_len=150).run(prompts, params)
+    texts = world.pair(Speculation(mode, 4, (3,), "jit"), num_pages=50, max_model_len=150).run(prompts, params)
     assert texts.preemptions > 2
     check(world, texts, prompts, params)
 
@@ -216,7 +216,7 @@ def test_preemption(world: World, mode: Mode) -> None:
 def test_a_draft_that_is_lost_changes_nothing(world: World) -> None:
     """The draft begins anew, knowing nothing, every fifth step."""
     prompts, params = requests((5, 9, 14), structured=SCHEMA, temperature=0.8)
-    pair = world.pair(Speculation("ssd"))
+    pair = world.pair(Speculation("ssd", 4, (3,), "jit"))
     steps = 0
 
     def lose() -> None:
@@ -247,7 +247,7 @@ def test_the_ratio_rule_keeps_the_distribution(world: World, mode: Mode) -> None
             else:
                 open_texts[(*output, token)] = weight * float(p[token])
     assert sum(exact.values()) == pytest.approx(1, abs=1e-5)
-    pair = world.pair(Speculation(mode, 2, (2,), sampler="rejection"), max_num_seqs=32)
+    pair = world.pair(Speculation(mode, 2, (2,), "jit", sampler="rejection"), max_num_seqs=32)
     found: Counter[str] = Counter()
     for first in range(0, count, 32):
         params = [SamplingParams(temperature=2.0, seed=first + i, max_tokens=40, structured=asked) for i in range(32)]
@@ -269,7 +269,7 @@ def test_the_ratio_rule_keeps_the_distribution(world: World, mode: Mode) -> None
 def test_a_draft_that_is_the_target_is_always_right(world: World, mode: Mode, sampler: str, name: str) -> None:
     """It knows the grammar: trunk, chains and their candidates. No one copies from the text."""
     prompts, params = requests((1, 17, 40), structured=ASKED[name], temperature=0.8)
-    pair = world.pair(Speculation(mode, sampler=sampler), twin=True)  # type: ignore[arg-type]
+    pair = world.pair(Speculation(mode, 4, (3,), "jit", sampler=sampler), twin=True)  # type: ignore[arg-type]
     pair.run(prompts, params)  # the grammar is compiled in the first one
     for metrics in pair.run(prompts, params).metrics:
         assert metrics.accepted_tokens == metrics.drafted_tokens > 0
@@ -279,7 +279,7 @@ def test_what_a_grammar_forces_costs_no_round_of_its_own(world: World) -> None:
     """Mode `ngram`, without a draft: forced tokens are proposed and accepted, many a round."""
     asked = Structured("regex", "[ab]-the only way to go on-[cd]")
     prompts, params = requests((5, 17), structured=asked)
-    texts = world.pair(Speculation("ngram")).run(prompts, params)
+    texts = world.pair(Speculation("ngram", 4, (3,), "jit")).run(prompts, params)
     assert texts.ids == [expected(world, p, q) for p, q in zip(prompts, params, strict=True)]
     for ids, metrics in zip(texts.ids, texts.metrics, strict=True):
         assert metrics.accepted_tokens == metrics.drafted_tokens
@@ -289,7 +289,7 @@ def test_what_a_grammar_forces_costs_no_round_of_its_own(world: World) -> None:
 def test_no_outcome_is_prepared_that_the_grammar_forbids(world: World) -> None:
     asked = ASKED["schema"]
     prompts, params = requests((5, 17), structured=asked, temperature=0.8)
-    pair = world.pair(Speculation("ssd", fan_out=()))
+    pair = world.pair(Speculation("ssd", 4, fan_out=(), backup="jit"))
     pair.run(prompts, params)
     assert pair.draft is not None
     seen = 0

@@ -43,7 +43,7 @@ def test_ids_are_those_of_ar(runners: dict[str, Runner], draft: str, temperature
     params = [SamplingParams(temperature, seed=seed, max_tokens=40) for seed in range(len(prompts))]
 
     def pair(mode: Mode) -> Pair:
-        settings = config(Speculation(mode), num_pages=PAGES, draft_num_pages=PAGES, deterministic=True)
+        settings = config(Speculation(mode, 4, (3,), "jit"), num_pages=PAGES, draft_num_pages=PAGES, deterministic=True)
         return Pair(settings, runners["target"], None if mode == "ar" else Draft(settings, runners[draft]))
 
     expected = pair("ar").run(prompts, params).ids

@@ -31,7 +31,7 @@ class World:
     draft: Runner
 
     def pair(self, mode: Mode, target: Runner | None = None, sampler: Any = "coupled", **fields: Any) -> Pair:
-        speculation = Speculation(mode, sampler=sampler)
+        speculation = Speculation(mode, 4, (3,), "jit", sampler=sampler)
         settings = config(speculation, **{"num_pages": PAGES, "draft_num_pages": PAGES} | fields)
         return Pair(settings, target or self.split, None if mode == "ar" else Draft(settings, self.draft))
 

@@ -49,4 +49,4 @@ def test_the_model_that_is_to_blame_is_named(
     monkeypatch.setattr(Runner, "warm_up", refuse)
     models = {name: str(tiny.llama(tmp_path / name)) for name in ("target", "draft")}
     with pytest.raises(UsageError, match=f"^the {role} {models[role]}: no CUDA graph can be made$"):
-        load(config(Speculation("ssd", 4, (3,)), **models))
+        load(config(Speculation("ssd", 4, (3,), "jit"), **models))

@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-SPECULATION = Speculation("ssd", 4, (3,))
+SPECULATION = Speculation("ssd", 4, (3,), "jit")
 
 
 class Peak(TorchDispatchMode):

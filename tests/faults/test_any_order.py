@@ -62,7 +62,7 @@ ASKED = [
         [
             (PROMPTS[0], 0.0, Speculation("ssd", 4, (3,), "none")),
             (PROMPTS[1], 0.8, Speculation("ssd", 3, (2,), "none")),
-            (PROMPTS[2], 0.0, Speculation("sd", 3)),
+            (PROMPTS[2], 0.0, Speculation("sd", 3, (3,), "jit")),
             (PROMPTS[3], 0.8, Speculation("ssd", 4, (2,), "auto")),
         ]
     )
@@ -86,7 +86,7 @@ class Draft:
         self._engine = self._fresh()
 
     def _fresh(self) -> DraftEngine:
-        settings = config(Speculation("ssd"), max_num_seqs=SLOTS, draft_num_pages=120)
+        settings = config(Speculation("ssd", 4, (3,), "jit"), max_num_seqs=SLOTS, draft_num_pages=120)
         runner = Runner(self._world.draft.model, 120, PAGE_SIZE)
         return DraftEngine(settings, [runner], self._writer, self.epoch, VOCABULARY)
 
@@ -130,7 +130,9 @@ class AnyOrder(RuleBasedStateMachine):
         self._find = self.reader.find
         self.reader.find = self._checked  # type: ignore[method-assign]
         self.proposer = BoardProposer(self.reader, self._post)
-        settings = config(Speculation("ssd"), max_num_seqs=SLOTS, num_pages=60, max_num_batched_tokens=24)
+        settings = config(
+            Speculation("ssd", 4, (3,), "jit"), max_num_seqs=SLOTS, num_pages=60, max_num_batched_tokens=24
+        )
         runner = Runner(self.world.target.model, 60, PAGE_SIZE)
         self.engine = TargetEngine(settings, PlainVerification(runner), self.proposer)
         self.ids: dict[int, list[int]] = {}

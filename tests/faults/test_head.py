@@ -45,7 +45,7 @@ def test_it_speculates_is_killed_and_speculates_again(tmp_path: Path) -> None:
             if again.metrics.drafted_tokens:
                 break
         assert right(again) and again.metrics.cached_tokens > 0
-        ahead = SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=Speculation("ssd", 3, (2,)))
+        ahead = SamplingParams(max_tokens=TOKENS, ignore_eos=True, speculation=Speculation("ssd", 3, (2,), "jit"))
         assert llm.generate([PROMPT], ahead)[0].token_ids == alone
     with LLM(str(target), str(head), mode="sd", tensor_parallel_size=2, **options) as llm:
         split = llm.generate([PROMPT], asked)[0]

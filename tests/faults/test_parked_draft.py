@@ -46,7 +46,7 @@ main.main()
 
 
 def params(mode: str) -> SamplingParams:
-    speculation = Speculation(mode, 3)  # type: ignore[arg-type]
+    speculation = Speculation(mode, 3, (3,), "jit")  # type: ignore[arg-type]
     return SamplingParams(max_tokens=96, ignore_eos=True, speculation=speculation)
 
 

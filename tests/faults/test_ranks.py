@@ -63,7 +63,9 @@ def listening(pid: int) -> list[str]:
 
 def params(mode: Mode, tokens: int = 40, **law: Any) -> list[SamplingParams]:
     return [
-        SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode), **law)
+        SamplingParams(
+            seed=seed, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode, 4, (3,), "jit"), **law
+        )
         for seed in range(len(PROMPTS))
     ]
 

@@ -231,7 +231,7 @@ def test_describe(setup: Setup) -> None:
             "saguaro-c",
         ),
         (
-            Generate(1, "a", params=SamplingParams(speculation=Speculation("ar", fan_out=(1, 2)))),
+            Generate(1, "a", params=SamplingParams(speculation=Speculation("ar", 4, (1, 2)))),
             "invalid_request",
             "fan-out lists 2 numbers",
         ),

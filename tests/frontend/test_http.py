@@ -198,11 +198,11 @@ def test_every_sampling_parameter_arrives(scripted: HttpEngine) -> None:
 
 def test_a_request_may_say_how_it_is_speculated_on() -> None:
     server = ServerConfig(names=("scripted",), port=0)
-    with http_engine(server, draft="draft", speculation=Speculation("ssd", 4, (3, 2, 2, 1, 1))) as engine:
+    with http_engine(server, draft="draft", speculation=Speculation("ssd", 4, (3, 2, 2, 1, 1), "jit")) as engine:
         for asked, expected in (
             ({"enabled": False}, Speculation("ar")),
-            ({"num_speculative_tokens": 2}, Speculation("ssd", 2, ())),
-            ({}, Speculation("ssd", 4, (3, 2, 2, 1, 1))),
+            ({"num_speculative_tokens": 2}, Speculation("ssd", 2, (), "jit")),
+            ({}, Speculation("ssd", 4, (3, 2, 2, 1, 1), "jit")),
         ):
             connection = engine.connection()
             body = json.dumps({"model": "scripted", "prompt": "a", "speculative": asked})

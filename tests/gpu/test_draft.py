@@ -24,7 +24,7 @@ from tests.draft.pair import config
 from tests.draft.steps import FORKS, assert_alike, deepened, grown, trees_of
 
 VOCABULARY = 300
-SETTINGS = config(Speculation("ssd", 4, (3,)), vocab_size=VOCABULARY)
+SETTINGS = config(Speculation("ssd", 4, (3,), "jit"), vocab_size=VOCABULARY)
 LAWS = Law(), Law(0.8, seed=7), Law(1.3, seed=2**63 - 1), Law(), Law(0.7, seed=4)
 LENGTHS = 9, 1, 13, 6, 12
 

@@ -26,7 +26,13 @@ def test_every_mode_says_the_same(draft_device: str, device: torch.device, pair:
                 for temperature in (0.0, 0.8)
                 for answer in llm.generate(
                     PROMPTS,
-                    SamplingParams(temperature, seed=4, max_tokens=48, ignore_eos=True, speculation=Speculation(mode)),
+                    SamplingParams(
+                        temperature,
+                        seed=4,
+                        max_tokens=48,
+                        ignore_eos=True,
+                        speculation=Speculation(mode, 4, (3,), "jit"),
+                    ),
                 )
             ]
             for mode in MODES

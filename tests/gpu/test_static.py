@@ -186,7 +186,9 @@ def test_a_verification_is_one_upload_one_graph_and_one_download() -> None:
 @pytest.mark.parametrize("law", [Law(), Law(0.8, seed=3)], ids=str)
 def test_a_tree_step_is_one_upload_one_graph_and_one_download(law: Law) -> None:
     """Noise and candidates included."""
-    settings = config(Speculation("ssd", 4, (3,)), page_size=PAGE, vocab_size=VOCAB)  # with all slots of `trees_of`
+    settings = config(
+        Speculation("ssd", 4, (3,), "jit"), page_size=PAGE, vocab_size=VOCAB
+    )  # with all slots of `trees_of`
     static = TreeRunner(llama(torch.bfloat16), settings)
     static.warm_up(16)
     drafter = StaticDrafter(settings, static, NoiseCache(VOCAB, GPU), VOCAB)

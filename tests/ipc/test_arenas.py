@@ -27,7 +27,7 @@ from tests.ipc.driver import OUT_OF_MEMORY, Driver, installed
 
 DEVICE = torch.device("cpu")
 SIZE = 3 * 2**20 + 8
-SPECULATION = Speculation("ssd", 2, (1,), sampler="rejection")
+SPECULATION = Speculation("ssd", 2, (1,), "jit", sampler="rejection")
 CONFIG = EngineConfig(
     target="target",
     draft="draft",

@@ -36,7 +36,16 @@ TO_FRONTEND: list[p.Message] = [
     p.Describe(),
 ]
 TO_CLIENT: list[p.Message] = [
-    p.Description("target", ["target"], "draft", Speculation(), 49152, 2048, True, SamplingDefaults(0.6, top_k=20)),
+    p.Description(
+        "target",
+        ["target"],
+        "draft",
+        Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit"),
+        49152,
+        2048,
+        True,
+        SamplingDefaults(0.6, top_k=20),
+    ),
     p.Chunk(1, "text", [5, 6], [LOGPROB]),
     p.Done(1, "length", "", [1], p.Usage(1, 2), METRICS),
     p.Failed(1, "invalid_request", "why"),
@@ -56,7 +65,7 @@ TO_DRAFT: list[p.Message] = [
     m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
     m.Outcomes([m.Verified(1, 3, 2, 9, None), m.Verified(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
-    m.Retune([(1, Speculation("ssd", 2, (3, 2, 1)))]),
+    m.Retune([(1, Speculation("ssd", 2, (3, 2, 1), "jit"))]),
     m.Rehearse(4, in_turn=True),
     m.Release([1, 2]),
     m.Rejoin(),

@@ -176,7 +176,7 @@ def test_draft_probs_that_lie_on_the_gpu_take_room_there(cards: list[Gpu]) -> No
     def pages(**asked: Any) -> int:
         return config(device="cuda", gpu_memory_utilization=0.5, num_speculative_tokens=8, **asked).num_pages
 
-    probs = draft_probs_layout(8, Speculation("ssd", 8, (), sampler="rejection"), 49152).size_bytes
+    probs = draft_probs_layout(8, Speculation("ssd", 8, (), "jit", sampler="rejection"), 49152).size_bytes
     expected = pages(draft_device="cuda:1") - probs // (4 * PAGE_BYTES)
     assert abs(pages(draft_device="cuda:1", sampler="rejection") - expected) <= 1
     assert pages(draft_device="cpu", sampler="rejection") == pages(draft_device="cpu")

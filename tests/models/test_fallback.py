@@ -102,7 +102,11 @@ def test_target_and_draft_generate_through_all_processes(tmp_path: Path) -> None
     with LLM(str(target), [str(draft)], dtype="float32") as llm:
         waiting, ahead, plain = (
             llm.generate(["A tiny random checkpoint"], [msgspec.structs.replace(asked, speculation=speculation)])[0]
-            for speculation in (Speculation("sd", 3), Speculation("ssd", 3, (2,)), Speculation("ar"))
+            for speculation in (
+                Speculation("sd", 3, (3,), "jit"),
+                Speculation("ssd", 3, (2,), "jit"),
+                Speculation("ar"),
+            )
         )
     assert len(plain.token_ids) == 30 and waiting.token_ids == ahead.token_ids == plain.token_ids
     assert waiting.metrics.mean_acceptance_length > 1  # in `ssd` that is a matter of the clock

@@ -41,7 +41,7 @@ def llm(pair: tuple[Path, Path]) -> Iterator[LLM]:
 
 def asked(mode: Mode, temperature: float) -> SamplingParams:
     said = {"temperature": temperature, "seed": 3, "max_tokens": 60, "ignore_eos": True}
-    return SamplingParams(speculation=Speculation(mode), **said)  # type: ignore[arg-type]
+    return SamplingParams(speculation=Speculation(mode, 4, (3,), "jit"), **said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.thorough), 0.9])

@@ -345,7 +345,10 @@ def test_on_gpus_ranks_pack_their_part(name: str, packed_layers: list[PackedProd
 
 def test_a_quantized_draft_gives_the_ids_of_ar(tmp_path: Path) -> None:
     draft, target, _ = quantized("awq", tmp_path)
-    params, settings = [SamplingParams(max_tokens=20)], config(Speculation("ssd"), num_pages=512, draft_num_pages=512)
+    params, settings = (
+        [SamplingParams(max_tokens=20)],
+        config(Speculation("ssd", 4, (3,), "jit"), num_pages=512, draft_num_pages=512),
+    )
     alone = Pair(config(Speculation("ar"), num_pages=512, draft_num_pages=512), tiny.runner(target), None)
     expected = alone.run([[1, 2, 3]], params).ids
     texts = Pair(settings, tiny.runner(target), Draft(settings, tiny.runner(draft))).run([[1, 2, 3]], params)

@@ -25,7 +25,17 @@ def trace(*records: tuple[int, int, int], first: int = 0) -> bytes:
 def snapshot(at: int, engine: str = "e", traces: dict[str, bytes] | None = None, *reports: FrontendReport) -> Snapshot:
     news = [TraceNews(role, records) for role, records in (traces or {}).items()]  # type: ignore[arg-type]
     processes = [Process("target", 5, "up", 2**20, 0.0), Process("draft", 6, "up", 2**20, 9.0), Process("x", 0, "down")]
-    return Snapshot(engine, at, "model", "draft", Speculation(), True, processes, news, list(reports))
+    return Snapshot(
+        engine,
+        at,
+        "model",
+        "draft",
+        Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit"),
+        True,
+        processes,
+        news,
+        list(reports),
+    )
 
 
 def round_(

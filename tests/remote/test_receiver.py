@@ -46,7 +46,7 @@ EPOCH, SLOTS, VOCABULARY = 7, 2, 50
 CONFIG = EngineConfig(
     target="nowhere",
     link=DraftLink(bind="tcp://127.0.0.1:0"),
-    speculation=Speculation("ssd"),
+    speculation=Speculation("ssd", 4, (3,), "jit"),
     max_num_seqs=SLOTS,
     vocab_size=VOCABULARY,
     digest="d1",
@@ -128,7 +128,7 @@ class World:
 
 
 def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
-    return Admit(request, slot, round, [1] * 20, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd"))
+    return Admit(request, slot, round, [1] * 20, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit"))
 
 
 def entry(**changes: Any) -> Entry:

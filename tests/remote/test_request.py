@@ -13,7 +13,7 @@ TEXT = list(range(100, 120))
 
 
 def request() -> Request:
-    return Request(Admit(5, 1, 3, TEXT, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd")))
+    return Request(Admit(5, 1, 3, TEXT, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit")))
 
 
 def say(known: Request, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:

@@ -117,7 +117,7 @@ def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trai
     accepted = {}
     for folder in (trained, untrained):
         features = Features(layers=LAYERS, width=heads.WIDTH)
-        settings = pair.config(Speculation("sd", LOOKAHEAD), vocab_size=300, features=features)
+        settings = pair.config(Speculation("sd", LOOKAHEAD, (3,), "jit"), vocab_size=300, features=features)
         found = run(runner, prompts, settings.speculation, Draft(settings, heads.runner(folder, target)))
         assert found.ids == alone
         accepted[folder] = sum(m.accepted_tokens for m in found.metrics) / sum(m.rounds for m in found.metrics)

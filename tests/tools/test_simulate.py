@@ -175,7 +175,7 @@ def test_a_replay_plays_the_rounds_of_the_answer(
 ) -> None:
     """A draft that is the target is right about all tokens, another one about some."""
     world = world_in(tmp_path_factory.mktemp("replay"))
-    speculation = Speculation("ssd", 4, fan_out, budget=10)
+    speculation = Speculation("ssd", 4, fan_out, "jit", budget=10)
     prompt, settings = [5, 6, 7] * 4, config(speculation)
     (answer,) = plainly(world, [prompt], temperature, 62).ids
     told = [Answer(Conversation(prompt + answer, len(prompt)), Law(temperature, seed=100))]

@@ -18,7 +18,7 @@ from ssd.tuning.knowledge import Agreement, Knowledge
 from ssd.tuning.learner import DraftTelemetry
 from ssd.tuning.tuner import DecodingRound, PlanKey, Tuning, batch_class, kind_of, setting_of
 
-AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=()), Speculation("ssd", 0, ())
+AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=(), backup="jit"), Speculation("ssd", 0, (), "jit")
 VERIFY, STEP = LinearCost(0.050, 0.0005), LinearCost(0.005, 0.0)
 SIZES, CHAINS = (1, 2, 3, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64)
 
@@ -102,8 +102,13 @@ def share(found: list[Speculation], mode: str) -> float:
 
 
 def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
-    open_ones = (AHEAD, Speculation("ssd", 0, (2,)), Speculation("ssd", 6, ()), Speculation("sd", 0))
-    for asked in (*open_ones, AUTO, Speculation("auto", 3, ()), Speculation("auto", 3, (2,))):
+    open_ones = (
+        AHEAD,
+        Speculation("ssd", 0, (2,), "jit"),
+        Speculation("ssd", 6, (), "jit"),
+        Speculation("sd", 0, (3,), "jit"),
+    )
+    for asked in (*open_ones, AUTO, Speculation("auto", 3, (), "jit"), Speculation("auto", 3, (2,), "jit")):
         for found in World(0.6).play(200, asked):
             assert found.mode == asked.mode or asked.mode == "auto" != found.mode
             if found.mode in DRAFTED:
@@ -180,8 +185,8 @@ def test_a_verification_beside_the_draft_that_becomes_slow_is_seen() -> None:
 
 
 def test_a_fixed_mode_is_never_given_up() -> None:
-    assert all(s.mode == "ssd" for s in World(0.0).play(500, Speculation("ssd", 4, ())))
-    assert all(s.mode == "sd" for s in World(0.0).play(500, Speculation("sd", 0)))
+    assert all(s.mode == "ssd" for s in World(0.0).play(500, Speculation("ssd", 4, (), "jit")))
+    assert all(s.mode == "sd" for s in World(0.0).play(500, Speculation("sd", 0, (3,), "jit")))
 
 
 def test_without_a_draft_there_is_nothing_to_choose() -> None:
@@ -260,13 +265,16 @@ def test_a_choice_does_not_outlive_what_it_rests_on() -> None:
 def test_a_client_cannot_make_it_remember_everything() -> None:
     tuning = World(0.5).tuning
     for c in range(1000):
-        tuning.current(Speculation("ssd", 0, (), budget=2 + c % 60, saguaro_c=c / 1000, sampler="rejection"))
+        tuning.current(Speculation("ssd", 0, (), "jit", budget=2 + c % 60, saguaro_c=c / 1000, sampler="rejection"))
     assert len(tuning._plans) <= 65
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [(Speculation("ssd", 0, (3, 2, 1)), "give -k a number"), (Speculation("ssd", 8, (), budget=8), "a budget of 8")],
+    [
+        (Speculation("ssd", 0, (3, 2, 1), "jit"), "give -k a number"),
+        (Speculation("ssd", 8, (), "jit", budget=8), "a budget of 8"),
+    ],
 )
 def test_what_contradicts_itself_is_refused(asked: Speculation, message: str) -> None:
     with pytest.raises(RequestError, match=message):
@@ -275,8 +283,8 @@ def test_what_contradicts_itself_is_refused(asked: Speculation, message: str) ->
 
 def test_bounds_of_what_will_be_chosen() -> None:
     assert (AHEAD.longest, AHEAD.chains) == (AUTO_LOOKAHEAD, 32)
-    assert Speculation("ssd", 0, (3,)).chains == 3 * (AUTO_LOOKAHEAD + 1)
-    assert Speculation("ssd", 4, (), budget=20).chains == 20
+    assert Speculation("ssd", 0, (3,), "jit").chains == 3 * (AUTO_LOOKAHEAD + 1)
+    assert Speculation("ssd", 4, (), "jit", budget=20).chains == 20
 
 
 # -- what outlives a process ------------------------------------------------------------------------------------------

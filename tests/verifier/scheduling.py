@@ -18,7 +18,9 @@ def sequence(pool: PagePool, request: int, prompt: int | Iterable[int], *, max_t
     if isinstance(prompt, int):
         prompt = range(CONTEXT * request, CONTEXT * request + prompt)
     asked = submit(request, prompt, k=k, max_tokens=max_tokens)
-    return Sequence(asked, Speculation(), CONTEXT, PageTable(pool), now=0.0)
+    return Sequence(
+        asked, Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit"), CONTEXT, PageTable(pool), now=0.0
+    )
 
 
 def scheduler(budget: int, *, pages: int = 100, places: int = 8, lengths: list[int]) -> Scheduler:

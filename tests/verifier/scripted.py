@@ -164,7 +164,7 @@ class Answer:
 
 def submit(request: int, prompt: Iterable[int], *, k: int = 4, **params: Any) -> Submit:
     """`logit_bias` may be pairs, which can be hashed."""
-    speculation = Speculation(num_speculative_tokens=k)
+    speculation = Speculation(num_speculative_tokens=k, fan_out=(3,), backup="jit")
     given: dict[str, Any] = {"seed": 0, "speculation": speculation} | params
     given["logit_bias"] = dict(given.get("logit_bias", ()))
     return Submit(request, list(prompt), SamplingParams(**given))

@@ -84,7 +84,9 @@ def test_a_draft_that_is_known_to_be_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"speculation": Speculation("sd", 2)}, {"speculation": Speculation("ar")}, {"max_tokens": 3}], ids=str
+    "changes",
+    [{"speculation": Speculation("sd", 2, (3,), "jit")}, {"speculation": Speculation("ar")}, {"max_tokens": 3}],
+    ids=str,
 )
 def test_where_nothing_is_looked_up_nothing_is_said(changes: dict[str, Any]) -> None:
     """Without a cache, and where the next token is the last: there is nothing to draft."""

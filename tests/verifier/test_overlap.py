@@ -183,9 +183,9 @@ KINDS: list[dict[str, Any]] = [
 ]
 SPECULATIONS: list[dict[str, Any]] = [
     {"speculation": Speculation("ar")},
-    {"speculation": Speculation("sd", 3)},
+    {"speculation": Speculation("sd", 3, (3,), "jit")},
     {"speculation": Speculation("ssd", 2, (2,), backup="none")},
-    {"speculation": Speculation("ssd", 0, ())},
+    {"speculation": Speculation("ssd", 0, (), "jit")},
 ]
 
 
@@ -317,9 +317,9 @@ def test_samples_that_are_no_tokens_end_only_their_own_text(world: World, wrong:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"speculation": Speculation("sd", 3)},
+        {"speculation": Speculation("sd", 3, (3,), "jit")},
         {"temperature": 0.8, "top_k": 7},
-        {"temperature": 0.8, "speculation": Speculation("ssd", 4, (3,), sampler="rejection")},
+        {"temperature": 0.8, "speculation": Speculation("ssd", 4, (3,), "jit", sampler="rejection")},
         {"min_tokens": 3, "allowed_token_ids": tuple(range(0, 131, 2))},
         {"logprobs": 1},
     ],
@@ -339,7 +339,7 @@ def test_who_needs_the_host_is_not_followed_and_who_comes_beside_is_not_either(
 
 def test_a_new_request_waits_for_what_runs_and_no_longer(world: World) -> None:
     """And its first verification waits for its draft, even where its prompt is one token."""
-    pair = world.pair(Speculation("ssd", 4, (3,)), world.static())
+    pair = world.pair(Speculation("ssd", 4, (3,), "jit"), world.static())
     assert pair.overlapped is not None
     first: dict[int, int] = {}
     rounds, launch_next = list[int](), pair.overlapped._device.launch_next
@@ -417,7 +417,7 @@ def test_ids_without_a_draft_are_those_of_the_host_whatever_happens(world: World
 
 def test_plain_requests_beside_a_draft_overlap_and_leave_the_policy_as_it_is(world: World) -> None:
     """No entry of the board is fetched for them."""
-    pair = world.pair(Speculation("ssd", 4, (3,)), world.static())
+    pair = world.pair(Speculation("ssd", 4, (3,), "jit"), world.static())
     assert pair.overlapped is not None
     policy = pair.overlapped._policy = OverlapPolicy()
     seen, fetched = followed(pair), fetches(pair)
@@ -429,7 +429,7 @@ def test_plain_requests_beside_a_draft_overlap_and_leave_the_policy_as_it_is(wor
 
 @pytest.mark.parametrize("mode", ["ngram", "sd"])
 def test_requests_whose_drafts_the_host_brings_do_not_overlap(world: World, mode: Mode) -> None:
-    speculation = Speculation(mode, 3) if mode == "sd" else Speculation(mode)
+    speculation = Speculation(mode, 3, (3,), "jit") if mode == "sd" else Speculation(mode, 4, (3,), "jit")
     pair = world.pair(speculation, world.static())
     seen, laws = followed(pair), params(1, 20)
     prompts = [PROMPTS[0] * 6]
@@ -486,7 +486,7 @@ def test_the_target_process_without_a_draft_asks_for_overlap(
         return plain
 
     monkeypatch.setattr("ssd.verifier.process.overlapped", noted)
-    settings = config(Speculation(mode), draft=None, telemetry=False)
+    settings = config(Speculation(mode, 4, (3,), "jit"), draft=None, telemetry=False)
     sizes = {"board_fd": size_bytes(settings.max_num_seqs), "heartbeat_fd": heartbeat.SIZE_BYTES}
     with ExitStack() as held:
         shared = {name: memory_file(name, size) for name, size in sizes.items()}

@@ -28,7 +28,7 @@ def emitted(sign: float, count: int, **params: Any) -> list[list[int]]:
     """Of `count` verifications of one draft token each, drawn from a law near the target's or opposite to it."""
     sampler, table = Sampler(VOCAB, torch.device("cpu")), PageTable(PagePool(4, 4))
     q = torch.softmax(sign * TARGET[0] + torch.linspace(0.4, -0.4, VOCAB), -1)
-    asked = Speculation("ssd", 1, (2,), sampler="rejection")
+    asked = Speculation("ssd", 1, (2,), "jit", sampler="rejection")
     batch = []
     for seed in range(count):
         drafted = argmax((q.log() + gumbel(stream_seed(seed, Stream.DRAFT), len(PROMPT), VOCAB))[None])[0]

@@ -76,7 +76,9 @@ def _answers(
     client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int
 ) -> Sequence[Completion]:
     params = [
-        SamplingParams(temperature, seed=index, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode))
+        SamplingParams(
+            temperature, seed=index, max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode, 4, (3,), "jit")
+        )
         for index in range(len(prompts))
     ]
     return client.generate(prompts, params)
@@ -142,6 +144,6 @@ def _free() -> list[int] | None:
 def _wait_for_draft(client: Client, prompt: Prompt, job: Job) -> None:
     """Wait until a draft has loaded again and drafts, but not for ever."""
     deadline = time.monotonic() + min(_PATIENCE_S, max(0.0, job.left()))
-    asked = SamplingParams(max_tokens=16, ignore_eos=True, speculation=Speculation("ssd"))
+    asked = SamplingParams(max_tokens=16, ignore_eos=True, speculation=Speculation("ssd", 4, (3,), "jit"))
     while time.monotonic() < deadline and not client.generate([prompt], asked)[0].metrics.drafted_tokens:
         time.sleep(0.1)

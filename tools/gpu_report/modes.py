@@ -122,7 +122,7 @@ def cases(
 
 def _settings(extent: _Extent) -> list[Setting]:
     sweep = Sweep(tuple(extent.modes), tuple(extent.lookaheads), tuple((fan_out,) for fan_out in extent.fan_outs))
-    return sweep.settings(Speculation("ssd"))
+    return sweep.settings(Speculation("ssd", 4, (3,), "jit"))
 
 
 def _compared(job: Job, case: Case, extent: _Extent) -> Iterator[Row]:

@@ -118,7 +118,7 @@ def _answers(client: Client, made: Sequence[Schema], setting: Setting, tokens: i
             temperature=setting.temperature,
             seed=index,
             max_tokens=tokens,
-            speculation=Speculation(setting.mode),
+            speculation=Speculation(setting.mode, 4, (3,), "jit"),
             structured=Structured("json", json.dumps(schema)),
         )
         for index, schema in enumerate(made)

@@ -22,7 +22,7 @@ import click
 
 from ssd.bench.outputs import console
 from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
-from ssd.cli.options import FanOut
+from ssd.cli.option_types import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.grid import Pair

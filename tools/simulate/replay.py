@@ -143,7 +143,7 @@ def replayed(
         for budget in budgets:
             for allocation in ALLOCATIONS:
                 fan_out = optimal_fan_out(0.5, 0.6, lookahead, budget) if allocation == "theorem" else ()
-                speculation = Speculation("ssd", lookahead, fan_out, budget=budget)
+                speculation = Speculation("ssd", lookahead, fan_out, "jit", budget=budget)
                 counts = Replay(config, runners, speculation).run(told)
                 rates = (count / counts.rounds for count in (counts.hits, counts.tokens, counts.chains))
                 found.append(Replayed(temperature, budget, allocation, counts.rounds, *rates))

@@ -95,7 +95,7 @@ def _engine(folder: Path) -> Iterator[tuple[_Target, _Frontend, Nursery, Start]]
     config = EngineConfig(
         target=str(target_folder),
         draft=str(draft_folder),
-        speculation=Speculation("ssd", 4, (3,)),
+        speculation=Speculation("ssd", 4, (3,), "jit"),
         max_model_len=tiny.CONTEXT // 2,
         page_size=4,
         num_pages=200,

@@ -1,0 +1,82 @@
+"""Derives the type of each flag from the type of its field."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+from msgspec import inspect
+
+from ssd.bench.quantities import Real
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice
+
+
+class Lookahead(click.IntRange):
+    """A number; "auto" becomes 0."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value in ("auto", 0):
+            return 0
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
+class Names(click.types.StringParamType):
+    """A name. The flag may be given several times; an environment variable holds several names between commas."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [name.strip() for name in rv.split(",")]
+
+
+class FanOut(click.ParamType):
+    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple, "theorem" stays."""
+
+    name = "auto|theorem|N|list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FanOutChoice:
+        if isinstance(value, tuple) or value == "theorem":
+            choice: FanOutChoice = value
+            return choice
+        if value in ("auto", ""):
+            return ()
+        numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
+        if not all(re.fullmatch(r"\s*\d{1,4}\s*", number) for number in numbers):
+            self.fail(f"{value!r} is neither a number nor a list such as 3,2,1", param, ctx)
+        fan_out = tuple(int(number) for number in numbers)
+        if not all(1 <= number <= MAX_FAN_OUT for number in fan_out):
+            self.fail(f"{value!r}: each number must be in the range 1 to {MAX_FAN_OUT}", param, ctx)
+        return fan_out
+
+
+SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
+"""Types that have a word of their own, "auto", for the default."""
+
+
+def click_type(of: inspect.Type) -> click.ParamType:
+    """Return what an option for a field takes, with the field's own bounds."""
+    match of:
+        case inspect.UnionType():  # with None
+            return click_type(of.types[0])
+        case inspect.LiteralType():
+            return click.Choice(of.values)
+        case inspect.BoolType():
+            return click.BOOL
+        case inspect.IntType():
+            return click.IntRange(of.ge, of.le)
+        case inspect.FloatType():
+            return Real(of.ge if of.gt is None else of.gt, of.le, min_open=of.gt is not None)
+        case inspect.VarTupleType():
+            return Names()
+        case _:
+            return click.STRING
+
+
+def as_flag(value: object, option: click.Parameter | None = None) -> Any:
+    """Return a value of JSON or TOML as its flag would take it, so that the flag's own checks apply."""
+    if getattr(option, "multiple", False):
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+    return json.dumps(value) if isinstance(value, dict) else str(value)
