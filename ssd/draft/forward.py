@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from ssd.draft.chain_scheduler import Growing
@@ -27,12 +27,12 @@ def forward(
     The guesses are those for each path's outputs, then for each chain's last token. Each later forward adds one where a
     guess is wanted, and so does each right token of `_foreseen`. At most `depths` forwards run, one after the other;
     `meanwhile` runs while a device computes."""
-    foreseen = [_foreseen(tree, chain)[: chain_room(drafter, tree, chain)] for tree, chain in _chains(growing)]
+    foreseen = [_foreseen(drafter, tree, chain) for tree, chains in growing for chain in chains]
     more = [] if depths == 1 or any(foreseen) else _later_forwards(drafter, paths, growing, depths - 1)
-    chains = chain_rows(growing, foreseen)
-    if any(more) and (found := drafter.several(paths, chains, more, meanwhile)) is not None:
+    rows = chain_rows(growing, foreseen)
+    if any(more) and (found := drafter.several(paths, rows, more, meanwhile)) is not None:
         return found, 1 + max(more)
-    guesses = drafter.forward(paths, chains, meanwhile)
+    guesses = drafter.forward(paths, rows, meanwhile)
     work = [(row.outputs, list[int]()) for _, row in paths] + [(1, guessed) for guessed in foreseen]
     return confirmed(guesses, work), 1
 
@@ -136,14 +136,12 @@ def reserved(path: PathRow, more: int) -> int:
 def _later_forwards(drafter: Drafter, paths: Sequence[PathRow], growing: Sequence[Growing], most: int) -> list[int]:
     """Return how many of `most` later forwards each path and chain takes part in; reserve pages for them."""
     found = [reserved(path, min(most, path_room(drafter, path))) for path in paths]
-    return found + [min(most, chain_room(drafter, tree, chain)) for tree, chain in _chains(growing)]
+    return found + [min(most, chain_room(drafter, tree, chain)) for tree, chains in growing for chain in chains]
 
 
-def _chains(growing: Sequence[Growing]) -> Iterator[tuple[Tree, Chain]]:
-    return ((tree, chain) for tree, chains in growing for chain in chains)
-
-
-def _foreseen(tree: Tree, chain: Chain) -> list[int]:
-    """Return the tokens already drafted (`Tree.ahead`) that follow a chain's tokens; [] if there are none."""
+def _foreseen(drafter: Drafter, tree: Tree, chain: Chain) -> list[int]:
+    """Return the tokens already drafted (`Tree.ahead`) that may follow a chain's tokens; [] if there are none."""
     own = len(chain.tokens)
-    return tree.ahead[own:] if chain.fork == tree.in_flight and tree.ahead[:own] == chain.tokens else []
+    if chain.fork != tree.in_flight or tree.ahead[:own] != chain.tokens:
+        return []
+    return tree.ahead[own : own + chain_room(drafter, tree, chain)]
