@@ -141,7 +141,7 @@ def test_an_interrupted_command_says_so_and_leaves_nothing(number: signal.Signal
     assert process.stdout is not None
     process.stdout.read(10)
     pids = children(process.pid)
-    assert set(pids) == {"target", "draft", "frontend"}
+    assert set(pids) == {"verifier", "draft", "frontend"}
     process.send_signal(number)
     _, stderr = process.communicate()
     assert process.returncode == status
