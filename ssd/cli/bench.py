@@ -13,9 +13,8 @@ from ssd.bench.settings import Setting
 from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import engine_options
-from ssd.config.descriptions import MAIN
 from ssd.errors import UsageError
 from ssd.launch.defaults import chosen
 from ssd.launch.options import EngineOptions
@@ -85,14 +84,13 @@ def latency(
 @engine_options(without=SWEPT)
 @bench_options
 @emulation_options
-@headed(
+@main_option(
     "--batch-size",
     "batch_sizes",
     type=click.IntRange(1, 1024),
     multiple=True,
     default=(8,),
     show_default=True,
-    heading=MAIN,
     help="Requests at the same time; may be given several times, for a table each.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")

@@ -15,7 +15,7 @@ from ssd.bench.emulated import Emulation
 from ssd.bench.outputs import check_plot, check_writable
 from ssd.bench.quantities import Real, Times
 from ssd.bench.settings import Protocol, Sweep
-from ssd.cli.command import headed
+from ssd.cli.command import headed, main_option
 from ssd.cli.option_types import FanOut, Lookahead
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
 from ssd.config.emulation import DeviceTimes, ForwardTime
@@ -167,7 +167,7 @@ def _several(*flags: str, text: str, **more: Any) -> Callable[..., Any]:
 
 _FILE = click.Path(path_type=Path)
 _OPTIONS: list[Callable[..., Any]] = [
-    headed("--dataset", default=datasets.BUILTIN, show_default=True, heading=MAIN, help=f"Prompts: {datasets.KNOWN}."),
+    main_option("--dataset", default=datasets.BUILTIN, show_default=True, help=f"Prompts: {datasets.KNOWN}."),
     _count("--prompts", "--num-prompts", "prompts", default=20, text="Prompts of the data set to use."),
     _count(
         "--input-len", "--random-input-len", "input_len", default=256, text="Tokens of a random prompt.", heading=OTHER
@@ -180,7 +180,7 @@ _OPTIONS: list[Callable[..., Any]] = [
         help="Random prompts have --input-len tokens, more or less by up to this share.",
     ),
     _count("--tokens", "--output-len", "--random-output-len", "tokens", default=128, least=2, text="New tokens each."),
-    headed("--modes", type=Modes(), heading=MAIN, help=f"Modes to compare. Default: {','.join(ROWS)}."),
+    main_option("--modes", type=Modes(), help=f"Modes to compare. Default: {','.join(ROWS)}."),
     _several(
         "-k",
         "--num-speculative-tokens",
@@ -193,12 +193,8 @@ _OPTIONS: list[Callable[..., Any]] = [
     _several("-f", "--fan-out", "fan_outs", type=FanOut(), envvar="SSD_FAN_OUT", text="Guesses of ssd (auto)"),
     _several("--backup", "backups", envvar="SSD_BACKUP", text="What ssd does on a miss (auto)"),
     _several("--temperature", "temperatures", type=Real(0, 100), default=(0.0,), show_default=True, text="0 is greedy"),
-    headed(
-        "--chat/--raw",
-        "chat",
-        default=None,
-        heading=MAIN,
-        help="Use the model's chat format or not. Default: if it has one.",
+    main_option(
+        "--chat/--raw", "chat", default=None, help="Use the model's chat format or not. Default: if it has one."
     ),
     headed(
         "--ignore-eos/--stop-at-eos",
@@ -222,9 +218,7 @@ _OPTIONS: list[Callable[..., Any]] = [
         callback=_take_preset,
         help="paper: --raw --ignore-eos --tokens 512, one request at a time.",
     ),
-    headed(
-        "--json", "out", type=_FILE, heading=MAIN, help="Write every figure, and what it was measured on, to a file."
-    ),
+    main_option("--json", "out", type=_FILE, help="Write every figure, and what it was measured on, to a file."),
     click.option("--plot", type=_FILE, help="Draw the figures: FILE.png, .svg or .pdf."),
 ]
 

@@ -16,9 +16,9 @@ from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Setting
 from ssd.cli.bench_job import base_speculation, check_ids, modes_to_compare, publish, sized, tell_left_out
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options
-from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.command import GroupedCommand, headed, main_option
 from ssd.cli.options import address_options, engine_options, speculation_changes
-from ssd.config.descriptions import CLIENTS, MAIN
+from ssd.config.descriptions import CLIENTS
 from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.errors import SsdError, UsageError
@@ -65,19 +65,18 @@ class _LoadTest(NamedTuple):
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @engine_options(without=SWEPT)
 @bench_options
-@headed(
+@main_option(
     "--request-rate",
     type=Real(min=0, min_open=True),
     default=math.inf,
     show_default=True,
-    heading=MAIN,
     help="Requests a second, at random moments (Poisson); inf: all at once.",
 )
 @click.option("--max-concurrency", type=click.IntRange(1, 1024), help="Most requests open at once. Default: all.")
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Times that all prompts are sent."
 )
-@headed("--url", heading=MAIN, help="Use the OpenAI-compatible server at this address, as it is.")
+@main_option("--url", help="Use the OpenAI-compatible server at this address, as it is.")
 @headed("--api-key", envvar="OPENAI_API_KEY", heading=CLIENTS, help="The key for --url.")
 @address_options
 @click.pass_context

@@ -15,11 +15,10 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import LOG, Terminated, connect, no_chat, process_setup, speculating, summary
 from ssd.client import Client, Completion
-from ssd.config.descriptions import MAIN
 from ssd.config.params import SamplingDefaults, SamplingParams
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
@@ -47,7 +46,7 @@ Ctrl-C stops an answer. A line that begins with a space is never a command."""
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @local_engine_options
-@headed("--system", heading=MAIN, help="What to tell the model before the conversation.")
+@main_option("--system", help="What to tell the model before the conversation.")
 @sampling_options(max_tokens=_MAX_TOKENS)
 @address_options
 @click.pass_context

@@ -26,7 +26,7 @@ class HeadedOption(click.Option):
 
 
 headed = partial(click.option, cls=HeadedOption)
-"""click's decorator for a `HeadedOption`."""
+main_option = partial(headed, heading=MAIN)
 
 
 class GroupedCommand(click.Command):

@@ -14,11 +14,10 @@ from ssd.bench.environment import environment, processors, runs_on
 from ssd.bench.outputs import console, grid
 from ssd.bench.settings import Protocol, Setting, Sweep
 from ssd.cli.bench_job import base_speculation, emulating, sized
-from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import local_engine_options
 from ssd.cli.session import process_setup, session, show
 from ssd.client import Client, Completion
-from ssd.config.descriptions import MAIN
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
 from ssd.emulation.devices import PRESETS
@@ -99,9 +98,7 @@ class _Gain(NamedTuple):
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("prompt", required=False)
 @local_engine_options
-@headed(
-    "--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, heading=MAIN, help="Longest answer."
-)
+@main_option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Longest answer.")
 def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
     """Compare the mode asked for with plain decoding: on a story, on an edit, and on the paper's 70B pair, emulated.
 

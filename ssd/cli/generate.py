@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from ssd.bench.datasets import read_prompts
-from ssd.cli.command import GroupedCommand, headed
+from ssd.cli.command import GroupedCommand, headed, main_option
 from ssd.cli.options import address_options, local_engine_options, sampling_options, speculation_changes
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
-from ssd.config.descriptions import FILES, MAIN, SAMPLING
+from ssd.config.descriptions import FILES, SAMPLING
 from ssd.config.params import MAX_GRAMMAR, SamplingDefaults, SamplingParams, Structured
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.connection import validate
@@ -32,12 +32,7 @@ ssd generate --prompts-file prompts.jsonl --address http://127.0.0.1:8000 > answ
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @click.argument("prompt", required=False)
 @local_engine_options
-@headed(
-    "--prompts-file",
-    type=click.Path(path_type=Path),
-    heading=MAIN,
-    help='JSON lines with a "prompt"; run as one batch.',
-)
+@main_option("--prompts-file", type=click.Path(path_type=Path), help='JSON lines with a "prompt"; run as one batch.')
 @sampling_options(max_tokens=128)
 @headed(
     "--logprobs",
@@ -53,8 +48,8 @@ ssd generate --prompts-file prompts.jsonl --address http://127.0.0.1:8000 > answ
     heading=FILES,
     help="The output obeys the grammar in this file, in Lark's notation or GBNF.",
 )
-@headed("--json", "as_json", is_flag=True, heading=MAIN, help="Print one JSON object a prompt.")
-@headed("--chat/--raw", default=None, heading=MAIN, help="Use the model's chat format or not. Default: if it has one.")
+@main_option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt.")
+@main_option("--chat/--raw", default=None, help="Use the model's chat format or not. Default: if it has one.")
 @address_options
 @click.pass_context
 def generate(

@@ -11,10 +11,10 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from ssd.cli.command import headed
+from ssd.cli.command import headed, main_option
 from ssd.cli.option_types import SPECIAL, Names, click_type
 from ssd.cli.sources import SPECULATIVE, TableOption, config_option
-from ssd.config.descriptions import FILES, MAIN, SAMPLING, described
+from ssd.config.descriptions import FILES, SAMPLING, described
 from ssd.config.params import MAX_SEED, SamplingDefaults, fan_out_fields, field_types
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
@@ -94,7 +94,7 @@ def address_options(function: _Function) -> _Function:
         help="Folder that ssd keys made for this client, for a tcp address with keys.",
     )
     help = "Use the running engine at this address: ipc:// or tcp://, of one here also http://host:port or a pid."
-    return headed("--address", heading=MAIN, help=help)(keys(function))
+    return main_option("--address", help=help)(keys(function))
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Command]:
@@ -102,12 +102,11 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Command]:
 
     `max_tokens` is the default of --max-tokens."""
     options = [
-        headed(
+        main_option(
             "--max-tokens",
             type=click.IntRange(min=1),
             default=max_tokens,
             show_default=True,
-            heading=MAIN,
             help="Longest answer, in tokens.",
         ),
         headed(

@@ -16,9 +16,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ssd.cli.command import HeadedOption, headed, server_options
+from ssd.cli.command import HeadedOption, headed, main_option, server_options
 from ssd.cli.option_types import as_flag
-from ssd.config.descriptions import MAIN, SPECULATION
+from ssd.config.descriptions import SPECULATION
 from ssd.config.params import Speculation
 from ssd.errors import UsageError, did_you_mean
 from ssd.launch.options import EngineOptions
@@ -78,14 +78,13 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     ctx.default_map = {name: as_flag(value, known[name]) for name, value in given.items() if name in known}
 
 
-config_option = headed(
+config_option = main_option(
     "--config",
     envvar="SSD_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     callback=read_config,
     is_eager=True,
     expose_value=False,
-    heading=MAIN,
     help="TOML file with options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
 )
 
