@@ -86,7 +86,7 @@ def test_a_model_says_the_same_by_the_kernels_and_by_torch(tmp_path: Path, monke
     found = []
     for attention in ("torch", "triton"):
         if attention == "triton":
-            for module in ("models.llama", "layers.norm"):
+            for module in ("models.families.llama", "layers.norm"):
                 monkeypatch.setattr(f"ssd.{module}.fuses", lambda device: True)
         runner = StaticRunner(model, 40, PAGE_SIZE, attention=attention, most_rows=2, longest=6, fp8_cache=True)
         parts = [
