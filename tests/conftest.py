@@ -7,7 +7,9 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,11 @@ def products_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.fixture(autouse=True)
+def one_compute_thread() -> Iterator[None]:
+    """Take back the compute threads that a test's code has given this process: every later test would be slow."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
