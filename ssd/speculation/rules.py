@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssd.speculation.sampling import Law, Noise
 
 
-class Verified(NamedTuple):
+class VerifiedRow(NamedTuple):
     """A verified row: the target's `logits` [d + 1, V], adjusted, for the tokens at `positions`.
 
     `law` is the request's. The d draft tokens were drawn from `draft_probs` [>= d, V]; None if nothing drew them."""
@@ -48,7 +48,7 @@ class AcceptanceRule:
         """Return the law by which the target samples every output of a row, for a request with `law`."""
         return law
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: VerifiedRow) -> Outcome:
         """Return the outcome of a row with d > 0 `draft` tokens and the target's d + 1 samples `own`, all of them ids.
 
         Called only if `emits_samples` is False."""
@@ -68,7 +68,7 @@ class RatioRule(AcceptanceRule):
 
         return law._replace(seed=stream_seed(law.seed, Stream.BONUS))
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: VerifiedRow) -> Outcome:
         from ssd.speculation.noise import Stream, stream_seed, uniform
         from ssd.speculation.sampling import argmax, probabilities
 

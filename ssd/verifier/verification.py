@@ -28,7 +28,7 @@ from ssd.kernels import cpu
 from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.rules import Verified
+from ssd.speculation.rules import VerifiedRow
 from ssd.speculation.sampling import Asked, Law, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
@@ -211,7 +211,7 @@ class Sampler:
         sequence = part.sequence
         if sequence.rule.emits_samples or not part.drafted or min(own) < 0:
             return coupled(part.draft, own)
-        row = Verified(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
+        row = VerifiedRow(logits, sequence.law, part.predicted, sequence.draft_probs, self._noise)
         return sequence.rule.outcome(part.draft, own, row)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 
 from ssd.config.params import Sampler, SamplingParams, Speculation
 from ssd.speculation.acceptance import Outcome, coupled
-from ssd.speculation.rules import RULES, AcceptanceRule, Verified, acceptance_rule
+from ssd.speculation.rules import RULES, AcceptanceRule, VerifiedRow, acceptance_rule
 from tests.draft.audit import world_in
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
@@ -37,7 +37,7 @@ class Stingy(AcceptanceRule):
 
     emits_samples = False
 
-    def outcome(self, draft: Sequence[int], own: Sequence[int], row: Verified) -> Outcome:
+    def outcome(self, draft: Sequence[int], own: Sequence[int], row: VerifiedRow) -> Outcome:
         assert len(row.logits) == len(own) == len(row.positions) == len(draft) + 1 > 1
         return coupled(draft[:1], own)
 
