@@ -124,7 +124,10 @@ def test_who_may_not_load_torch_does_not() -> None:
     code = [
         "import importlib, sys",
         "for name in sys.argv[1:]:",
-        "    importlib.import_module(name)",
+        "    try:",
+        "        importlib.import_module(name)",
+        "    except ModuleNotFoundError as error:",  # the development tools bring no Ray
+        "        assert error.name == 'ray', error",
         "    assert 'torch' not in sys.modules, name",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(code), *names], capture_output=True, text=True)
