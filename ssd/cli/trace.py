@@ -55,7 +55,7 @@ def trace(last: float | None, following: float | None, output: Path, address: st
         output.write_text(json.dumps(document(traces, ended, begin, about)))
     except OSError as error:
         raise SsdError(f"cannot write {output}: {error.strerror}") from None
-    rounds = sum(len(moments) for _, moments in traces.values())
+    rounds = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
 
 

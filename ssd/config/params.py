@@ -20,7 +20,7 @@ DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
 """Modes that need a draft model."""
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
-Allocation = Literal["joint", "theorem", "either"]
+Allocation = Literal["joint", "theorem"]
 
 MAX_LOOKAHEAD = 16
 MAX_FAN_OUT = MOST
@@ -93,9 +93,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. The
     engine chooses K = 0 and an empty `fan_out` while it runs, with at most `budget` chains. `allocation` `joint` gives
     them to the likeliest outcomes of all accepted lengths, `theorem` gives each length its share (Theorem 12).
-    With a fan-out, `either` is the one of `fan_out` and `joint` that would have hit more often. `backup` is auto, jit,
-    none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro sampling, for the
-    sampler `rejection`; 1 is ordinary sampling."""
+    `backup` is auto, jit, none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro
+    sampling, for the sampler `rejection`; 1 is ordinary sampling."""
 
     mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 0

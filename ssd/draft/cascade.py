@@ -22,7 +22,7 @@ from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.speculation.prefix import common_prefix_length
-from ssd.tuning.learner import LinearFit, Mean
+from ssd.tuning.estimates import LinearFit, Mean
 
 log = logging.getLogger("ssd.draft")
 

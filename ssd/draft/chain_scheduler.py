@@ -13,11 +13,8 @@ from ssd.draft.gains import gain, outcome_probability, worth_growing
 from ssd.draft.tree import Chain, Tree, copied_after
 from ssd.draft.tree_attention import ChainCache
 from ssd.speculation import forks as outcomes
-from ssd.tuning.learner import Learner, LinearFit, Mean
+from ssd.tuning.estimates import Learner, LinearFit
 
-# The lead of a joint allocation: its initial value, the samples this counts as, and its smoothing. At temperature 0
-# texts repeat themselves, so that a joint allocation is better for most pairs. One of `_COMPARED` outcomes is compared.
-_LEAD, _LEAD_SAMPLES, _LEAD_SMOOTHING, _COMPARED = 0.02, 8, 0.02, 3
 _NEXT = -1  # of a chain that has no board entry yet
 
 
@@ -43,11 +40,6 @@ class ChainScheduler:
     ) -> None:
         self._chain_cache, self._max_position, self._forget, self._most = chain_cache, max_position, forget, most
         self._learner, self._chances, self._step = Learner(), Chances(), LinearFit(slope=0.0)
-        # For greedy and other requests: hit rate of a joint allocation minus the hit rate of lists.
-        self._lead = {
-            greedy: Mean(_LEAD if greedy else -_LEAD, _LEAD_SMOOTHING, _LEAD_SAMPLES) for greedy in (True, False)
-        }
-        self._outcomes = 0
 
     def note_step(self, chains: int, seconds: float) -> None:
         """Learn that a step that grew `chains` chains, and did nothing else, took `seconds`."""
@@ -65,29 +57,6 @@ class ChainScheduler:
                 self._chances.learn(node, token)
             elif fork < accepted and node.in_flight is not None:
                 self._chances.learn(node, node.in_flight)
-
-    def jointly(self, tree: Tree) -> bool:
-        """Return True if a joint allocation would have hit at least as often as lists, for requests of this kind."""
-        return self._lead[tree.law.temperature == 0.0].value >= 0
-
-    def compare(self, tree: Tree, accepted: int, token: int) -> None:
-        """Learn which allocations would have prepared the outcome of the verification of `tree`.
-
-        Both are computed from the draft's knowledge before the outcome. It takes 0.2 ms, so only one outcome of
-        `_COMPARED` is compared."""
-        self._outcomes += 1
-        nodes = tree.chains.nodes
-        if accepted not in nodes or self._outcomes % _COMPARED:
-            return
-        in_flight, found, reached = tree.trunk[: tree.in_flight], list[tuple[float, int, int]](), 1.0
-        guess, fan_out = tree.guesses[accepted], tree.speculation.fan_out
-        listed = outcomes.forks(accepted, in_flight, guess.candidates, guess.probabilities, fan_out)
-        for fork, known in sorted(nodes.items()):
-            likely, reached = self._chances.outcomes(known, reached, tree.acceptance.value)
-            found += [(chance, fork, bonus) for bonus, chance in likely.items()]
-        jointly = {(fork, bonus) for _, fork, bonus in nlargest(tree.speculation.budget, found)}
-        hits = ((accepted, token) in jointly) - ((accepted, token) in listed)
-        self._lead[tree.law.temperature == 0.0].note(hits)
 
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
         """Choose the chains that the next step makes longer: those worth its time."""
@@ -215,8 +184,6 @@ def listed_outcomes(tree: Tree) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for fork in _new_forks(tree):
         guess, fan_out = tree.guesses[fork], tree.speculation.fan_out
-        if tree.either:
-            _note_node(tree, fork)
         found += outcomes.forks(fork, tree.trunk[: tree.in_flight], guess.candidates, guess.probabilities, fan_out)
     return found
 

@@ -7,15 +7,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssd.speculation.ngram import Copied
-from ssd.tuning.learner import Mean
+from ssd.speculation.ngram import LONGEST, SHORTEST, Copied
+from ssd.tuning.estimates import Mean
 
 # Points of a calibration, in log-odds of the prediction; `_place` needs them 1 apart.
 _POINTS = range(-6, 6)
 # Samples that an initial value counts as, and the smoothing.
 _SAMPLES, _SMOOTHING = 16, 0.005
-# Initial probability that a repetition continues, by its length: (if the draft's best candidate differs, if it agrees).
-_COPIED = {2: (0.3, 0.75), 3: (0.4, 0.85), 4: (0.45, 0.85), 5: (0.55, 0.9), 6: (0.7, 0.9)}
+# Initial probability that the shortest repetition continues, and that of each token more: if the draft's best candidate
+# differs, and if it agrees.
+_COPIED, _LONGER = (0.3, 0.75), (0.1, 0.04)
 
 
 class Node(NamedTuple):
@@ -84,9 +85,9 @@ class _Law:
     def __init__(self) -> None:
         self.first, self.others = Calibration(), Calibration()
         self.copied = {
-            (matching, agrees): Mean(rate, _SMOOTHING, _SAMPLES)
-            for matching, rates in _COPIED.items()
-            for agrees, rate in enumerate(rates)
+            (matching, agrees): Mean(_COPIED[agrees] + _LONGER[agrees] * (matching - SHORTEST), _SMOOTHING, _SAMPLES)
+            for matching in range(SHORTEST, LONGEST + 1)
+            for agrees in (False, True)
         }
 
 

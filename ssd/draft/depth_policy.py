@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.tree import Tree
-from ssd.tuning.learner import Mean
+from ssd.tuning.estimates import Mean
 
 _ROUNDS = 8
 

@@ -217,7 +217,7 @@ def _chain_drafts(tree: Tree, own: ChainTokens) -> list[list[int] | None]:
 
 def candidates_of(trees: Iterable[Tree]) -> int:
     """Return how many candidates a guess needs: the largest fan-out, and one more since one may be in flight."""
-    return 1 + max(most_candidates(() if tree.either else tree.speculation.fan_out) for tree in trees)
+    return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
 
 
 def _ranked_guesses(

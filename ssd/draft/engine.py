@@ -101,9 +101,7 @@ class DraftEngine:
             self._drop(message.request)
             self._board.clear(message.slot)
             table = PageTable(self.drafter.pool, message.cache_salt)
-            new = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
-            self.trees[message.request] = new
-            new.jointly = self._scheduler.jointly(new)
+            new = self.trees[message.request] = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
             if message.structured is not None:
                 new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
         elif isinstance(message, Outcomes):
@@ -133,8 +131,6 @@ class DraftEngine:
     def _outcome(self, tree: Tree, row: Verified) -> None:
         self._trace.enter(State.PROMOTE, tree.request)
         prepared = [chain.tokens[0] for chain in tree.chains if chain.fork == row.accepted]
-        if tree.either:
-            self._scheduler.compare(tree, row.accepted, row.token)
         try:
             winner = tree.outcome(row)
             if winner is not None:
@@ -145,7 +141,6 @@ class DraftEngine:
             return
         self._scheduler.note_bonus(prepared, row.token)
         self._scheduler.note_outcome(tree.chains.nodes, row.accepted, row.token)
-        tree.jointly = self._scheduler.jointly(tree)
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))

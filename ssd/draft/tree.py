@@ -26,7 +26,7 @@ from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
 from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.rules import AcceptanceRule
 from ssd.speculation.sampling import Law
-from ssd.tuning.learner import Mean
+from ssd.tuning.estimates import Mean
 
 # Acceptance rate of a sequence: its initial value, the samples this counts as, and the smoothing.
 _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
@@ -154,7 +154,6 @@ class Tree:
         self.round = admit.round
         self.in_flight: int | None = 0
         self.answers: Key | None = None  # the missed outcome that the trunk answers
-        self.jointly = False  # this round uses a joint allocation, if `either`
         self.lookup = PromptLookup()
         self.grammar: DraftGrammar | None = None
         self._epoch = epoch
@@ -166,12 +165,7 @@ class Tree:
     @property
     def joint(self) -> bool:
         """Return True if chains are allocated jointly: to the likeliest outcomes of the whole trunk, without F_k."""
-        return self.speculation.mode == "ssd" and (not self.speculation.fan_out or (self.either and self.jointly))
-
-    @property
-    def either(self) -> bool:
-        """Return True if the draft chooses the allocation that would have hit more often (`jointly`)."""
-        return self.speculation.mode == "ssd" and self.speculation.allocation == "either"
+        return self.speculation.mode == "ssd" and not self.speculation.fan_out
 
     @property
     def path(self) -> list[int]:
@@ -260,7 +254,7 @@ class Tree:
         """Return the guess after the committed tokens and `drafts`, with the token of a long repetition, if any.
 
         That token is right far more often than the draft's. A rule may need the token that was drawn."""
-        if not self.rule.allows_copies or not (self.joint or self.either):
+        if not self.rule.allows_copies or not self.joint:
             return guess
         copied = copied_after(self, drafts, LONGEST)
         return guess if copied is None else guess._replace(token=copied.token)

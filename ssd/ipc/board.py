@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.system import failpoints
-from ssd.tuning.learner import DraftTelemetry
+from ssd.tuning.estimates import DraftTelemetry
 
 TRUNK = MAX_CHAINS  # the entry of the trunk that is drafted after a miss; chains have the others
 ENTRIES = MAX_CHAINS + 1

@@ -32,10 +32,18 @@ SIZE_BYTES = len(TRACED) * _RING_BYTES
 Records = npt.NDArray[np.int64]  # [n, 4]
 
 
-class State(IntEnum):
+class _Code(IntEnum):
+    @property
+    def words(self) -> str:
+        """Return the name in words."""
+        return self.name.lower().replace("_", " ")
+
+
+class State(_Code):
     """The activity of a process.
 
-    `detail` is the tokens of the step (VERIFY, PREFILL), the depth (DEPTH) or the request (PROMOTE)."""
+    `detail` is the tokens of the step (VERIFY, PREFILL) or those waited for (WAIT_FOR_DRAFT), the depth (DEPTH) or the
+    request (PROMOTE)."""
 
     IDLE = 0
     OTHER = 1  # between the named states: scheduling, messages, bookkeeping
@@ -51,8 +59,10 @@ class State(IntEnum):
     LOST = 11  # records were overwritten or lost before they were read
 
 
-class Mark(IntEnum):
-    """Moments, not states: the result of a cache look-up. `detail` is the request."""
+class Mark(_Code):
+    """Moments, not states: the result of a cache look-up, or why a row that missed does not wait for the draft.
+
+    `detail` is the request."""
 
     HIT = 64
     FIRST_ROUND = 65
@@ -60,9 +70,19 @@ class Mark(IntEnum):
     TOKEN_NOT_COVERED = 67
     LATE = 68
     DRAFT_DOWN = 69
+    HOPELESS = 80  # its policy expects nothing to pay
+    UNSEEN = 81  # the draft has shown nothing of it yet
+    NO_GAIN = 82  # no depth pays
+    STALLED = 83  # the draft has made no progress since a wait in vain
+    SILENT = 84  # nothing more comes, which ends a wait
+
+    @property
+    def of_look_up(self) -> bool:
+        """Return True if this is the result of a look-up."""
+        return self < Mark.HOPELESS
 
 
-MARKS = {mark.name.lower(): mark for mark in Mark}
+MARKS = {mark.name.lower(): mark for mark in Mark if mark.of_look_up}
 """Marks by the name of the look-up's result in emissions and metrics."""
 
 _STATES, _CODES = frozenset(State), frozenset(Mark)
@@ -113,6 +133,10 @@ class TraceRing:
         if verdict:
             self._write(MARKS[verdict], request)
 
+    def note(self, mark: Mark, request: int) -> None:
+        """Record a moment of a request."""
+        self._write(mark, request)
+
     def _write(self, code: int, detail: int) -> None:
         count = self._count
         offset = self._start + _HEADER_BYTES + count % CAPACITY * _RECORD.size
@@ -130,7 +154,7 @@ class NoTrace(TraceRing):
     def enter(self, state: State, detail: int = 0) -> None:
         pass
 
-    def looked_up(self, request: int, verdict: str) -> None:
+    def _write(self, code: int, detail: int) -> None:
         pass
 
 

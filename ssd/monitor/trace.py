@@ -10,7 +10,9 @@ from ssd.ipc.messages import EndEvent
 from ssd.ipc.trace_ring import Mark, Moment, Span, State
 
 _ROLES = ("frontend", "target", "draft")
-_STATES, _LOOK_UPS = 1, 2  # threads of each process
+_STATES, _MARKS = 1, 2  # threads of each process
+
+_OF_TOKENS = (State.VERIFY, State.PREFILL, State.WAIT_FOR_DRAFT)  # states whose detail is a number of tokens
 
 Event = dict[str, Any]
 Traces = Mapping[str, tuple[list[Span], list[Moment]]]
@@ -35,19 +37,14 @@ def _names() -> Iterator[Event]:
     for process, role in enumerate(_ROLES, 1):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": role}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
-    for thread, name in ((_STATES, "states"), (_LOOK_UPS, "look-ups")):
+    for thread, name in ((_STATES, "states"), (_MARKS, "look-ups and reasons")):
         yield {"ph": "M", "name": "thread_name", "pid": 2, "tid": thread, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_name", "pid": 3, "tid": _STATES, "args": {"name": "states"}}
 
 
-def words(name: str) -> str:
-    """Return the name of a state or mark in words."""
-    return name.lower().replace("_", " ")
-
-
 def title(span: Span) -> str:
     """Return the name of a state in words; for DEPTH, with the depth of the draft's tree."""
-    return f"depth {span.detail}" if span.state is State.DEPTH else words(span.state.name)
+    return f"depth {span.detail}" if span.state is State.DEPTH else span.state.words
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:
@@ -60,13 +57,15 @@ def _slice(process: int, span: Span, begin: int) -> Event:
         "ts": _us(span.begin - begin),
         "dur": _us(span.end - span.begin),
     }
-    label = {State.VERIFY: "tokens", State.PREFILL: "tokens", State.PROMOTE: "request"}.get(span.state)
+    label = "request" if span.state is State.PROMOTE else "tokens" if span.state in _OF_TOKENS else None
     return event if label is None else event | {"args": {label: span.detail}}
 
 
 def _instant(process: int, moment: Moment, begin: int) -> Event:
-    kind = "hit" if moment.mark is Mark.HIT else f"miss: {words(moment.mark.name)}"
-    event = {"ph": "i", "s": "t", "name": kind, "cat": "cache", "pid": process, "tid": _LOOK_UPS}
+    mark = moment.mark
+    kind = f"miss: {mark.words}" if mark.of_look_up else f"does not wait: {mark.words}"
+    name, category = "hit" if mark is Mark.HIT else kind, "cache" if mark.of_look_up else "wait"
+    event = {"ph": "i", "s": "t", "name": name, "cat": category, "pid": process, "tid": _MARKS}
     return event | {"ts": _us(moment.at - begin), "args": {"request": moment.detail}}
 
 
@@ -82,7 +81,7 @@ def _flows(traces: Traces, begin: int) -> Iterator[Event]:
         if span.state is State.PROMOTE:
             promoted.setdefault(span.detail, []).append(span)
     starts = {request: [span.begin for span in found] for request, found in promoted.items()}
-    for number, moment in enumerate(moments):
+    for number, moment in enumerate(moment for moment in moments if moment.mark.of_look_up):
         index = bisect_left(ends, moment.at + 1) - 1
         if index < 0:
             continue

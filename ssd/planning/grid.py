@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import critical_batch, speedup_of_batch
-from ssd.tuning.learner import Measurements
+from ssd.tuning.estimates import Measurements
 from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_remote, predicted_sd
 
 

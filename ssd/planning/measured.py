@@ -18,9 +18,9 @@ from ssd.planning.profile import Misses, Points, Profile
 from ssd.tuning import draft_format, knowledge
 from ssd.tuning.choice import DRAFT_MARGIN
 from ssd.tuning.costs import SITUATIONS
+from ssd.tuning.estimates import Learner, kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from ssd.tuning.learner import Learner
-from ssd.tuning.tuner import Tuning, kind_of
+from ssd.tuning.tuner import Tuning
 
 FIRST_GUESS = "the tuner's first guess"
 """The source of an acceptance that neither this machine nor the draft's own file knows."""
@@ -129,7 +129,7 @@ def _agreement(known: Knowledge, prior: Knowledge | None, kind: int) -> tuple[Le
     learner, found = Learner(), learned if learned.sampled else given
     if not found.sampled:
         return learner, FIRST_GUESS
-    learner.recall(found.acceptance, found.hits)
+    learner.recall(found)
     compared = (found, given) if given.sampled else ()
     rates = [[rate for rate, _ in each.acceptance[: len(given.acceptance)]] for each in compared]
     return learner, f"the draft's {PRIOR_FILE}" if rates and rates[0] == rates[1] else ""

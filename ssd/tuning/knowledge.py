@@ -38,7 +38,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The agreement of target and draft under one kind of sampling law (`ssd.tuning.tuner.kind_of`).
+    """The agreement of target and draft under one kind of sampling law (`ssd.tuning.estimates.kind_of`).
 
     `acceptance[i]` is the acceptance rate of the (i + 1)-th draft token if all before it were accepted. `hits[i]` is
     the chance that the bonus token is the (i + 1)-th candidate if it is none of those before. `lookup` has the mean

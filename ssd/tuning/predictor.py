@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, MAX_IN_FLIGHT, MAX_LOOKAHEAD, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
-from ssd.tuning.learner import AfterMiss, Measurements
+from ssd.tuning.estimates import AfterMiss, Measurements, Setting
 
 # Plans whose speeds differ by less than this share are alike; the one with the fewest chains is taken. If both models
 # share a memory bus, chains slow the target by more than the tables show, so a larger difference counts as alike.
@@ -20,10 +20,6 @@ ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 # Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
 _LONGEST_TRIP = 256  # rounds of plain decoding in a round trip; a draft further away is of no use
-
-
-Setting = tuple[Mode, int, int]
-"""Mode, K and the number of chains; it identifies a plan."""
 
 
 class SpeculationPlan(NamedTuple):

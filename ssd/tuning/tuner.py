@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
 from ssd.tuning.choice import Chooser
-from ssd.tuning.costs import Costs
-from ssd.tuning.knowledge import MOST_ERROR, Agreement, Knowledge
-from ssd.tuning.learner import DraftTelemetry, Learner, LookupGain, Mean, Measurements
+from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Measurements
+from ssd.tuning.knowledge import MOST_ERROR, Knowledge
 from ssd.tuning.predictor import (
     ALIKE,
     ALIKE_ON_ONE_BUS,
@@ -32,17 +31,7 @@ _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 _EARLY, _FAR_BEHIND = 8, 0.6
 # Rounds after which a plan is chosen again, since its measurements may have become better.
 _CHOSEN_FOR = 64
-_JUDGED_AT = 100  # rounds, which then show whether the cost tables were disturbed
-_RECENT = 0.03  # smoothing of the long-run speed
 _REMEMBERED = 64  # plans
-_LONGEST_STEP_S = 60.0
-# Upper bounds of the kinds greedy and cool; higher temperatures are warm. Acceptance is learned for each kind.
-_KINDS = (0.0, 0.7)
-
-
-def kind_of(temperature: float) -> int:
-    """Return the kind of a sampling law by its temperature: 0 greedy, 1 cool, 2 warm."""
-    return sum(temperature > bound for bound in _KINDS)
 
 
 def batch_class(batch: int) -> int:
@@ -73,23 +62,6 @@ def setting_of(followed: Speculation) -> Setting:
     if followed.mode not in DRAFTED:
         return followed.mode, 0, 0
     return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
-
-
-class DecodingRound(NamedTuple):
-    """A round of `batch` decoding rows, without prefill.
-
-    The verification of `tokens` tokens took `seconds` and brought `brought` new tokens; before it, the rows waited
-    `waited` seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for
-    all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them."""
-
-    batch: int
-    tokens: int
-    seconds: float
-    waited: float
-    brought: int
-    beside: bool
-    in_turn: bool
-    setting: Setting | None
 
 
 def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
@@ -123,25 +95,20 @@ class _Window:
         self.rounds = self.tokens = 0
         self.seconds = 0.0
 
-
-class _Lookup:
-    """The mean tokens of prompt lookup in a row's round without a draft: accepted, and verified."""
-
-    def __init__(self, accepted: float = 0.05, verified: float = 0.1) -> None:
-        self.accepted, self.verified = Mean(accepted, count=64), Mean(verified, count=64)
+    def add(self, round_: DecodingRound) -> None:
+        self.rounds += 1
+        self.tokens += round_.brought
+        self.seconds += round_.seconds + round_.waited
 
 
 class Tuning:
-    """Keeps the present plan for every kind of request. The proposer reports every round to it.
+    """Keeps the present plan for every kind of request, by the pair's `estimates`. The proposer reports every round.
 
-    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`). `rounds`
-    counts the rounds so far."""
+    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`)."""
 
     def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
         self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
-        self.costs, self.rounds = Costs(), 0
-        self.learners = [Learner() for _ in range(len(_KINDS) + 1)]
-        self._lookups = [_Lookup() for _ in self.learners]
+        self.estimates = Estimates()
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
@@ -150,21 +117,10 @@ class Tuning:
         # Windows that have begun, by batch class and setting, which alternate under load.
         self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
-        self._recent = 0, Mean(0.0), Mean(0.0)
-        self.works_ahead = False  # the draft works ahead of a row in the next verification
-        self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
-        self.costs = Costs(known.tables)
-        for kind, learner in enumerate(self.learners):
-            found = [each.law(kind) for each in (known, prior) if each is not None]
-            agreement = next((each for each in found if each.sampled), None)
-            if agreement is not None:
-                learner.recall(agreement.acceptance, agreement.hits)
-            lookup = next((each.lookup for each in found if each.lookup is not None), None)
-            if lookup is not None:
-                self._lookups[kind] = _Lookup(*lookup)
+        self.estimates.recall(known, prior)
         for name, error in known.errors.items():
             batch, _, mode = name.partition(" ")
             if batch.isdecimal():
@@ -172,17 +128,13 @@ class Tuning:
 
     def knowledge(self) -> Knowledge:
         """Return the present knowledge, for a file."""
-        laws = []
-        for learner, lookup in zip(self.learners, self._lookups, strict=True):
-            acceptance, hits = learner.agreement()
-            gain = lookup.accepted.value, lookup.verified.value
-            laws.append(Agreement(tuple(acceptance), tuple(hits), gain))
+        costs, laws = self.estimates.costs, tuple(learner.agreement() for learner in self.estimates.learners)
         errors = {
             f"{batch} {mode}": min(max(error, -MOST_ERROR), MOST_ERROR)
             for batch, own in self._choosers.items()
             for mode, error in own.errors()
         }
-        return Knowledge(tuple(laws), self.costs.written(), errors, self.costs.written(disturbed=True))
+        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True))
 
     def situate(self, kinds: Sequence[int], draft: bool) -> None:
         """Set the kinds of sampling law of the running rows, and if there is a draft to use."""
@@ -194,7 +146,7 @@ class Tuning:
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
         """Return the settings that a request follows now: `asked` with its open mode and numbers filled in.
 
-        An open fan-out becomes the list of Theorem 12; the draft may prefer a joint allocation."""
+        An open fan-out becomes the list of Theorem 12, or as many chains in a joint allocation."""
         if (asked, kind) not in self._given:
             self._given[asked, kind] = self._filled(asked, kind)
         return self._given[asked, kind]
@@ -203,28 +155,24 @@ class Tuning:
         plan = self.plan(PlanKey.of(asked))
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
-        numbers = {"num_speculative_tokens": plan.lookahead, "fan_out": plan.fan_out}
-        # The draft finds out which allocation hits more. Draft probabilities belong to lists.
-        if (
-            plan.mode == "ssd"
-            and not asked.fan_out
-            and asked.allocation == "joint"
-            and not (kind > 0 and asked.rule().needs_draft_probs)
-        ):
-            numbers |= {"allocation": "either", "budget": sum(plan.fan_out)}
-        return replace(asked, mode=plan.mode, **numbers)
+        asked = replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead)
+        # Draft probabilities belong to lists.
+        lists = asked.fan_out or asked.allocation == "theorem" or (kind > 0 and asked.rule().needs_draft_probs)
+        if plan.mode == "sd" or lists:
+            return replace(asked, fan_out=plan.fan_out)
+        return replace(asked, budget=sum(plan.fan_out))
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """Return the present plan of a kind of request at the present batch size."""
         place = _Place(self._batch, self._draft, key)
-        plan, chosen_at = self._plans.get(place, (None, self.rounds))
-        if plan is None or self.rounds >= chosen_at + _CHOSEN_FOR:
+        plan, chosen_at = self._plans.get(place, (None, self.estimates.rounds))
+        if plan is None or self.estimates.rounds >= chosen_at + _CHOSEN_FOR:
             if len(self._plans) > _REMEMBERED:
                 self._plans.clear()
                 self._ranked.clear()
                 self._given.clear()
             plan = self._chosen(place, None if plan is None else plan.setting)
-            self._plans[place] = plan, self.rounds
+            self._plans[place] = plan, self.estimates.rounds
         return plan
 
     def wants_draft(self, asked: Speculation) -> bool:
@@ -246,68 +194,32 @@ class Tuning:
 
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request in advance, so that the first request need not wait."""
-        if asked.auto and self.costs.of("verify") is not None:
+        if asked.auto and self.estimates.costs.of("verify") is not None:
             self.situate([0], True)
             self.plan(PlanKey.of(asked))
             self.situate([0], False)
 
-    @property
-    def speed(self) -> float:
-        """Return the tokens per second of the whole batch in recent rounds.
-
-        Before any round it is the speed of plain decoding; 0 if that is not known either."""
-        _, tokens, seconds = self._recent
-        if seconds.value > 0:
-            return tokens.value / seconds.value
-        verify = self.costs.of("verify")
-        return 0.0 if verify is None else self._batch / verify.at(self._batch)
-
-    def plain_s(self, batch: int) -> float | None:
-        """Return the seconds of a verification of one token for each of `batch` rows; None while not measured."""
-        cost = self.costs.of("verify") or self.costs.of("verify_beside")
-        return None if cost is None else cost.at(batch)
-
     # -- learning from rounds -------------------------------------------------------------------------------------
 
-    def learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
-        """Learn from a round; `draft` has the draft's present counters."""
-        self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)
-        before = self._telemetry
-        steps, grown = draft.steps - before.steps, draft.grown - before.grown
-        seconds = draft.step_seconds - before.step_seconds
-        # The draft may write anything there: impossible figures are dropped.
-        if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < seconds < _LONGEST_STEP_S:
-            self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
-        taken = round_.seconds + round_.waited
-        followed = batch_class(round_.batch), round_.setting
-        if followed not in self._open and len(self._open) >= _OPEN:
-            self._open.clear()
-        window = self._window = self._open.setdefault(followed, _Window(*followed))
-        window.rounds += 1
-        window.tokens += round_.brought
-        window.seconds += taken
-        if self._recent[0] != round_.batch:
-            self._recent = round_.batch, Mean(0.0, _RECENT), Mean(0.0, _RECENT)
-        self._recent[1].note(round_.brought)
-        self._recent[2].note(taken)
-
-    def looked_up(self, kind: int, verified: int, accepted: int) -> None:
-        """Learn that a row without a draft verified tokens of prompt lookup, and how many were accepted."""
-        self._lookups[kind].verified.note(verified)
-        self._lookups[kind].accepted.note(accepted)
-
-    def end_round(self, draft: DraftTelemetry) -> None:
-        """Count a round of any kind, and choose again when it is time."""
-        self._telemetry = draft
-        self.rounds += 1
-        if self.rounds == _JUDGED_AT:
-            self.costs.judge()
-        if self.rounds % _CHOSEN_FOR == 0:
+    def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
+        """Learn from a round (see `Estimates.note`), and choose again when it is time."""
+        self.estimates.note(round_, draft)
+        if round_ is not None:
+            self._window = self._of(round_)
+            self._window.add(round_)
+        if self.estimates.rounds % _CHOSEN_FOR == 0:
             self._given.clear()
         if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):
             window, self._window = self._window, _Window(0, None)
             del self._open[window.batch, window.setting]
             self._judge(window)
+
+    def _of(self, round_: DecodingRound) -> _Window:
+        """Return the window of a round's batch size and setting."""
+        followed = batch_class(round_.batch), round_.setting
+        if followed not in self._open and len(self._open) >= _OPEN:
+            self._open.clear()
+        return self._open.setdefault(followed, _Window(*followed))
 
     def _far_behind(self, window: _Window) -> bool:
         """Return True if rounds with a draft were much slower than plain decoding would be."""
@@ -335,7 +247,7 @@ class Tuning:
             self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
         self._given.clear()
         for place, plan in followed:
-            self._plans[place] = self._chosen(place, plan.setting), self.rounds
+            self._plans[place] = self._chosen(place, plan.setting), self.estimates.rounds
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
@@ -378,7 +290,11 @@ class Tuning:
 
     def _choices(self, key: PlanKey) -> Choices:
         """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
-        known = self._draft and self.costs.of("step") is not None and self.costs.of("step_beside") is not None
+        known = (
+            self._draft
+            and self.estimates.costs.of("step") is not None
+            and self.estimates.costs.of("step_beside") is not None
+        )
         modes: tuple[Mode, ...] = (key.mode,)
         if key.mode == "auto":
             modes = ("ngram", *DRAFTED) if known else ("ngram",)
@@ -392,25 +308,4 @@ class Tuning:
 
     def _measurements(self) -> Measurements | None:
         """Return the measurements for rows of the most frequent kind; None while no time was measured."""
-        costs = self.costs
-        alone = costs.of("verify") or costs.of("verify_beside")
-        beside = costs.of("verify_beside") or costs.of("verify")
-        in_turn, ahead = costs.of("step") or costs.of("step_beside"), costs.of("step_beside") or costs.of("step")
-        if alone is None or beside is None:
-            return None
-        if in_turn is None or ahead is None:
-            if self._draft:
-                return None
-            in_turn = ahead = alone  # no plan asks
-        kind = max(set(self._kinds), key=self._kinds.count)
-        learner, lookup = self.learners[kind], self._lookups[kind]
-        return Measurements(
-            verify=beside,
-            step=ahead,
-            acceptance=learner.acceptance,
-            misses=learner.misses(),
-            missed=learner.after_miss,
-            verify_alone=alone,
-            step_alone=in_turn,
-            lookup=LookupGain(lookup.accepted.value, lookup.verified.value),
-        )
+        return self.estimates.measurements(max(set(self._kinds), key=self._kinds.count), self._draft)

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
 from ssd.execution.meanwhile import Task
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Launch, Launched
-from ssd.ipc.trace_ring import State, TraceRing
+from ssd.ipc.trace_ring import Mark, State, TraceRing
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
 from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
-from ssd.tuning.learner import Mean
-from ssd.tuning.tuner import Tuning
+from ssd.tuning.estimates import KINDS, Estimates, Mean, recent
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.sequence import Sequence
 
@@ -30,38 +29,24 @@ log = logging.getLogger("ssd.target")
 _POLL_S = 20e-6
 # Seconds without anything new after which the draft is not waited for any more.
 _LONGEST_SILENCE_S = 0.2
-# Means of recent rounds: how fast old ones fade, and how many rounds the initial value counts as.
-_SMOOTHING, _SAMPLES = 0.1, 10
-# Initial chances that a proposal's first token is accepted, by its evidence, and each later one if those before it are.
-# `_WARM` has a factor for each kind of sampling law (`kind_of`), `_CHANCE_SMOOTHING` says how fast old rounds fade.
-_FIRST, _NEXT, _CHANCE_SMOOTHING = (0.3, 0.3, 0.35, 0.45, 0.5, 0.6, 0.75, 0.75, 0.75), 0.85, 0.02
-_WARM = (1.0, 0.7, 0.5)
+# Initial chances: that a proposal's first token is accepted, the gain of each degree of evidence, and that each later
+# token is if those before it are. They count as `_SAMPLES` rounds; each kind of law above greedy has `_WARM` of them.
+_FIRST, _EVIDENCE, _NEXT, _WARM, _SAMPLES, _SMOOTHING = 0.2, 0.07, 0.85, 0.7, 10, 0.02
 # Worth of one more token in a batch of several rows; alone it is 1. The row ends sooner, but the others go on. A batch
 # that is smaller by a row saves less time than the long-run speed says, unless another request waits.
 _AMONG_OTHERS = 0.8
-# Why a row that missed does not wait: its policy expects nothing to pay (`hopeless`), the draft has shown nothing of it
-# yet (`unseen`), no depth pays (`no gain`), the draft makes no progress since a wait in vain (`stalled`), or nothing
-# more comes (`silent`, which ends a wait).
-Gate = Literal["hopeless", "unseen", "no gain", "stalled", "silent"]
 # Where no proposal can pay, a row still asks for one in every 16th round, to learn whether that has changed.
 _SELDOM = 16
 
 
-def recent(value: float) -> Mean:
-    """Return a mean of recent rounds that begins at `value`."""
-    return Mean(value, _SMOOTHING, _SAMPLES)
-
-
 class WaitCosts:
-    """Estimates what waiting for the draft and verifying more tokens cost and bring.
+    """Prices waits for the draft and more tokens to verify, by the pair's `estimates` and the state of the round.
 
     `ready`: number of draft tokens of each row that does not wait. `verified`: tokens so far in the next verification
     of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self.tuning = tuning
-        self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
-        self.last_verify_s = self.away_s = 0.0
+    def __init__(self, estimates: Estimates) -> None:
+        self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
 
@@ -69,10 +54,10 @@ class WaitCosts:
         """Return a function that gives the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
-        cost = self.tuning.costs.of("verify_beside" if self.tuning.works_ahead else "verify")
+        cost = self.estimates.costs.of("verify_beside" if self.estimates.works_ahead else "verify")
         if cost is None:
             return lambda more: 0.0
-        speed, verified = self.tuning.speed, self.verified
+        speed, verified = self.estimates.speed(self.batch), self.verified
         if self.batch > 1:
             speed /= _AMONG_OTHERS
         present = cost.at(verified)
@@ -82,17 +67,17 @@ class WaitCosts:
         """Return for each request the draft tokens worth waiting for; 0 if waiting does not pay.
 
         A row that does not wait brings `otherwise` tokens."""
-        longest = max((sequence.lookahead for sequence in rows), default=0)
-        verify = self.tuning.costs.of("verify_beside") or LinearCost(self.verify_s.value, 0.0)
+        longest, known = max((sequence.lookahead for sequence in rows), default=0), self.estimates
+        verify = known.costs.of("verify_beside") or LinearCost(known.verify_s.value, 0.0)
         worth = depth_worth_waiting_for(
             self.ready,
             len(rows),
             longest,
-            self.acceptance.value,
+            known.acceptance.value,
             verify,
-            self.token_s.value,
+            known.token_s.value,
             otherwise,
-            self.tuning.speed,
+            known.speed(self.batch),
             self.away_s,
         )
         return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
@@ -177,12 +162,12 @@ class ModelFree(MissPolicy):
         self._chances = [
             [
                 [
-                    Mean(warm * (_NEXT if depth else first), _CHANCE_SMOOTHING, _SAMPLES)
+                    Mean(_WARM**kind * (_NEXT if depth else _FIRST + _EVIDENCE * evidence), _SMOOTHING, _SAMPLES)
                     for depth in range(AUTO_LOOKAHEAD)
                 ]
-                for first in _FIRST
+                for evidence in range(1 + MOST_EVIDENCE)
             ]
-            for warm in _WARM
+            for kind in range(KINDS)
         ]
         self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
@@ -293,13 +278,6 @@ def load_policy(mode: Mode, backup: str) -> MissPolicy:
         return MissPolicy()
 
 
-def note_gate(gate: Gate, requests: Iterable[int]) -> None:
-    """Log which gate lets rows that missed go on without waiting for the draft, or for any more of it."""
-    if log.isEnabledFor(logging.DEBUG):
-        for request in requests:
-            log.debug("request %d does not wait: %s", request, gate)
-
-
 class MissedRow(NamedTuple):
     """A row without draft tokens, and the key under which the draft will answer it."""
 
@@ -325,13 +303,19 @@ class MissedRows:
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
+    def go_on(self, requests: Iterable[int], reason: Mark) -> None:
+        """Record why rows that missed do not wait for the draft, or for any more of it."""
+        for request in requests:
+            self._trace.note(reason, request)
+            log.debug("request %d does not wait: %s", request, reason.words)
+
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
         if depths and self._session.stalled:
-            note_gate("stalled", depths)
+            self.go_on(depths, Mark.STALLED)
         elif depths:
-            self._trace.enter(State.WAIT_FOR_DRAFT)
+            self._trace.enter(State.WAIT_FOR_DRAFT, max(depths.values()))
             meanwhile()
             self._wait(depths, began)
             self._trace.enter(State.OTHER)
@@ -354,24 +338,24 @@ class MissedRows:
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
             else:
-                note_gate("unseen", [row.sequence.request])
+                self.go_on([row.sequence.request], Mark.UNSEEN)
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
-        step = costs.tuning.costs.of("step_beside")
+        step = costs.estimates.costs.of("step_beside")
         if missed and step is not None and not any(depths.values()):
             # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
-            costs.token_s.note(step.at(sum(map(len, missed.values()))))
-        note_gate("no gain", [request for request, depth in depths.items() if depth == 0])
+            costs.estimates.token_s.note(step.at(sum(map(len, missed.values()))))
+        self.go_on([request for request, depth in depths.items() if depth == 0], Mark.NO_GAIN)
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
-        costs, deepest = self._costs, max(depths.values())
-        patience = costs.verify_s.value
+        known, away_s, deepest = self._costs.estimates, self._costs.away_s, max(depths.values())
+        patience = known.verify_s.value
         if self._session.breaker.patient:
-            patience = max(patience, 4 * deepest * costs.token_s.value)
-        patience = min(patience + costs.away_s, _LONGEST_SILENCE_S)
+            patience = max(patience, 4 * deepest * known.token_s.value)
+        patience = min(patience + away_s, _LONGEST_SILENCE_S)
         waiting = [(self.rows[request], depth) for request, depth in depths.items()]
         arrived = began
         while True:
@@ -385,16 +369,16 @@ class MissedRows:
                     done = done and len(row.sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= arrived + patience:
-                note_gate("silent", [] if done else depths)
+                self.go_on([] if done else depths, Mark.SILENT)
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)
-        costs.token_s.note(max(0.0, arrived - began - costs.away_s) / got if got else patience / deepest)
+        known.token_s.note(max(0.0, arrived - began - away_s) / got if got else patience / deepest)
         self._judge([row for row, _ in waiting], got, began)
 
     def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
         """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
-        session, costs, seconds = self._session, self._costs, time.perf_counter() - began
+        session, known, seconds = self._session, self._costs.estimates, time.perf_counter() - began
         if not got:
             seconds = min(seconds, _LONGEST_SILENCE_S)  # time beyond that was the target's own delay
         for row in waiting:
@@ -403,7 +387,7 @@ class MissedRows:
         # A wait that brings something loses only its time beyond one verification. It loses nothing where a row must
         # wait: in turn with the draft (mode `sd`), or for a new request, whose text the draft computes first.
         ahead = all(row.key.round > 0 and row.policy.uses_cache for row in waiting)
-        paid = 0.0 if not got else max(costs.verify_s.value, costs.last_verify_s) if ahead else seconds
+        paid = 0.0 if not got else max(known.verify_s.value, known.last_verify_s) if ahead else seconds
         session.note_wait(max(0.0, seconds - paid), in_vain=not got)
 
     def _launch(self, row: MissedRow) -> Launch:

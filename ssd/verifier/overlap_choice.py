@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ssd.config.params import Mode
-from ssd.tuning.learner import Mean
+from ssd.tuning.estimates import Mean
 
 _SMOOTHING, _ENOUGH = 0.05, 8
 

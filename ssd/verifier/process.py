@@ -116,7 +116,7 @@ class Target:
         """Measure missing costs while there is no request; if none has come, save what was learned."""
         if experience.wanting and self._draft and self._board is not None:
             board = self._board.session.board
-            for _ in rehearse(self._rehearsal, experience.tuning.costs, self._to_draft, board, self._team):
+            for _ in rehearse(self._rehearsal, experience.tuning.estimates.costs, self._to_draft, board, self._team):
                 self._child.beat()
                 self._read()
                 if self.engine.busy:

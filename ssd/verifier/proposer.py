@@ -15,12 +15,12 @@ from ssd.ipc.board import BoardReader, Cached, Key, LinkFigures
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import DraftState, Outcomes, Retune, Verified
 from ssd.ipc.public import Message
-from ssd.ipc.trace_ring import NO_TRACE, TraceRing
+from ssd.ipc.trace_ring import NO_TRACE, Mark, TraceRing
 from ssd.speculation.acceptance import Outcome
-from ssd.tuning.predictor import Setting
-from ssd.tuning.tuner import DecodingRound, PlanKey, Tuning, setting_of
+from ssd.tuning.estimates import DecodingRound, Setting
+from ssd.tuning.tuner import PlanKey, Tuning, setting_of
 from ssd.verifier.draft_session import DraftSession
-from ssd.verifier.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy, note_gate
+from ssd.verifier.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.verifier.sequence import Cache, Sequence
 
 log = logging.getLogger("ssd.target")
@@ -229,11 +229,9 @@ class RoundEvidence:
     `learns`: some row's backup or plan uses measured times. `remote`: the draft is on another machine, where waits and
     late tokens are normal, so the breaker is told the measured gain."""
 
-    def __init__(
-        self, tuning: Tuning, introductions: Introductions, misses: MissedRows, costs: WaitCosts, remote: bool
-    ) -> None:
-        self._tuning, self._introductions, self._misses, self._costs = tuning, introductions, misses, costs
-        self._session, self._remote = introductions.session, remote
+    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows, remote: bool) -> None:
+        self._tuning, self._introductions, self._misses = tuning, introductions, misses
+        self._estimates, self._session, self._remote = tuning.estimates, introductions.session, remote
         self.learns = True
         self._settled_at = self._waited = self._ended_at = 0.0
         self._settled, self._running = 0, list[int]()
@@ -259,7 +257,7 @@ class RoundEvidence:
 
     def looked_up(self, result: Result, entry: int | None, prepared: dict[int, int]) -> None:
         """Learn which of the prepared tokens the bonus token was: that of an `entry`, or none of `prepared`."""
-        learner, accepted = self._tuning.learners[result.sequence.kind], result.outcome.accepted
+        learner, accepted = self._estimates.learners[result.sequence.kind], result.outcome.accepted
         if result.round == 0 or not self.learns:
             return
         if entry is not None:
@@ -273,8 +271,8 @@ class RoundEvidence:
         telemetry, round_ = self._session.board.telemetry(), None
         same = [result.sequence.request for result in results] == self._running
         if same and len(results) == self._settled and all(result.round > 0 for result in results):
-            self._costs.last_verify_s = now - self._settled_at
-            self._costs.verify_s.note(self._costs.last_verify_s)
+            self._estimates.last_verify_s = now - self._settled_at
+            self._estimates.verify_s.note(self._estimates.last_verify_s)
             rows = [result.sequence for result in results]
             round_ = DecodingRound(
                 batch=len(results),
@@ -282,12 +280,11 @@ class RoundEvidence:
                 seconds=now - self._ended_at - self._waited,
                 waited=self._waited,
                 brought=sum(1 + result.outcome.accepted for result in results),
-                beside=self._tuning.works_ahead,
+                beside=self._estimates.works_ahead,
                 in_turn=all(sequence.speculation.mode == "sd" for sequence in rows),
                 setting=self._setting(rows),
             )
-            self._tuning.learn(round_, telemetry)
-        self._tuning.end_round(telemetry)
+        self._tuning.note(round_, telemetry)
         return round_
 
     def _note_gain(self, round_: DecodingRound) -> None:
@@ -295,7 +292,7 @@ class RoundEvidence:
 
         Guesses without a model are neither the draft's gain nor its cost. A round counts as at most three plain ones,
         waits apart: a descheduled process says nothing of the draft."""
-        seen, plain_s = self._session.seen, self._tuning.plain_s(round_.batch)
+        seen, plain_s = self._session.seen, self._estimates.plain_s(round_.batch)
         if not plain_s or not seen.rows:
             return
         waited, taken = round_.waited / plain_s, min(3.0, round_.seconds / plain_s)
@@ -318,14 +315,14 @@ class RoundEvidence:
     def _learn(self, result: Result) -> None:
         """Record how many of the verified draft tokens were accepted."""
         sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
-        learner = self._tuning.learners[sequence.kind]
+        learner = self._estimates.learners[sequence.kind]
         waited = self._misses.waited.pop(sequence.request, None)
         policy = self._misses.asked.pop(sequence.request, None)
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and sequence.request in self._session.tracked:
             learner.missed(accepted + 1, waited, drafted)
         if sequence.speculation.mode == "ngram":
-            self._tuning.looked_up(sequence.kind, drafted, accepted)
+            learner.prompt_lookup(drafted, accepted)
         if policy is not None:
             policy.note(sequence.request, drafted, sequence.tokens[result.base :])
             return
@@ -333,7 +330,7 @@ class RoundEvidence:
         self._session.seen.accepted += accepted
         if self.learns:
             learner.outcome(drafted, accepted)
-            self._costs.acceptance.note_outcome(drafted, accepted)
+            self._estimates.acceptance.note_outcome(drafted, accepted)
 
 
 class BoardProposer(Proposer):
@@ -355,12 +352,12 @@ class BoardProposer(Proposer):
     ) -> None:
         self.session = DraftSession(board, send, draft_probs)
         self._trace, self.tuning = trace, tuning or Tuning()
-        self._costs = WaitCosts(self.tuning)
+        self._costs = WaitCosts(self.tuning.estimates)
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
         self._introductions = Introductions(self.session, self._policies, team)
         self.plans = PlanFollower(self.tuning, self._introductions, self._misses)
-        self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, self._costs, remote)
+        self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, remote)
 
     @property
     def state(self) -> DraftState:
@@ -400,10 +397,10 @@ class BoardProposer(Proposer):
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         began = time.perf_counter()
-        self.session.judge(began, self._costs.verify_s.value)
+        self.session.judge(began, self.tuning.estimates.verify_s.value)
         self.plans.follow(sequences)
         self._evidence.learns = any(map(self._policies.need_times, sequences))
-        self.tuning.works_ahead = self._introductions.settle(sequences)
+        self.tuning.estimates.works_ahead = self._introductions.settle(sequences)
         if self._misses.rows:
             self._misses.settle(sequences, meanwhile, began)
         self.session.announce()
@@ -434,7 +431,7 @@ class BoardProposer(Proposer):
         in_flight: int | None = len(sequence.proposal)
         missed = not in_flight and result.taken is None and speculates and policy.decides_later
         if missed and policy.hopeless(sequence, self._costs):
-            note_gate("hopeless", [sequence.request])
+            self._misses.go_on([sequence.request], Mark.HOPELESS)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None

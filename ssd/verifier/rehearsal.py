@@ -18,8 +18,8 @@ from ssd.ipc.public import Message
 from ssd.kernels import build
 from ssd.speculation.sampling import Law, argmax
 from ssd.tuning.costs import Costs, CostTable, Situation
+from ssd.tuning.estimates import DraftTelemetry
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write
-from ssd.tuning.learner import DraftTelemetry
 from ssd.tuning.tuner import Tuning
 
 _CONTEXT = 256  # tokens that a measured row sees
@@ -59,21 +59,21 @@ class Experience:
 
     @property
     def _unknown(self) -> bool:
-        costs = self.tuning.costs
+        costs = self.tuning.estimates.costs
         return costs.disturbed or not all(table.known for table in costs.tables.values())
 
     def measured(self) -> None:
         """End an attempt to measure, and let `save` write it. If it was disturbed, the next process tries again."""
         self._written, self._due = -1, 0.0
-        ended = self.tuning.costs.disturbed or not self._unknown
+        ended = self.tuning.estimates.costs.disturbed or not self._unknown
         self._left = 0 if ended else self._left - 1
 
     def save(self) -> None:
         """Write what is known, if it is more than before and some time has passed. Called while nothing runs."""
         now = time.monotonic()
-        if self.tuning.rounds > self._written and now >= self._due:
+        if self.tuning.estimates.rounds > self._written and now >= self._due:
             write(self._file, self.tuning.knowledge())
-            self._written, self._due = self.tuning.rounds, now + _SAVE_EVERY_S
+            self._written, self._due = self.tuning.estimates.rounds, now + _SAVE_EVERY_S
 
 
 class TargetRehearsal:

@@ -16,7 +16,7 @@ from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Text, Written
 from ssd.speculation.sampling import UNKNOWN, Law
-from ssd.tuning.tuner import kind_of
+from ssd.tuning.estimates import kind_of
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
 _GREEDY_BELOW = 1e-5

@@ -248,7 +248,7 @@ class Dice:
         fan_out: tuple[int, ...] = dice.choice(((), (1,), (3,), (1, 2, 3), (1,) * 17))
         modes: Any = ("auto", "ar", "ngram", "sd", "ssd")
         samplers: Any = ("coupled", "rejection")
-        allocations: Any = ("joint", "theorem", "either")
+        allocations: Any = ("joint", "theorem")
         return Speculation(
             dice.choice(modes),
             dice.choice((0, 1, 2, 3, 16)),

@@ -28,8 +28,8 @@ from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS, CostTable
+from ssd.tuning.estimates import Learner
 from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
-from ssd.tuning.learner import Learner
 from ssd.tuning.tuner import Tuning
 from tests.models import tiny
 
@@ -213,7 +213,7 @@ def test_it_plans_with_what_the_engine_has_measured(here: Here) -> None:
     assert points["verify_alone"] == tuple(TABLES["verify"].items())
     assert points["step"] == tuple(TABLES["step_beside"].items())
     learner = Learner()
-    learner.recall(LAWS[0].acceptance, LAWS[0].hits)
+    learner.recall(LAWS[0])
     alone = CostTable(TABLES["verify"]), CostTable(TABLES["step"])
     beside = CostTable(TABLES["verify_beside"]), CostTable(TABLES["step_beside"])
     pair = Pair(*beside, (0.7, 0.8), learner.misses(), 0.0, *alone, draft_gpus=0.0)
@@ -315,12 +315,12 @@ def test_disturbed_times_are_planned_with_and_named_rough_and_no_engine_begins_w
     assert not is_measured(config_of(here)) and is_measured(config_of(here), rough=True)
     found = measured_here(config_of(here), 0.0)
     assert found.rough and found.profile.verify == tuple(TABLES["verify_beside"].items())
-    assert found.tuning.costs.of("verify") is not None
+    assert found.tuning.estimates.costs.of("verify") is not None
     engine = Tuning()
     engine.recall(Knowledge(LAWS, rough=TABLES))
-    assert engine.costs.of("verify") is None
+    assert engine.estimates.costs.of("verify") is None
     engine.recall(Knowledge(LAWS, TABLES))
-    engine.costs.disturbed = True
+    engine.estimates.costs.disturbed = True
     assert engine.knowledge().rough == TABLES and not engine.knowledge().tables
 
 

@@ -178,7 +178,7 @@ class Auditor:
         for index, token in enumerate(ids):
             before = [*text, *ids[:index]]
             expected = self._world.next(tuple(before), tree.law)
-            repeated = copied(before, tree.base, 6) if tree.joint or tree.either or self._mixed else -1
+            repeated = copied(before, tree.base, 6) if tree.joint or self._mixed else -1
             self.corrected += repeated not in (-1, expected)
             assert token == (expected if repeated < 0 else repeated) or (self._mixed and token == expected)
 

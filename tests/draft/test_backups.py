@@ -16,9 +16,8 @@ from ssd.ipc.messages import Submit
 from ssd.speculation import backups as speculators
 from ssd.speculation.backups import SPECULATORS
 from ssd.speculation.ngram import PromptLookup
+from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates
 from ssd.tuning.knowledge import Knowledge
-from ssd.tuning.learner import DraftTelemetry
-from ssd.tuning.tuner import DecodingRound, Tuning
 from ssd.verifier import misses
 from ssd.verifier import sequence as sequences
 from ssd.verifier.misses import Lookup, ModelFree, WaitCosts
@@ -161,10 +160,10 @@ def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
 
 def priced(each: float) -> WaitCosts:
     """Costs where each further token takes the time of so many tokens, at one token a second."""
-    tuning = Tuning()
-    tuning.recall(Knowledge(tables={"verify": {1: 1.0, 2: 1.0 + each}}))
-    tuning.learn(DecodingRound(1, 1, 1.0, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
-    return WaitCosts(tuning)
+    estimates = Estimates()
+    estimates.recall(Knowledge(tables={"verify": {1: 1.0, 2: 1.0 + each}}))
+    estimates.note(DecodingRound(1, 1, 1.0, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
+    return WaitCosts(estimates)
 
 
 def test_no_more_is_looked_up_than_is_worth_verifying() -> None:

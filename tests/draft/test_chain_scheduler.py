@@ -136,25 +136,6 @@ def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
     assert scheduler.fork([tree]) == []
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_allocation_that_would_have_hit_more_often_is_in_force(temperature: float) -> None:
-    """Whichever it is now: both are computed from the same guesses. Each has an outcome that the other leaves out."""
-    scheduler, _ = scheduler_of(64)
-    lists, spread = (0, 10), (1, 21)
-    for outcome, expected in ((lists, False), (spread, True), (lists, False)):
-        for _ in range(150):
-            asked = Speculation("ssd", 3, (1, 1, 1, 1), "jit", budget=4, allocation="either")
-            tree = tree_of(asked, temperature)
-            tree.jointly = scheduler.jointly(tree)
-            tree.trunk, tree.in_flight, tree.computed = [1, 2, 3], 3, tree.base + 3
-            tree.guesses = sure_but_for_one()
-            ((_, chains),) = scheduler.fork([tree])
-            assert (lists in {(c.fork, c.tokens[0]) for c in chains}) is not tree.jointly
-            scheduler.compare(tree, *outcome)
-            scheduler._chain_cache.give_back([c.cell for c in chains if c.cell is not None])
-        assert scheduler.jointly(tree) is expected
-
-
 def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
     """Scores are the same after every accepted length."""
     scheduler, _ = scheduler_of(8)

@@ -16,7 +16,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Emission, Submit
 from ssd.ipc.public import Message
 from ssd.speculation.sampling import Law
-from ssd.tuning.learner import Mean
+from ssd.tuning.estimates import Mean
 from ssd.tuning.predictor import SpeculationPlan
 from ssd.tuning.tuner import Tuning
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
@@ -293,7 +293,7 @@ def test_what_a_step_takes_beside_a_prompt_is_not_what_decoding_takes(world: Wor
 
     settings = config(speculation, max_num_batched_tokens=8)
     pair = Pair(settings, world.target, draft)
-    pair.proposer._costs.verify_s = Noting(0.02, 0.1, 10)
+    pair.proposer.tuning.estimates.verify_s = Noting(0.02, 0.1, 10)
     pair.run([tiny.token_ids(4, 1), tiny.token_ids(100, 2)], params(2, 40))
     assert noted and not any(noted)
 

@@ -65,13 +65,16 @@ def test_every_round_is_a_verification_with_its_look_up(watched: tuple[History, 
     states = Counter(span.state for span in trace(history, "target"))
     # The prompt is one chunk, and the last round has no look-up.
     assert (states[State.PREFILL], states[State.VERIFY]) == (1, metrics.rounds)
-    marks = Counter(moment.mark.name.lower() for moment in history.traces["target"].since(0, history.now)[1])
+    moments = history.traces["target"].since(0, history.now)[1]
+    marks = Counter(moment.mark.name.lower() for moment in moments if moment.mark.of_look_up)
+    waits, reasons = states[State.WAIT_FOR_DRAFT], sum(not moment.mark.of_look_up for moment in moments)
     found = figures(history, 300).speculating
     assert found.rounds == metrics.rounds
     assert found.acceptance_length == pytest.approx(metrics.mean_acceptance_length)
     assert found.hit_rate == pytest.approx(metrics.hit_rate)
     assert marks["hit"] - metrics.hits in (0, 1)  # the last look-up may be of a round that never came
     assert sum(marks.values()) - marks["first_round"] - metrics.hits - metrics.misses in (0, 1)
+    assert waits + reasons >= metrics.misses, "a row that misses waits, or says why not"
 
 
 def test_no_time_is_without_a_state(watched: tuple[History, Completion]) -> None:

@@ -32,7 +32,7 @@ TARGET = (
         Span(State.VERIFY, 32 * MS, 50 * MS, 5),
         Span(State.IDLE, 50 * MS, 60 * MS, 0),
     ],
-    [Moment(Mark.FIRST_ROUND, 11 * MS, 4), Moment(Mark.HIT, 31 * MS, 4)],
+    [Moment(Mark.FIRST_ROUND, 11 * MS, 4), Moment(Mark.NO_GAIN, 12 * MS, 4), Moment(Mark.HIT, 31 * MS, 4)],
 )
 DRAFT = (
     [
@@ -85,6 +85,7 @@ def test_trace_ring_look_ups_and_arrows() -> None:
     ]
     assert [(e["name"], e["ts"], e["args"]) for e in events(document, "i")] == [
         ("miss: first round", 11_000, {"request": 4}),
+        ("does not wait: no gain", 12_000, {"request": 4}),
         ("hit", 31_000, {"request": 4}),
     ]
     # The prefill's outcome leads to its look-up; the verification's on to the draft, which promotes what it had.

@@ -22,8 +22,9 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
 from ssd.tuning import knowledge
+from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge
-from ssd.tuning.tuner import Tuning, kind_of
+from ssd.tuning.tuner import Tuning
 from tests.models import tiny
 from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
@@ -96,7 +97,7 @@ def test_engines_with_the_draft_begin_with_what_was_evaluated(draft: Path) -> No
         assert law.hits[0][1] == samples[0]  # every round
     tuning = Tuning()
     tuning.recall(Knowledge(), known)
-    assert tuning.learners[2].acceptance[0] == known.laws[2].acceptance[0][0]
+    assert tuning.estimates.learners[2].acceptance[0] == known.laws[2].acceptance[0][0]
 
 
 def test_the_draft_shares_the_embedding_of_its_target(draft: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import LinearCost
-from ssd.tuning.learner import AfterMiss, Learner, LinearFit, LookupGain, Measurements
+from ssd.tuning.estimates import AfterMiss, Learner, LinearFit, LookupGain, Measurements
 from ssd.tuning.predictor import (
     ALIKE,
     ALIKE_ON_ONE_BUS,
@@ -173,7 +173,7 @@ def test_what_was_learned_is_recalled_and_gives_way_to_another_text() -> None:
     for _ in range(500):
         learner.outcome(3, 2)
         learner.looked_up(2, 1)
-    later.recall(*learner.agreement())
+    later.recall(learner.agreement())
     assert later.acceptance[:3] == pytest.approx((1.0, 1.0, 0.0))
     for _ in range(60):
         learner.outcome(1, 0)

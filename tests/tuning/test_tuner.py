@@ -14,9 +14,9 @@ from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
+from ssd.tuning.estimates import DecodingRound, DraftTelemetry, kind_of
 from ssd.tuning.knowledge import Agreement, Knowledge
-from ssd.tuning.learner import DraftTelemetry
-from ssd.tuning.tuner import DecodingRound, PlanKey, Tuning, batch_class, kind_of, setting_of
+from ssd.tuning.tuner import PlanKey, Tuning, batch_class, setting_of
 
 AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=(), backup="jit"), Speculation("ssd", 0, (), "jit")
 VERIFY, STEP = LinearCost(0.050, 0.0005), LinearCost(0.005, 0.0)
@@ -57,7 +57,7 @@ class World:
             else:
                 noise = self.dice.uniform(0.9, 1.1)
                 self._note(1, noise * self.verify.at(1), 0.0, 1, False, ("ngram", 0, 0))
-                self.tuning.looked_up(0, 0, 0)
+                self.tuning.estimates.learners[0].prompt_lookup(0, 0)
         return seen
 
     def _drafted(self, now: Speculation) -> None:
@@ -77,7 +77,7 @@ class World:
         self._note(
             1 + drafted, noise * slower * self.verify.at(1 + drafted), waited, 1 + accepted, not in_turn, setting
         )
-        learner = self.tuning.learners[0]
+        learner = self.tuning.estimates.learners[0]
         if not in_turn:
             if not self.hit:
                 learner.missed(1 + accepted, 0.0, drafted)
@@ -88,8 +88,7 @@ class World:
 
     def _note(self, tokens: int, seconds: float, waited: float, brought: int, beside: bool, setting) -> None:  # type: ignore
         in_turn = setting[0] == "sd"
-        self.tuning.learn(DecodingRound(1, tokens, seconds, waited, brought, beside, in_turn, setting), self.counters)
-        self.tuning.end_round(self.counters)
+        self.tuning.note(DecodingRound(1, tokens, seconds, waited, brought, beside, in_turn, setting), self.counters)
 
 
 def depth(found: list[Speculation]) -> float:
@@ -114,9 +113,9 @@ def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
             if found.mode in DRAFTED:
                 found.check()
                 assert msgspec.convert(msgspec.to_builtins(found), Speculation) == found
-                assert len(found.fan_out) == (len(asked.fan_out) or found.num_speculative_tokens + 1)
-                if found.mode == "ssd" and not asked.fan_out:  # the draft may spread the chains otherwise
-                    assert (found.allocation, found.budget) == ("either", sum(found.fan_out))
+                joint = found.mode == "ssd" and not asked.fan_out
+                lists = 0 if joint else len(asked.fan_out) or found.num_speculative_tokens + 1
+                assert len(found.fan_out) == lists
                 assert found.chains <= asked.chains and found.num_speculative_tokens <= asked.longest
                 assert asked.num_speculative_tokens in (0, found.num_speculative_tokens)
 
@@ -204,7 +203,9 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
     """Sizes alternate before a window of any of them is full."""
     world = World(0.9, slower=9.0, tuning=Tuning())
     world.tuning.recall(
-        Knowledge(tables=world.tuning.costs.written() | {"verify_beside": {1: 0.05, 64: 0.06}, "step": {1: 0.06}})
+        Knowledge(
+            tables=world.tuning.estimates.costs.written() | {"verify_beside": {1: 0.05, 64: 0.06}, "step": {1: 0.06}}
+        )
     )
     modes = []
     for turn in range(400):
@@ -213,10 +214,9 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
         modes.append(now.mode)
         seconds, batch = 0.45 if now.mode == "ssd" else 0.05, 1 + turn % 2
         setting = setting_of(now)
-        world.tuning.learn(
+        world.tuning.note(
             DecodingRound(batch, batch, seconds, 0.0, batch, now.mode == "ssd", False, setting), world.counters
         )
-        world.tuning.end_round(world.counters)
     assert modes[0] == "ssd" and "ssd" not in modes[-100:]
 
 
@@ -236,11 +236,10 @@ def test_each_batch_size_has_its_own_plan() -> None:
 )
 def test_counters_that_cannot_be_are_not_believed(steps: int, seconds: float, grown: int) -> None:
     world = World(0.6)
-    before = world.tuning.costs.written()["step_beside"]
+    before = world.tuning.estimates.costs.written()["step_beside"]
     counters = DraftTelemetry(0, steps, seconds, grown)
-    world.tuning.learn(DecodingRound(1, 5, 0.05, 0.0, 1, True, False, None), counters)
-    world.tuning.end_round(counters)
-    assert world.tuning.costs.written()["step_beside"] == before
+    world.tuning.note(DecodingRound(1, 5, 0.05, 0.0, 1, True, False, None), counters)
+    assert world.tuning.estimates.costs.written()["step_beside"] == before
 
 
 def test_a_choice_that_was_wrong_is_given_up_after_a_few_rounds() -> None:
@@ -256,9 +255,9 @@ def test_a_choice_does_not_outlive_what_it_rests_on() -> None:
     tuning = World(0.9).tuning
     assert tuning.current(AUTO).mode == "ssd"
     for _ in range(64):
-        tuning.costs.note("verify", 1, 0.005)
-        tuning.costs._drift["verify_beside"] = 0.0
-        tuning.end_round(DraftTelemetry(0, 0, 0.0, 0))
+        tuning.estimates.costs.note("verify", 1, 0.005)
+        tuning.estimates.costs._drift["verify_beside"] = 0.0
+        tuning.note(None, DraftTelemetry(0, 0, 0.0, 0))
     assert tuning.current(AUTO).mode == "ngram"
 
 
@@ -302,16 +301,18 @@ def test_another_process_goes_on_where_one_ended(tmp_path: Path) -> None:
     later.recall(known)
     later.situate([0], True)
     assert later.plan(PlanKey.of(AUTO)).mode == world.tuning.plan(PlanKey.of(AUTO)).mode
-    assert later.learners[0].acceptance[0] == pytest.approx(world.tuning.learners[0].acceptance[0], abs=0.01)
+    assert later.estimates.learners[0].acceptance[0] == pytest.approx(
+        world.tuning.estimates.learners[0].acceptance[0], abs=0.01
+    )
 
 
 def test_a_pairs_prior_serves_until_more_is_known() -> None:
     prior = Knowledge(laws=(Agreement(acceptance=((0.9, 100),), hits=((0.8, 50),), lookup=(0.5, 1.0)),))
     tuning = Tuning()
     tuning.recall(Knowledge(), prior)
-    assert tuning.learners[0].acceptance == (0.9,) and tuning.learners[1].acceptance == (0.5,)
+    assert tuning.estimates.learners[0].acceptance == (0.9,) and tuning.estimates.learners[1].acceptance == (0.5,)
     tuning.recall(Knowledge(laws=(Agreement(acceptance=((0.3, 100),)),)), prior)
-    assert tuning.learners[0].acceptance == (0.3,)
+    assert tuning.estimates.learners[0].acceptance == (0.3,)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_machine_is_measured_once(pair: tuple[str, str], tmp_path: Path) -> No
 def test_times_with_a_draft_that_came_late_are_saved_at_once(pair: tuple[str, str], tmp_path: Path) -> None:
     experience = Experience(resolve(EngineOptions(target=pair[0], draft=pair[1:])))
     experience.save()  # the draft loads still
-    for table in experience.tuning.costs.tables.values():
+    for table in experience.tuning.estimates.costs.tables.values():
         table.set(1, 0.01)
     experience.measured()
     experience.save()

@@ -32,8 +32,8 @@ from ssd.models.families.llama import Llama
 from ssd.models.pairs import is_head
 from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
+from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from ssd.tuning.tuner import kind_of
 from tools.distill import head
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within

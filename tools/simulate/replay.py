@@ -30,7 +30,7 @@ from ssd.launch.resolve import resolve
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.sampling import Law
-from ssd.tuning.learner import Learner, Mean
+from ssd.tuning.estimates import Learner, Mean
 from tools.distill.evaluation import Answer, paths
 
 ALLOCATIONS = ("theorem", "joint")

@@ -81,7 +81,7 @@ def drawn(strip: Strip, width: int) -> list[Text]:
 def _look_ups(strip: Strip, columns: int, step: float) -> Text:
     """Draw a sign for each look-up, above the target: + for a hit, - for a miss. In one column a miss hides hits."""
     signs = [" "] * columns
-    for moment in strip.traces["target"][1]:
+    for moment in (moment for moment in strip.traces["target"][1] if moment.mark.of_look_up):
         column = min(columns - 1, int((moment.at - strip.begin) / step))
         if moment.mark is not Mark.HIT:
             signs[column] = "-"

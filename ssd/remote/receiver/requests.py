@@ -14,7 +14,7 @@ from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release,
 from ssd.ipc.public import Message
 from ssd.remote.link import Entry, Trunk, chain_length, trunk_length
 from ssd.remote.receiver.request import Request, Shown
-from ssd.tuning.learner import Mean
+from ssd.tuning.estimates import Mean
 
 log = logging.getLogger("ssd.receiver")
 
