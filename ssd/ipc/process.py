@@ -138,11 +138,12 @@ class Child:
         self.context.destroy()
 
 
-def run(module: str) -> None:
-    """Run a child, `python -m ssd.<role> FD`: call `main(child)` of `module` and end the process with its exit code.
+def run() -> None:
+    """Run a child, `python -m ssd.ipc NAME FD`: call `main(child)` and end the process with its exit code.
 
-    The module is imported last: loading torch takes a second, in which the parent may already die."""
-    descriptor = int(sys.argv[1])
+    `main` is in the module NAME, or in `process` of the package NAME. The module is imported last: loading torch takes
+    a second, in which the parent may already die."""
+    name, descriptor = sys.argv[1], int(sys.argv[2])
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
     logging.basicConfig(stream=sys.stderr, level=log_level(), format=f"ssd {start.role}: %(message)s")
@@ -154,7 +155,9 @@ def run(module: str) -> None:
     child = Child(start, cores if start.cpus else ())
     code = 0
     try:
-        importlib.import_module(module).main(child)
+        found = importlib.import_module(name)
+        module = importlib.import_module(f"{name}.process") if hasattr(found, "__path__") else found
+        module.main(child)
     except SsdError as error:
         code = error.exit_code
         child.failed(str(error), code)
