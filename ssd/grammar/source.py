@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
-from ssd.errors import RequestError
+from ssd.errors import RequestError, refused_grammar
 from ssd.grammar.closing import closed
-from ssd.grammar.errors import refused
 from ssd.grammar.tags import WHITESPACE, quoted, structural_tags
 
 if TYPE_CHECKING:
@@ -26,15 +25,15 @@ def serialized(asked: Structured, free: str = "") -> str:
     if asked.kind == "compiled":
         return _after(free, asked.source)
     if len(asked.source) > MAX_GRAMMAR:
-        raise refused(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
+        raise refused_grammar(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
     try:
         text = _after(free, _converted(asked.kind, asked.source))
     except RequestError:
         raise
     except Exception as error:  # the parser of GBNF raises several kinds
-        raise refused(str(error)) from None
+        raise refused_grammar(str(error)) from None
     if len(text) > MAX_COMPILED:
-        raise refused(f"it takes {len(text)} characters without abbreviations; at most {MAX_COMPILED} are read")
+        raise refused_grammar(f"it takes {len(text)} characters without abbreviations; at most {MAX_COMPILED} are read")
     return text
 
 
@@ -69,11 +68,11 @@ def _object(source: str) -> dict[str, Any]:
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise refused(f"the schema is not JSON: {error}") from None
+        raise refused_grammar(f"the schema is not JSON: {error}") from None
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise refused("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
+        raise refused_grammar("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
     return schema
 
 
@@ -81,5 +80,5 @@ def _choice(source: str) -> str:
     """Return a grammar of the strings in a JSON array."""
     options = json.loads(source)
     if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
-        raise refused("choice takes a list of at least one string")
+        raise refused_grammar("choice takes a list of at least one string")
     return "start: " + " | ".join(map(quoted, options))

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ssd.errors import refused_grammar
 from ssd.grammar.closing import closed
-from ssd.grammar.errors import refused
 
 WHITESPACE = r"[ \n\r\t]{1,40}"
 """White space between the parts of JSON, limited because a weak model would write nothing else."""
@@ -41,19 +41,19 @@ def structural_tags(source: str) -> str:
     try:
         tags = _DECODER.decode(source)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise refused(f"structural_tag: {error}") from None
+        raise refused_grammar(f"structural_tag: {error}") from None
     triggers = list(dict.fromkeys(tags.triggers))
     for one in triggers:
         if any(one in other for other in triggers if other != one):
-            raise refused(f"structural_tag: the trigger {one[:64]!r} lies in another one")
+            raise refused_grammar(f"structural_tag: the trigger {one[:64]!r} lies in another one")
     begun: dict[str, list[str]] = {trigger: [] for trigger in triggers}
     lines = []
     for number, structure in enumerate(tags.structures):
         trigger = next(filter(structure.begin.startswith, triggers), None)
         if trigger is None:
-            raise refused(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
+            raise refused_grammar(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
         if structure.schema is False:
-            raise refused("structural_tag: nothing obeys the schema false")
+            raise refused_grammar("structural_tag: nothing obeys the schema false")
         schema = closed(structure.schema) if isinstance(structure.schema, dict) else {}
         schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
         lines.append(f"schema_{number}: %json {json.dumps(schema)}")
@@ -61,7 +61,7 @@ def structural_tags(source: str) -> str:
         begun[trigger].append(" ".join(filter(None, parts)))
     for number, (trigger, bodies) in enumerate(begun.items()):
         if not bodies:
-            raise refused(f"structural_tag: the trigger {trigger[:64]!r} begins none of the structures")
+            raise refused_grammar(f"structural_tag: the trigger {trigger[:64]!r} begins none of the structures")
         lines.append(f"trigger_{number}[lazy]: PLAIN {_text(trigger)}")
         lines.append(f"tag_{number}: trigger_{number} ({' | '.join(bodies)})")
     barred = "|".join(re.escape(trigger).replace("/", r"\/") for trigger in triggers)
