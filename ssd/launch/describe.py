@@ -10,8 +10,7 @@ from typing import Any
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.launch import memory
-from ssd.launch.defaults import chosen
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
 from ssd.models.installed_transformers import HOW_TO_INSTALL, installed

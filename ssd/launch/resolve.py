@@ -17,9 +17,8 @@ from ssd.config.engine import ITEM_BYTES, CommonOptions, Cpus, EngineConfig, Fea
 from ssd.config.params import DRAFTED, SamplingDefaults, Speculation
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
-from ssd.launch.defaults import chosen
 from ssd.launch.memory import GpuPlaces, Sized
-from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
+from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.pull import BUILTIN

@@ -11,8 +11,7 @@ from ssd.config.engine import ITEM_BYTES, Positive, WeightFormat
 from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
 from ssd.ipc.listening import is_loopback
-from ssd.launch.defaults import chosen
-from ssd.launch.options import EngineOptions, display_name
+from ssd.launch.options import EngineOptions, chosen, display_name
 from ssd.launch.resolve import draft_formats
 from ssd.launch.server import tcp_host
 from ssd.models import checkpoint, hub, pairs
