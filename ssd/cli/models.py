@@ -77,15 +77,19 @@ def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
 
 def _list() -> None:
     from ssd.bench.outputs import console, grid
-    from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
     from ssd.models.pull import BUILTIN
     from ssd.models.registry import families
+    from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
     rows = [(m.name, m.kind, m.parameters, "yes" if m.present else "no", m.licence) for m in BUILTIN.values()]
     columns = ("name", "kind", "parameters", "here", "licence")
     out = console()
     out.print(grid("built-in models", columns, rows, left=len(columns)))
-    fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
+    fallback = (
+        f"fallback: transformers {found}, slower"
+        if (found := installed_transformers())
+        else f"fallback: {HOW_TO_INSTALL}"
+    )
     known = [*families().items(), ("any other causal language model", fallback)]
     out.print(grid("model families", ("model_type", "from"), known, left=2))
     out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))

@@ -13,7 +13,7 @@ from ssd.launch import memory
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
-from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
+from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _family(model: Checkpoint) -> str:
     known = registry.families().get(str(model.config.get("model_type")))
     if known is not None:
         return known
-    found = installed()
+    found = installed_transformers()
     return f"fallback, if transformers {found} runs it" if found else f"not supported: {HOW_TO_INSTALL}"
 
 
