@@ -134,7 +134,6 @@ def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_p
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     weights = memory.host_weights(options, sized, drafts, pair.formats)
-    memory.check_random_weights(options, weights, available)
     processes = memory.host_processes(options, bool(drafts))
     memory.check_room(options, sized, sized_drafts, weights, processes, available)
     free = max(0, available - weights - processes)
