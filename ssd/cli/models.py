@@ -44,32 +44,30 @@ def models(
 
 
 def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
-    from dataclasses import asdict
-
     from ssd.launch.describe import describe
     from ssd.launch.options import EngineOptions
 
     found = describe(EngineOptions(target=name, **given))
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(found))
         return
     gib = 2**30
     rows = {
-        "folder": found.directory,
-        "family": f"{found.model_type} ({found.family})",
-        "parameters": f"{found.parameters:,}",
-        "layers": f"{found.layers} of width {found.width}",
-        "heads": f"{found.heads} of {found.head_dim} numbers, {found.key_heads} of keys",
-        "vocabulary": f"{found.vocabulary} tokens",
-        "tensors": ", ".join(f"{kind} {count}" for kind, count in found.tensors.items()),
-        "on disk": f"{found.disk_bytes / gib:.2f} GiB, {found.bits_per_weight:g} bits a weight",
-        "context": f"{found.context} tokens, rope scaling {found.rope}",
-        "chat template": "yes" if found.chat_template else "no",
-        "weights in memory": f"{found.weight_bytes / gib:.2f} GiB at most, in {found.dtype}",
-        "keys and values": f"{found.cache_bytes / gib:.2f} GiB for {found.sequences} x {found.tokens} tokens",
+        "folder": found["directory"],
+        "family": f"{found['model_type']} ({found['family']})",
+        "parameters": f"{found['parameters']:,}",
+        "layers": f"{found['layers']} of width {found['width']}",
+        "heads": f"{found['heads']} of {found['head_dim']} numbers, {found['key_heads']} of keys",
+        "vocabulary": f"{found['vocabulary']} tokens",
+        "tensors": ", ".join(f"{kind} {count}" for kind, count in found["tensors"].items()),
+        "on disk": f"{found['disk_bytes'] / gib:.2f} GiB, {found['bits_per_weight']:g} bits a weight",
+        "context": f"{found['context']} tokens, rope scaling {found['rope']}",
+        "chat template": "yes" if found["chat_template"] else "no",
+        "weights in memory": f"{found['weight_bytes'] / gib:.2f} GiB at most, in {found['dtype']}",
+        "keys and values": f"{found['cache_bytes'] / gib:.2f} GiB for {found['sequences']} x {found['tokens']} tokens",
     }
-    if found.draft is not None:
-        rows[f"draft {found.draft}"] = "fits" if found.draft_fits else f"does not fit: {found.draft_why_not}"
+    if found["draft"] is not None:
+        rows[f"draft {found['draft']}"] = "fits" if found["draft_fits"] else f"does not fit: {found['draft_why_not']}"
     width = max(map(len, rows))
     for title, text in rows.items():
         print(f"{title:{width}}  {text}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ssd.config.engine import WeightFormat
@@ -16,41 +15,12 @@ from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
 from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
 
-@dataclass(frozen=True)
-class Description:
-    """A checkpoint. Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU."""
+def describe(options: EngineOptions) -> dict[str, Any]:
+    """Return the description of `options.target` as JSON: its model, its memory, and if the draft fits it.
 
-    directory: str
-    model_type: str
-    family: str
-    parameters: int
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    vocabulary: int
-    tensors: dict[str, int]
-    bits_per_weight: float
-    disk_bytes: int
-    context: int
-    rope: str
-    chat_template: bool
-    dtype: str
-    weight_bytes: int
-    sequences: int
-    tokens: int
-    cache_bytes: int
-    draft: str | None = None
-    draft_fits: bool | None = None
-    draft_why_not: str | None = None
-
-
-def describe(options: EngineOptions) -> Description:
-    """Return the description of `options.target`: its model, its memory, and if the draft fits it.
-
-    The memory is for `max_num_seqs` sequences of `max_model_len` tokens, by default of the model's context. Raises
-    UsageError for a checkpoint that cannot be read."""
+    Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU, for `max_num_seqs`
+    sequences of `max_model_len` tokens, by default of the model's context. Raises UsageError for a checkpoint that
+    cannot be read."""
     options = chosen(options)
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
@@ -59,35 +29,35 @@ def describe(options: EngineOptions) -> Description:
     draft, why_not = options.draft[0] if options.draft else None, None
     if draft is not None:
         why_not = _why_not(model, inspect(hub.resolve(draft)))
-    return Description(
-        directory=str(model.directory),
-        model_type=str(model.config.get("model_type")),
-        family=_family(model),
-        parameters=count,
-        layers=found.layers,
-        width=found.width,
-        heads=found.heads,
-        key_heads=found.kv_heads,
-        head_dim=found.head_dim,
-        vocabulary=found.vocab_size,
-        tensors=dict(types.most_common()),
-        bits_per_weight=round(8 * model.nbytes / count, 2),
-        disk_bytes=model.nbytes,
-        context=found.context,
-        rope=_rope(model.config),
-        chat_template=has_chat_template(model.directory),
-        dtype=options.dtype,
-        weight_bytes=memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
-        sequences=options.max_num_seqs,
-        tokens=tokens,
-        cache_bytes=options.max_num_seqs
+    return {
+        "directory": str(model.directory),
+        "model_type": str(model.config.get("model_type")),
+        "family": _family(model),
+        "parameters": count,
+        "layers": found.layers,
+        "width": found.width,
+        "heads": found.heads,
+        "key_heads": found.kv_heads,
+        "head_dim": found.head_dim,
+        "vocabulary": found.vocab_size,
+        "tensors": dict(types.most_common()),
+        "bits_per_weight": round(8 * model.nbytes / count, 2),
+        "disk_bytes": model.nbytes,
+        "context": found.context,
+        "rope": _rope(model.config),
+        "chat_template": has_chat_template(model.directory),
+        "dtype": options.dtype,
+        "weight_bytes": memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
+        "sequences": options.max_num_seqs,
+        "tokens": tokens,
+        "cache_bytes": options.max_num_seqs
         * tokens
         * found.kv_values_per_token
         * memory.cache_item_bytes(options, options.dtype),
-        draft=draft,
-        draft_fits=None if draft is None else why_not is None,
-        draft_why_not=why_not,
-    )
+        "draft": draft,
+        "draft_fits": None if draft is None else why_not is None,
+        "draft_why_not": why_not,
+    }
 
 
 def _family(model: Checkpoint) -> str:
