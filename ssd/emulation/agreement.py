@@ -1,4 +1,4 @@
-"""How often a synthetic draft agrees with its target: as asked, or as in the pairs that the paper measured.
+"""The agreement of a synthetic draft with its target: as asked, or as in the pairs that the paper measured.
 
 A scripted draft agrees as wanted by the number of wrong tokens that it ranks above the right one."""
 
