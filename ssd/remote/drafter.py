@@ -26,7 +26,6 @@ from ssd.ipc.process import log_level
 from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
-from ssd.remote.checks import MessageCheck, NotOfAnEngine, check_terms
 from ssd.remote.configuration import PAGE_SIZE, RemoteDraft
 from ssd.remote.engine import LinkedDraftEngine
 from ssd.remote.link import (
@@ -35,11 +34,14 @@ from ssd.remote.link import (
     Beat,
     Joined,
     LinkBoard,
+    MessageCheck,
     NotAccepted,
+    NotOfAnEngine,
     Offer,
     Published,
     TargetVocabulary,
     Terms,
+    check_terms,
     fingerprint,
 )
 
