@@ -11,9 +11,8 @@ from torch import Tensor
 from ssd.kernels.groups import Groups, stacked
 from ssd.layers import linear
 from ssd.layers import table as table_module
-from ssd.layers.linear import Linear
+from ssd.layers.linear import Linear, Table
 from ssd.layers.quantized import FEW_ROWS, PackedProduct, packed_product
-from ssd.layers.table import Table
 from tests.kernels.test_groups import drawn as groups_drawn
 
 OUTPUTS = 70
