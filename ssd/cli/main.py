@@ -47,7 +47,7 @@ _COMMANDS = {
     "demo": ("ssd.cli.demo:demo", "See what speculation gains on a story, an edit and an emulated pair."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
-    "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
+    "keys": ("ssd.cli.remote:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Fetch a model before it is needed."),
     "models": ("ssd.cli.models:models", "List what can be run here, or say what a checkpoint is."),
 }

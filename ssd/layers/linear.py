@@ -1,4 +1,4 @@
-"""Linear layers whose weights are packed once, for the few rows of decoding and verification."""
+"""Linear layers, packed once for the few rows of decoding and verification; and rows of a weight that ids look up."""
 
 from __future__ import annotations
 
