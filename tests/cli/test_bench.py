@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from ssd.bench import load, plot, runs
+from ssd.bench import load, outputs, runs
 from ssd.bench.runs import Turn, perplexities
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
