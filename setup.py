@@ -19,7 +19,7 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ssd.kernels import build, prebuilt  # noqa: E402
+from ssd.kernels import build  # noqa: E402
 from ssd.system.version import COMMIT_FILE, commit  # noqa: E402
 
 PREBUILT = os.environ.get("SSD_PREBUILT") == "1"
@@ -38,8 +38,8 @@ def compile_kernels(folder: Path) -> None:
     compiler = shlex.split(build.compiler())
     if not compiler or platform.machine() != "x86_64":
         sys.exit("SSD_PREBUILT=1 needs a C compiler on x86-64")
-    for level, (options, _) in prebuilt.LEVELS.items():
-        build.compile_into(folder / prebuilt.file_name(level), [*compiler, *options], load=False)
+    for level, (options, _) in build.LEVELS.items():
+        build.compile_into(folder / build.file_name(level), [*compiler, *options], load=False)
 
 
 class BuildPy(build_py):
@@ -50,7 +50,7 @@ class BuildPy(build_py):
         package = Path(self.build_lib) / "ssd"
         write_commit(package)
         if PREBUILT:
-            compile_kernels(package / "kernels" / prebuilt.FOLDER)
+            compile_kernels(package / "kernels" / build.PREBUILT)
 
 
 class Sdist(sdist):

@@ -38,6 +38,12 @@ class RequestError(SsdError):
         return 2 if self.code == "invalid_request" else 1
 
 
+def refused_grammar(cause: str) -> RequestError:
+    """Return the error for a grammar that cannot be used."""
+    line = " ".join(cause.replace("<non-verbose/>", "").split()) or "it cannot be read"
+    return RequestError("invalid_request", f"structured output: {line[:256]}", "structured")
+
+
 class RequestTimeoutError(RequestError):
     """A request took longer than its caller allowed, and was cancelled."""
 

@@ -216,7 +216,7 @@ def child_process(
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(start))
     os.lseek(payload, 0, os.SEEK_SET)
-    command = child_command(package, str(payload))
+    command = child_command("ssd.ipc", package, str(payload))
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
     inherited = [payload, death_read, board_fd] + ([http_fd] if http_fd >= 0 else [])

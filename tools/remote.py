@@ -27,8 +27,8 @@ from ssd.client import Client
 from ssd.config.emulation import ForwardTime
 from ssd.config.engine import DraftLink, EngineConfig
 from ssd.config.params import SamplingParams, Speculation
+from ssd.emulation.agreement import PRESETS
 from ssd.emulation.chains import write_pair
-from ssd.emulation.devices import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine

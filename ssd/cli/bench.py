@@ -16,8 +16,7 @@ from ssd.cli.bench_serve import serve
 from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import engine_options
 from ssd.errors import UsageError
-from ssd.launch.defaults import chosen
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, chosen
 
 _LATENCY = """
 ssd bench latency

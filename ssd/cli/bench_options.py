@@ -20,8 +20,7 @@ from ssd.cli.option_types import FanOut, Lookahead
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
-from ssd.emulation.agreement import agreement_of
-from ssd.emulation.devices import PRESETS, Preset
+from ssd.emulation.agreement import PRESETS, Preset, agreement_of
 from ssd.errors import UsageError
 
 if TYPE_CHECKING:

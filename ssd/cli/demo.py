@@ -20,7 +20,7 @@ from ssd.cli.session import process_setup, session, show
 from ssd.client import Client, Completion
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
-from ssd.emulation.devices import PRESETS
+from ssd.emulation.agreement import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from ssd.bench.outputs import console, grid
+from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
+from ssd.launch import memory
+from ssd.launch.options import EngineOptions, chosen
+from ssd.models import hub, pairs, registry, sizes
+from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
+from ssd.models.pull import BUILTIN
+from ssd.models.pull import pull as fetch
+from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
 _DRAFTS = (
     ("model", "--draft MODEL, of any family, with the target's tokens"),
@@ -44,49 +55,125 @@ def models(
 
 
 def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from ssd.launch.describe import describe
-    from ssd.launch.options import EngineOptions
-
-    found = describe(EngineOptions(target=name, **given))
+    found = _described(EngineOptions(target=name, **given))
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(found))
         return
     gib = 2**30
     rows = {
-        "folder": found.directory,
-        "family": f"{found.model_type} ({found.family})",
-        "parameters": f"{found.parameters:,}",
-        "layers": f"{found.layers} of width {found.width}",
-        "heads": f"{found.heads} of {found.head_dim} numbers, {found.key_heads} of keys",
-        "vocabulary": f"{found.vocabulary} tokens",
-        "tensors": ", ".join(f"{kind} {count}" for kind, count in found.tensors.items()),
-        "on disk": f"{found.disk_bytes / gib:.2f} GiB, {found.bits_per_weight:g} bits a weight",
-        "context": f"{found.context} tokens, rope scaling {found.rope}",
-        "chat template": "yes" if found.chat_template else "no",
-        "weights in memory": f"{found.weight_bytes / gib:.2f} GiB at most, in {found.dtype}",
-        "keys and values": f"{found.cache_bytes / gib:.2f} GiB for {found.sequences} x {found.tokens} tokens",
+        "folder": found["directory"],
+        "family": f"{found['model_type']} ({found['family']})",
+        "parameters": f"{found['parameters']:,}",
+        "layers": f"{found['layers']} of width {found['width']}",
+        "heads": f"{found['heads']} of {found['head_dim']} numbers, {found['key_heads']} of keys",
+        "vocabulary": f"{found['vocabulary']} tokens",
+        "tensors": ", ".join(f"{kind} {count}" for kind, count in found["tensors"].items()),
+        "on disk": f"{found['disk_bytes'] / gib:.2f} GiB, {found['bits_per_weight']:g} bits a weight",
+        "context": f"{found['context']} tokens, rope scaling {found['rope']}",
+        "chat template": "yes" if found["chat_template"] else "no",
+        "weights in memory": f"{found['weight_bytes'] / gib:.2f} GiB at most, in {found['dtype']}",
+        "keys and values": f"{found['cache_bytes'] / gib:.2f} GiB for {found['sequences']} x {found['tokens']} tokens",
     }
-    if found.draft is not None:
-        rows[f"draft {found.draft}"] = "fits" if found.draft_fits else f"does not fit: {found.draft_why_not}"
+    if found["draft"] is not None:
+        rows[f"draft {found['draft']}"] = "fits" if found["draft_fits"] else f"does not fit: {found['draft_why_not']}"
     width = max(map(len, rows))
     for title, text in rows.items():
         print(f"{title:{width}}  {text}")
 
 
-def _list() -> None:
-    from ssd.bench.outputs import console, grid
-    from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
-    from ssd.models.pull import BUILTIN
-    from ssd.models.registry import families
+def _described(options: EngineOptions) -> dict[str, Any]:
+    """Return the description of `options.target` as JSON: its model, its memory, and if the draft fits it.
 
+    Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU, for `max_num_seqs`
+    sequences of `max_model_len` tokens, by default of the model's context. Raises UsageError for a checkpoint that
+    cannot be read."""
+    options = chosen(options)
+    model = inspect(hub.resolve(options.target))
+    found, count = sizes.ModelSizes.of(model), sizes.weights(model)
+    tokens = options.max_model_len or found.context
+    types = Counter(info.dtype for info in model.tensors.values())
+    draft, why_not = options.draft[0] if options.draft else None, None
+    if draft is not None:
+        why_not = _why_not(model, inspect(hub.resolve(draft)))
+    return {
+        "directory": str(model.directory),
+        "model_type": str(model.config.get("model_type")),
+        "family": _family(model),
+        "parameters": count,
+        "layers": found.layers,
+        "width": found.width,
+        "heads": found.heads,
+        "key_heads": found.kv_heads,
+        "head_dim": found.head_dim,
+        "vocabulary": found.vocab_size,
+        "tensors": dict(types.most_common()),
+        "bits_per_weight": round(8 * model.nbytes / count, 2),
+        "disk_bytes": model.nbytes,
+        "context": found.context,
+        "rope": _rope(model.config),
+        "chat_template": has_chat_template(model.directory),
+        "dtype": options.dtype,
+        "weight_bytes": memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
+        "sequences": options.max_num_seqs,
+        "tokens": tokens,
+        "cache_bytes": options.max_num_seqs
+        * tokens
+        * found.kv_values_per_token
+        * memory.cache_item_bytes(options, options.dtype),
+        "draft": draft,
+        "draft_fits": None if draft is None else why_not is None,
+        "draft_why_not": why_not,
+    }
+
+
+def _family(model: Checkpoint) -> str:
+    """Return the source of the model's family, or why it is not supported."""
+    if pairs.is_head(model):
+        return "EAGLE-3 head: a draft only"
+    known = registry.families().get(str(model.config.get("model_type")))
+    if known is not None:
+        return known
+    found = installed_transformers()
+    return f"fallback, if transformers {found} runs it" if found else f"not supported: {HOW_TO_INSTALL}"
+
+
+def _rope(config: Mapping[str, Any]) -> str:
+    """Return the kind of rope scaling and its factor; for each kind of layer if they differ."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        return "unknown"
+    nested = {kind: part for kind, part in scaling.items() if isinstance(part, Mapping)}
+    if nested:
+        return ", ".join(f"{kind}: {_rope({'rope_parameters': part})}" for kind, part in nested.items())
+    kind, factor = str(scaling.get("rope_type", scaling.get("type", "default"))), scaling.get("factor")
+    return kind if factor is None else f"{kind}, factor {factor}"
+
+
+def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:
+    """Return why `draft` cannot draft for `target`; None if it can."""
+    try:
+        if pairs.is_head(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
+            raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
+        pairs.check_pair(target, draft)
+        pairs.borrowed(draft, target)
+        if pairs.is_head(draft):
+            pairs.check_head(draft, target)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _list() -> None:
     rows = [(m.name, m.kind, m.parameters, "yes" if m.present else "no", m.licence) for m in BUILTIN.values()]
     columns = ("name", "kind", "parameters", "here", "licence")
     out = console()
     out.print(grid("built-in models", columns, rows, left=len(columns)))
-    fallback = f"fallback: transformers {found}, slower" if (found := installed()) else f"fallback: {HOW_TO_INSTALL}"
-    known = [*families().items(), ("any other causal language model", fallback)]
+    fallback = (
+        f"fallback: transformers {found}, slower"
+        if (found := installed_transformers())
+        else f"fallback: {HOW_TO_INSTALL}"
+    )
+    known = [*registry.families().items(), ("any other causal language model", fallback)]
     out.print(grid("model families", ("model_type", "from"), known, left=2))
     out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))
 
@@ -98,10 +185,6 @@ def pull(name: str, force: bool) -> None:
     """Fetch the built-in model NAME, or the hub model ORG/NAME, and print its folder.
 
     A download that was cut short is continued."""
-    from ssd.models import hub
-    from ssd.models.pull import BUILTIN
-    from ssd.models.pull import pull as fetch
-
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
     if name in BUILTIN and not fetch(name, force=force):

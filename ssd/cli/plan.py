@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
-from ssd.planning.grid import Forecast, Grid, LinkForecast, Pair, forecast, forecast_remote, neural_below, strict
+from ssd.planning.grid import Forecast, Grid, LinkForecast, Pair, forecast, forecast_remote
 from ssd.planning.measured import FIRST_GUESS, Gain, MeasuredPair, is_measured, measured_here
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 
@@ -234,9 +233,7 @@ class PlanReport:
 
 
 def _as_json(report: PlanReport) -> dict[str, Any]:
-    """Return the report with speeds in tok/s of the whole batch.
-
-    A `critical_batch` of null means that the neural backup is better at every batch size."""
+    """Return the report with speeds in tok/s of the whole batch."""
     return {
         "profile": msgspec.to_builtins(report.profile),
         "sources": dict(report.sources),
@@ -251,7 +248,6 @@ def _as_json(report: PlanReport) -> dict[str, Any]:
 
 def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
     lookahead, speed = found.best_sd
-    critical = neural_below(pair, found.best.fan_out)
     return {
         "batch": found.batch,
         "ar": found.ar,
@@ -260,8 +256,6 @@ def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
         "best": {"sd": {"lookahead": lookahead, "speed": speed}, "ssd": found.best._asdict()},
         "fastest": _fastest(found.speeds),
         "per_gpu": found.per_gpu(pair),
-        "strict": strict(pair, found.batch, found.best.fan_out)._asdict(),
-        "critical_batch": critical if math.isfinite(critical) else None,
         "break_even": {key: value for key, value in even._asdict().items() if key != "batch"},
     }
 
@@ -273,7 +267,6 @@ def _tables(report: PlanReport) -> Iterator[_Table]:
         yield _speeds(found, report.grid)
     yield _best(report)
     yield _break_even(report)
-    yield _strict(report)
     if report.links:
         yield _links(report)
 
@@ -415,18 +408,6 @@ def _break_even(report: PlanReport) -> _Table:
     columns = ("batch", "ar", "sd", "ssd", "pays", "worth GPUs", "acceptance =sd", "acceptance =ar", "hit rate =sd")
     title = f"Break-even, tok/s per GPU: ar and sd on {report.pair.target_gpus:g}, ssd on "
     return f"{title}{report.pair.target_gpus:g} + {report.pair.draft_gpus:g}", columns, rows, 0
-
-
-def _strict(report: PlanReport) -> _Table:
-    rows = []
-    for found in report.forecasts:
-        speeds = strict(report.pair, found.batch, found.best.fan_out)
-        below = neural_below(report.pair, found.best.fan_out)
-        better = "neural" if speeds.neural > speeds.cheap else "cheap"
-        critical = f"{below:.2f}" if math.isfinite(below) else "every batch"
-        rows.append((str(found.batch), f"{speeds.neural:.1f}", f"{speeds.cheap:.1f}", better, critical))
-    columns = ("batch", "neural backup", "cheap backup", "better", "neural below (Theorem 17)")
-    return "The paper's strict engine at the same setting (Corollary 16), tok/s", columns, rows, 0
 
 
 def _ranges(ranges: Ranges) -> str:

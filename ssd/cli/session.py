@@ -157,15 +157,6 @@ def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
     return ", ".join(parts) + note + (f"\n{metrics.plan}" if metrics.plan else "")
 
 
-def spinner(text: str) -> AbstractContextManager[Any]:
-    """Show a sign of life on stderr, on a terminal only."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)
-
-
 def loading(engine: Engine) -> AbstractContextManager[Any]:
     """Show how much of the weights is read, on stderr, on a terminal only."""
     if not sys.stderr.isatty():

@@ -24,8 +24,8 @@ from rich.screen import Screen
 from ssd.bench.quantities import Real
 from ssd.cli.session import Terminated, process_setup
 from ssd.errors import SsdError
-from ssd.monitor.demo import Demo
 from ssd.monitor.history import History
+from ssd.monitor.recording import Recording
 from ssd.monitor.statistics import Figures, figures
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.view.pipeline import strips
@@ -46,7 +46,7 @@ _ENDS = (signal.SIGHUP, signal.SIGQUIT)  # SIGINT and SIGTERM raise anyway
 @click.option("--window", type=Real(1, 300), default=60, show_default=True, help="Seconds of statistics.")
 @click.option("--once", is_flag=True, help="One picture, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON, an object a line.")
-@click.option("--demo", is_flag=True, help="Scripted figures, without an engine.")
+@click.option("--demo", is_flag=True, help="Recorded figures, without an engine.")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), hidden=True, help="One picture into this file.")
 def top(
     address: str | None, interval: float, window: float, once: bool, as_json: bool, demo: bool, svg: Path | None
@@ -56,7 +56,7 @@ def top(
     Keys: q leave, h help, p pause, + and - faster and slower, 1 overview, 2 pipeline, 3 requests. Without a terminal, a
     line every interval."""
     with process_setup():
-        source = Demo() if demo else Subscriber(address)
+        source = Recording() if demo else Subscriber(address)
         try:
             top = _Top(source, interval, window)
             if svg is not None:
@@ -70,7 +70,7 @@ def top(
 
 
 class _Top:
-    def __init__(self, source: Demo | Subscriber, interval: float, window: float) -> None:
+    def __init__(self, source: Recording | Subscriber, interval: float, window: float) -> None:
         self._source, self._interval, self._window = source, interval, window
         self._history = History()
         self._page, self._help, self._paused = "1", False, False

@@ -13,8 +13,8 @@ from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, OTHER, PROCESSORS, WEIGHTS
 from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
-from ssd.config.parsers import AUTO
 from ssd.errors import UsageError
+from ssd.system.registered import AUTO
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]

@@ -18,13 +18,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 from tokenizers import Tokenizer as _Tokenizer
 
-from ssd.config import parsers
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
 from ssd.frontend.parsers.plain import in_plain_text
 from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 from ssd.models.vocabularies import BYTE, byte_alphabet
+from ssd.system import registered
 
 _MOST_PIECE = 4096
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
@@ -166,8 +166,8 @@ class Tokenizer:
         variables = meta.find_undeclared_variables(_environment().parse(text))
         return TemplateFacts(
             "tools" in variables,
-            parsers.fitting(parsers.TOOLS, text),
-            parsers.fitting(parsers.REASONING, text),
+            registered.fitting(registered.TOOLS, text),
+            registered.fitting(registered.REASONING, text),
             "enable_thinking" in variables,
         )
 

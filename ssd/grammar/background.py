@@ -9,8 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from ssd.config.params import Structured
-from ssd.errors import RequestError, SsdError
-from ssd.grammar.errors import refused
+from ssd.errors import RequestError, SsdError, refused_grammar
 from ssd.grammar.matcher import Grammar, GrammarCompiler, GrammarState
 from ssd.grammar.source import serialized
 
@@ -51,4 +50,4 @@ def begun(compiled: Future[Grammar]) -> GrammarState:
     except RequestError:
         raise
     except BaseException as error:  # a panic of the library is no Exception
-        raise refused(f"the grammar cannot be compiled: {error}") from None
+        raise refused_grammar(f"the grammar cannot be compiled: {error}") from None

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd.errors import RequestError
-from ssd.grammar.errors import refused
+from ssd.errors import RequestError, refused_grammar
 from ssd.system.allocator import give_back_freed
 from ssd.system.files import read_bounded
 
@@ -42,16 +41,16 @@ class GrammarCompiler:
             from llguidance import LLParserLimits
 
             if not self._ends:
-                raise refused("this model has no end-of-sequence id, so no answer could end")
+                raise refused_grammar("this model has no end-of-sequence id, so no answer could end")
             file = self._directory / "tokenizer.json"
             if not file.is_file():
-                raise refused("this model has no tokenizer")
+                raise refused_grammar("this model has no tokenizer")
             text = read_bounded(file, _MAX_TOKENIZER)
             self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
             try:
                 self._tokenizer = _tokenizer(text.decode(), self._vocab_size, self._ends)
             except BaseException as error:  # a panic of the library is no Exception
-                raise refused(f"the tokenizer cannot be read: {error}") from None
+                raise refused_grammar(f"the tokenizer cannot be read: {error}") from None
             give_back_freed()
         return self._tokenizer
 
@@ -67,7 +66,7 @@ class GrammarCompiler:
         grammar = Grammar(matcher, tokenizer.vocab_size, self._vocab_size, frozenset(self._ends))
         state = grammar.begin()
         if not state.masks([])[0].any():
-            raise refused("the grammar allows no text at all")
+            raise refused_grammar("the grammar allows no text at all")
         begun = state.forced([])
         following = (int(token) for token in np.flatnonzero(state.masks(begun)[0]) if token not in self._ends)
         state.masks([*begun, *islice(following, 1)])
@@ -109,7 +108,7 @@ class Grammar:
 
     def __init__(self, root: LLMatcher, words: int, vocab_size: int, ends: frozenset[int]) -> None:
         if root.is_error():
-            raise refused(root.get_error())
+            raise refused_grammar(root.get_error())
         self.root, self.words, self.vocab_size, self.ends = root, words, vocab_size, ends
 
     def begin(self) -> GrammarState:
@@ -174,13 +173,13 @@ class GrammarState:
     def _advance(self, output: Sequence[int]) -> None:
         new = output[self.length :]
         if not self._matcher.consume_tokens(list(new)):
-            raise refused(self._matcher.get_error())
+            raise refused_grammar(self._matcher.get_error())
         self.length = len(output)
 
     def _along(self, draft: Sequence[int]) -> NDArray[np.bool_]:
         rows = [self._bits(self._matcher)]
         if self._matcher.is_error():
-            raise refused(self._matcher.get_error())
+            raise refused_grammar(self._matcher.get_error())
         # A copy takes some 6 us. llguidance 1.9.1 has a `rollback`, but after it masks are wrong if one was computed
         # beyond the position that it returns to.
         ahead = self._matcher.deep_copy()

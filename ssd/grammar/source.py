@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
-from ssd.errors import RequestError
+from ssd.errors import RequestError, refused_grammar
 from ssd.grammar.closing import closed
-from ssd.grammar.errors import refused
-from ssd.grammar.tags import WHITESPACE, quoted, structural_tags
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+WHITESPACE = r"[ \n\r\t]{1,40}"
+"""White space between the parts of JSON, limited because a weak model would write nothing else."""
 _ANY_OBJECT = '{"type":"object"}'
 _DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
@@ -26,15 +30,15 @@ def serialized(asked: Structured, free: str = "") -> str:
     if asked.kind == "compiled":
         return _after(free, asked.source)
     if len(asked.source) > MAX_GRAMMAR:
-        raise refused(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
+        raise refused_grammar(f"it has {len(asked.source)} characters; at most {MAX_GRAMMAR} are read")
     try:
         text = _after(free, _converted(asked.kind, asked.source))
     except RequestError:
         raise
     except Exception as error:  # the parser of GBNF raises several kinds
-        raise refused(str(error)) from None
+        raise refused_grammar(str(error)) from None
     if len(text) > MAX_COMPILED:
-        raise refused(f"it takes {len(text)} characters without abbreviations; at most {MAX_COMPILED} are read")
+        raise refused_grammar(f"it takes {len(text)} characters without abbreviations; at most {MAX_COMPILED} are read")
     return text
 
 
@@ -69,11 +73,11 @@ def _object(source: str) -> dict[str, Any]:
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise refused(f"the schema is not JSON: {error}") from None
+        raise refused_grammar(f"the schema is not JSON: {error}") from None
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise refused("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
+        raise refused_grammar("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
     return schema
 
 
@@ -81,5 +85,73 @@ def _choice(source: str) -> str:
     """Return a grammar of the strings in a JSON array."""
     options = json.loads(source)
     if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
-        raise refused("choice takes a list of at least one string")
+        raise refused_grammar("choice takes a list of at least one string")
     return "start: " + " | ".join(map(quoted, options))
+
+
+# -- structural tags: free text in which each mark begins a part that must obey a schema -----------------------------
+
+_Mark = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class _Structure(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of the text between `begin` and `end` that must obey `schema`."""
+
+    begin: _Mark
+    end: Annotated[str, Meta(max_length=256)]
+    schema: dict[str, Any] | bool = True
+
+
+class _Tags(msgspec.Struct, forbid_unknown_fields=True):
+    """A client's structural tags: each trigger in the text begins one of the structures."""
+
+    structures: Annotated[list[_Structure], Meta(min_length=1, max_length=256)]
+    triggers: Annotated[list[_Mark], Meta(min_length=1, max_length=256)]
+    type: Literal["structural_tag"] = "structural_tag"
+
+
+_DECODER = msgspec.json.Decoder(_Tags)
+
+
+def structural_tags(source: str) -> str:
+    """Return the grammar, in Lark's notation, of vLLM's `structures` and `triggers`. Raises RequestError."""
+    try:
+        tags = _DECODER.decode(source)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise refused_grammar(f"structural_tag: {error}") from None
+    triggers = list(dict.fromkeys(tags.triggers))
+    for one in triggers:
+        if any(one in other for other in triggers if other != one):
+            raise refused_grammar(f"structural_tag: the trigger {one[:64]!r} lies in another one")
+    begun: dict[str, list[str]] = {trigger: [] for trigger in triggers}
+    lines = []
+    for number, structure in enumerate(tags.structures):
+        trigger = next(filter(structure.begin.startswith, triggers), None)
+        if trigger is None:
+            raise refused_grammar(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
+        if structure.schema is False:
+            raise refused_grammar("structural_tag: nothing obeys the schema false")
+        schema = closed(structure.schema) if isinstance(structure.schema, dict) else {}
+        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        lines.append(f"schema_{number}: %json {json.dumps(schema)}")
+        parts = [_text(structure.begin.removeprefix(trigger)), f"schema_{number}", _text(structure.end)]
+        begun[trigger].append(" ".join(filter(None, parts)))
+    for number, (trigger, bodies) in enumerate(begun.items()):
+        if not bodies:
+            raise refused_grammar(f"structural_tag: the trigger {trigger[:64]!r} begins none of the structures")
+        lines.append(f"trigger_{number}[lazy]: PLAIN {_text(trigger)}")
+        lines.append(f"tag_{number}: trigger_{number} ({' | '.join(bodies)})")
+    barred = "|".join(re.escape(trigger).replace("/", r"\/") for trigger in triggers)
+    any_tag = " | ".join(f"tag_{number}" for number in range(len(triggers)))
+    start = [f"start: ({any_tag})* PLAIN", f"PLAIN: /(?s:.*)/ & ~/(?s:.*)({barred})(?s:.*)/"]
+    return "\n".join(start + lines)
+
+
+def _text(text: str) -> str:
+    """Return the expression of exactly this text, "" for none."""
+    return quoted(text) if text else ""
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of Lark: JSON, with DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import mmap
 import os
 import select
 import signal
@@ -19,9 +20,9 @@ import msgspec
 import zmq
 
 from ssd.config.engine import EngineConfig
+from ssd.config.roles import FOLLOWERS, ROLES
 from ssd.errors import SsdError, UsageError, out_of_memory
 from ssd.ipc import run_directory, sockets
-from ssd.ipc.heartbeat import Heartbeats
 from ssd.ipc.messages import ArenaHandle, DraftWanted, FrontendReport, Hello, Loading, Ready, Refused, Status
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TRACED, State, TraceRing
@@ -33,6 +34,26 @@ IDLE_MS = 100
 
 _PR_SET_PDEATHSIG = 1
 _LOADING_S = 0.1  # between two messages
+_BEATS = {role: place for place, role in enumerate((*ROLES, *FOLLOWERS))}
+HEARTBEAT_BYTES = 8 * len(_BEATS)
+
+
+class Heartbeats:
+    """Counters of the turns of each process's loop, in the memory of `descriptor`; -1 allocates private memory.
+
+    A pidfd tells that a process ended. A hang shows only here: ZeroMQ's threads go on in a process that does nothing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._turns = memoryview(mmap.mmap(descriptor, HEARTBEAT_BYTES)).cast("q")
+
+    def beat(self, role: str) -> None:
+        """Count one more turn of the loop of `role`. Only that process may call it."""
+        self._turns[_BEATS[role]] += 1
+
+    def turns(self, role: str) -> int:
+        """Return the turns that `role` has counted."""
+        return self._turns[_BEATS[role]]
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,11 +159,12 @@ class Child:
         self.context.destroy()
 
 
-def run(module: str) -> None:
-    """Run a child, `python -m ssd.<role> FD`: call `main(child)` of `module` and end the process with its exit code.
+def run() -> None:
+    """Run a child, `python -m ssd.ipc NAME FD`: call `main(child)` and end the process with its exit code.
 
-    The module is imported last: loading torch takes a second, in which the parent may already die."""
-    descriptor = int(sys.argv[1])
+    `main` is in the module NAME, or in `process` of the package NAME. The module is imported last: loading torch takes
+    a second, in which the parent may already die."""
+    name, descriptor = sys.argv[1], int(sys.argv[2])
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
     logging.basicConfig(stream=sys.stderr, level=log_level(), format=f"ssd {start.role}: %(message)s")
@@ -154,7 +176,9 @@ def run(module: str) -> None:
     child = Child(start, cores if start.cpus else ())
     code = 0
     try:
-        importlib.import_module(module).main(child)
+        found = importlib.import_module(name)
+        module = importlib.import_module(f"{name}.process") if hasattr(found, "__path__") else found
+        module.main(child)
     except SsdError as error:
         code = error.exit_code
         child.failed(str(error), code)

@@ -26,19 +26,19 @@ _oom_kills = 0
 class ChildProcess:
     """One running child process, with additional environment `variables`. Raises OSError if it cannot be started.
 
-    `pidfd` becomes readable when it ends. `code` is then its exit code, or minus the signal, or 1 if it hung.
-    `failure` is the cause that the child or the supervisor gave. `loading` counts the bytes of weights that it has
-    read."""
+    `name` is its module or package (`ssd.ipc.process.run`). `pidfd` becomes readable when it ends. `code` is then its
+    exit code, or minus the signal, or 1 if it hung. `failure` is the cause that the child or the supervisor gave.
+    `loading` counts the bytes of weights that it has read."""
 
     def __init__(
-        self, package: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
+        self, name: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
     ) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
         payload = _memory_file_with(msgspec.json.encode(start))
         _new_oom_kills()
         try:
             self._handle = subprocess.Popen(
-                interpreter.child_command(package, str(payload)),
+                interpreter.child_command("ssd.ipc", name, str(payload)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ssd.ipc.heartbeat import Heartbeats
+from ssd.ipc.process import Heartbeats
 
 LOOK_S = 0.25
 _LOAD_TIMEOUT_S = 600.0

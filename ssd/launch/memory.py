@@ -311,12 +311,6 @@ def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     return pairs.borrowed(draft, target) if draft.tensors else draft
 
 
-def check_random_weights(options: ChosenOptions, size: int, available: int) -> None:
-    """Raise UsageError if random weights of `size` bytes, which no file bounds, exceed the `available` memory."""
-    if options.load_format == "dummy" and size > available:
-        raise UsageError(f"random weights of {options.target} need {_gib(size)}, more than the memory that is free")
-
-
 def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None:
     """Raise UsageError if the arenas of target and draft are too large for the host, unless they lie on a GPU.
 

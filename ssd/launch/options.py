@@ -1,13 +1,15 @@
-"""The engine's options, for the command line and `ssd.LLM`, with the checks that need no model."""
+"""The engine's options, for the command line and `ssd.LLM`: checks that need no model, defaults by device."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
 from ssd.config.engine import (
@@ -18,6 +20,7 @@ from ssd.config.engine import (
     SequenceCount,
     TokenCount,
 )
+from ssd.config.gpus import Gpu
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,
@@ -38,6 +41,13 @@ from ssd.speculation import backups as speculators
 _SPECULATION = Speculation()  # the defaults of requests are those of the options
 _PAGE_SIZE = 16
 _FLASH_PAGE_SIZE = 256  # flash-attn takes no smaller pages
+# From this compute capability on a GPU multiplies bfloat16 (Ampere).
+_BFLOAT16 = (8, 0)
+# A GPU with this much memory takes more requests and longer steps. vLLM draws the line at 70 GiB.
+_LARGE_BYTES = 64 * 2**30
+_OF_CPU = {"dtype": "float32", "draft_device": "cpu", "max_num_seqs": 8, "max_num_batched_tokens": 256}
+_OF_GPU = {"max_num_seqs": 32, "max_num_batched_tokens": 2048}
+_OF_LARGE_GPU = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
 
 _Values = TypeVar("_Values", bound=msgspec.Struct)
 GenerationConfig = Literal["auto", "none"]
@@ -45,7 +55,7 @@ _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_l
 
 
 class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's options. None means: choose for this device (`ssd.launch.defaults`), machine and model.
+    """The engine's options. None means: choose for this device (`chosen`), machine and model.
 
     `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
     `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
@@ -201,6 +211,32 @@ def within_bounds(values: _Values) -> _Values:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
         raise UsageError(in_words(error, values)) from None
+
+
+def chosen(options: EngineOptions) -> ChosenOptions:
+    """Return the options with a default for each that was not given. Raises UsageError for values out of bounds.
+
+    On a CPU the numbers are small, because steps are slow. On a GPU weights are in bfloat16, and prompts go through
+    flash-attn if it is installed. The draft then runs on a GPU too: the first one that the target leaves free, or else
+    the target's."""
+    ranks = gpus.of_ranks(options.device, options.ranks_here)
+    found: dict[str, Any] = dict(_OF_CPU)
+    if ranks:
+        present = gpus.present() or []
+        mine = present[ranks[0]] if ranks[0] < len(present) else None
+        free = [number for number in range(len(present)) if number not in ranks]
+        found = dict(_OF_LARGE_GPU if mine is not None and mine.total >= _LARGE_BYTES else _OF_GPU)
+        found |= {"dtype": _dtype(mine), "draft_device": f"cuda:{(free or ranks)[0]}"}
+    asked = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}
+    wanted = within_bounds(ChosenOptions(**(found | asked)))
+    flash = ranks and wanted.attention == "auto" and wanted.dtype != "float32" and not wanted.deterministic
+    if flash and find_spec("flash_attn") is not None and find_spec("triton") is not None:
+        return msgspec.structs.replace(wanted, attention="flash-attn")
+    return wanted
+
+
+def _dtype(gpu: Gpu | None) -> str:
+    return "float16" if gpu is not None and gpu.capability < _BFLOAT16 else "bfloat16"
 
 
 def display_name(name: str) -> str:

@@ -17,9 +17,8 @@ from ssd.config.engine import ITEM_BYTES, CommonOptions, Cpus, EngineConfig, Fea
 from ssd.config.params import DRAFTED, SamplingDefaults, Speculation
 from ssd.errors import UsageError
 from ssd.launch import memory, mps
-from ssd.launch.defaults import chosen
 from ssd.launch.memory import GpuPlaces, Sized
-from ssd.launch.options import ChosenOptions, EngineOptions, display_name, within_bounds
+from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.pull import BUILTIN
@@ -135,7 +134,6 @@ def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_p
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     weights = memory.host_weights(options, sized, drafts, pair.formats)
-    memory.check_random_weights(options, weights, available)
     processes = memory.host_processes(options, bool(drafts))
     memory.check_room(options, sized, sized_drafts, weights, processes, available)
     free = max(0, available - weights - processes)

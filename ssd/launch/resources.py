@@ -6,9 +6,9 @@ import os
 from contextlib import ExitStack
 
 from ssd.config.engine import Cpus, EngineConfig
-from ssd.ipc import board, heartbeat, trace_ring
+from ssd.ipc import board, trace_ring
 from ssd.ipc.layouts import draft_probs_layout, feature_layout
-from ssd.ipc.process import Start, memory_file
+from ssd.ipc.process import HEARTBEAT_BYTES, Heartbeats, Start, memory_file
 from ssd.ipc.run_directory import run_directory
 
 
@@ -27,7 +27,7 @@ class SharedResources:
         self.trace_fd = -1 if only_ranks else self._memory("trace", trace_ring.SIZE_BYTES)
         self._descriptors = {
             "death_fd": death_fd,
-            "heartbeat_fd": self._memory("heartbeat", heartbeat.SIZE_BYTES),
+            "heartbeat_fd": self._memory("heartbeat", HEARTBEAT_BYTES),
             "trace_fd": self.trace_fd,
             "board_fd": -1 if only_ranks else self._memory("board", board.size_bytes(config.max_num_seqs)),
         }
@@ -45,9 +45,9 @@ class SharedResources:
     def _memory(self, name: str, size: int) -> int:
         return self.hold(memory_file(f"ssd-{name}", size))
 
-    def heartbeats(self) -> heartbeat.Heartbeats:
+    def heartbeats(self) -> Heartbeats:
         """Map the turn counters of all processes. The result keeps a descriptor open."""
-        return heartbeat.Heartbeats(self._descriptors["heartbeat_fd"])
+        return Heartbeats(self._descriptors["heartbeat_fd"])
 
     def start(
         self, role: str, epoch: int, cpus: Cpus, rank: int, group: int, http_fd: int = -1, meeting: str = ""

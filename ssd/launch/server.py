@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from ssd.config import parsers
 from ssd.config.descriptions import CLIENTS, MAIN
 from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, ServerConfig, check_text
 from ssd.errors import UsageError
@@ -17,6 +16,7 @@ from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
 from ssd.speculation.rules import acceptance_rule
+from ssd.system import registered
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
@@ -64,9 +64,9 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ui: Annotated[bool, "Serve a chat page at / over HTTP."] = True
     tool_call_parser: Annotated[
         str, "hermes, llama3_json, mistral, pythonic, a plugin's name, none (plain JSON), or auto."
-    ] = parsers.AUTO
+    ] = registered.AUTO
     reasoning_parser: Annotated[str, "How it marks its thoughts: auto, none, think, mistral, or a plugin's name."] = (
-        parsers.AUTO
+        registered.AUTO
     )
 
 
@@ -79,8 +79,8 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
         _check_http(options)
     _check_zmq(options)
     _check_traces(options.otlp_traces_endpoint)
-    parsers.check(parsers.TOOLS, "--tool-call-parser", options.tool_call_parser)
-    parsers.check(parsers.REASONING, "--reasoning-parser", options.reasoning_parser)
+    registered.check(registered.TOOLS, "--tool-call-parser", options.tool_call_parser)
+    registered.check(registered.REASONING, "--reasoning-parser", options.reasoning_parser)
     if not all(options.served_model_name):
         raise UsageError("--served-model-name must not be empty")
     given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}

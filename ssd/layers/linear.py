@@ -1,11 +1,11 @@
-"""Linear layers whose weights are packed once, for the few rows of decoding and verification."""
+"""Linear layers, packed once for the few rows of decoding and verification; and rows of a weight that ids look up."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 from ssd.kernels.gpu import fuses
-from ssd.kernels.groups import Grouped, Parts, find_groups, grouped_product, takes
+from ssd.kernels.groups import Grouped, Groups, Parts, find_groups, grouped_product, rows_apart, takes
 
 log = logging.getLogger("ssd.layers")
 
@@ -106,3 +106,50 @@ def _can_pack(weight: Tensor) -> bool:
         and weight.dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()
     )
+
+
+class Rows(Protocol):
+    """A packed weight [V, width] whose rows can be read."""
+
+    def rows(self, ids: Tensor) -> Tensor: ...
+    def dots(self, x: Tensor, ids: Tensor) -> Tensor: ...
+
+
+class Table:
+    """Owns a weight [V, width] whose rows are looked up and multiplied one by one.
+
+    The weight stays packed on a CPU with our kernels for float32, and on a GPU if it has few bits; then rows become
+    floats when they are read. Elsewhere it is a tensor."""
+
+    def __init__(
+        self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None, dots: bool = False
+    ) -> None:
+        """Use the packed weight of `layer`, a linear layer with this weight, if there is one.
+
+        `dots`: hundreds of rows are read at a time. Then they lie one after another, with codes in 8 bits: a row of a
+        packed weight is spread over as many cache lines as it has numbers."""
+        self.shape = weight.shape
+        exact = isinstance(layer, Linear) or isinstance(weight, Groups)  # others round a weight of floats
+        product = getattr(layer, "product", None) if exact else None
+        floats = weight.steps if isinstance(weight, Groups) else weight
+        if not isinstance(product, cpu.Product) and cpu.multiply_floats(floats):
+            product = rows_apart(weight) if dots or isinstance(weight, Tensor) else Linear(weight).product
+        elif isinstance(weight, Groups) and not hasattr(product, "rows"):
+            product = Linear(weight).product
+        self.product = product if isinstance(product, cpu.Product) else None
+        """Our CPU kernel's weight; None if the rows lie elsewhere."""
+        self._packed: Rows | None = product if hasattr(product, "rows") else None
+        self._weight = None
+        if self._packed is None:
+            self._weight = weight.dequantized() if isinstance(weight, Groups) else weight
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return the rows [n, width] of `ids` int64 [n]. Raises `IndexError`."""
+        return self._packed.rows(ids) if self._packed is not None else self._weight[ids]  # type: ignore[index]
+
+    def dots(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Multiply x [n, width] by the rows of `ids` int64 [k] -> [n, k]."""
+        return self._packed.dots(x, ids) if self._packed is not None else x @ self._weight[ids].T  # type: ignore[index]

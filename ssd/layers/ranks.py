@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError
-from ssd.layers.table import Table
+from ssd.layers.linear import Table
 
 if TYPE_CHECKING:
     from torch.distributed import Store

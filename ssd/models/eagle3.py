@@ -16,9 +16,9 @@ from ssd.errors import UsageError
 from ssd.kernels.decoder import Decoder, DecoderLayer
 from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
+from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.layers.table import Table
 from ssd.models.families.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.head import Head, check_ids, embedding_table
 from ssd.models.interface import ForwardContext

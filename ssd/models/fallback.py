@@ -17,11 +17,11 @@ from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.layers.norm import Residual
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.installed_transformers import HOW_TO_INSTALL, installed
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.stored import check_finite, check_type
+from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
 _NAME = "ssd"  # the attention below is registered in transformers under this name
 _PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
@@ -32,7 +32,7 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
     """Load a checkpoint as transformers' model; raise `UsageError` with the cause if it cannot run here."""
-    if installed() is None:
+    if installed_transformers() is None:
         raise UsageError(f"transformers might run it: {HOW_TO_INSTALL}")
     for key in (SHARED, DRAFT_VOCAB):
         if key in checkpoint.config:
@@ -48,7 +48,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
         config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except (KeyError, ValueError, TypeError, OSError) as error:
-        raise UsageError(f"transformers {installed()} does not know it as a causal language model") from error
+        raise UsageError(
+            f"transformers {installed_transformers()} does not know it as a causal language model"
+        ) from error
     _check(kind, config)
     try:
         model = _build(kind, config, checkpoint, dtype, dummy).to(device).eval().requires_grad_(False)
@@ -57,7 +59,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
         raise
     except Exception as error:  # code that was written for other uses may raise anything
         first, *_ = str(error).splitlines() or [""]
-        raise UsageError(f"transformers {installed()} cannot run it: {type(error).__name__}: {first}") from error
+        raise UsageError(
+            f"transformers {installed_transformers()} cannot run it: {type(error).__name__}: {first}"
+        ) from error
 
 
 def _check(kind: Any, config: Any) -> None:

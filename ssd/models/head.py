@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.groups import Groups, outputs_of
-from ssd.layers.table import Table
+from ssd.layers.linear import Table
 from ssd.models.checkpoint import LIST_FILE, Checkpoint
 from ssd.models.header import check_safetensors
 from ssd.models.pairs import DRAFT_VOCAB, is_head

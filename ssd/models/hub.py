@@ -36,7 +36,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
             raise UsageError(f"model {name!r} is not on this machine yet: run `ssd pull {name}`")
         return model.directory
     if is_folder:
-        return _with_config(path)
+        return _with_config(path, str(path))
     if is_gguf:
         from ssd.models.gguf.importing import checkpoint_of
 
@@ -46,7 +46,8 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
         return checkpoint_of(_gguf_of_type(_from_hub(at_hub[1], revision, _gguf_patterns(quant), []), name, quant))
     if at_hub:
-        return _of_hub(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), name)
+        hint = f"; if it has GGUF files, say which of their types, as in {name}:Q4_K_M"
+        return _with_config(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), f"{name!r} on the hub", hint)
     raise UsageError(
         f"no model {name!r}: not a folder, not a .gguf file, not a hub name (org/name, or org/name:Q4_K_M), "
         f"not a built-in model ({', '.join(BUILTIN)}){did_you_mean(name, BUILTIN)}"
@@ -60,19 +61,10 @@ def ensure(name: str, revision: str | None = None) -> Path:
     return resolve(name, revision)
 
 
-def _with_config(directory: Path) -> Path:
+def _with_config(directory: Path, named: str, hint: str = "") -> Path:
+    """Return the folder of a checkpoint; raise UsageError, with the `hint`, if it has no config.json."""
     if not (directory / "config.json").is_file():
-        raise UsageError(f"{directory} is not a checkpoint: it has no config.json")
-    return directory
-
-
-def _of_hub(directory: Path, name: str) -> Path:
-    """Return the folder of a downloaded checkpoint; raise UsageError if it has no config.json."""
-    if not (directory / "config.json").is_file():
-        raise UsageError(
-            f"{name!r} on the hub is not a checkpoint: it has no config.json; if it has GGUF files, say which of their "
-            f"types, as in {name}:Q4_K_M"
-        )
+        raise UsageError(f"{named} is not a checkpoint: it has no config.json{hint}")
     return directory
 
 

@@ -29,11 +29,8 @@ from ssd.models.header import TensorInfo
 
 QUANTIZATION = "quantization_config"
 """The field of config.json that describes quantised weights."""
-Bits = Literal[4, 8]
 Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
 _METHOD = "compressed-tensors"
-_FORMATS: Mapping[Bits, str] = {4: "pack-quantized", 8: "int-quantized"}
-_STRATEGIES: Mapping[Bits, str] = {4: "group", 8: "channel"}
 _READ = f"awq, gptq, fp8, fbgemm_fp8 and {_METHOD} are"
 _REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
@@ -69,15 +66,6 @@ class QuantizedTensor(TensorInfo):
     @property
     def nbytes(self) -> int:
         return sum(info.nbytes for _, info in self.parts.values())
-
-
-def quantization_config(bits: Bits, group: int | None = None) -> dict[str, Any]:
-    """Return the `quantization_config` of a checkpoint whose linear layers all have this number of `bits`."""
-    weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": _STRATEGIES[bits]}
-    weights |= {"dynamic": False, "group_size": group}
-    targets = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    described = {"quant_method": _METHOD, "format": _FORMATS[bits], "quantization_status": "compressed"}
-    return {**described, "config_groups": {"group_0": targets}, "ignore": []}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ssd.kernels.groups import Grouped, Groups, stacked
-from ssd.layers.linear import Linear
+from ssd.layers.linear import Linear, Table
 from ssd.layers.ranks import ParallelEmbedding, RowParallel
-from ssd.layers.table import Table
 from ssd.models.checkpoint import Checkpoint, Translation
 from ssd.models.split import WHOLE, Piece, Share
 from ssd.models.stored import Progress, StoredTensors

@@ -13,8 +13,8 @@ import zmq
 from ssd.config.engine import EngineConfig
 from ssd.config.roles import roles
 from ssd.ipc import sockets
-from ssd.ipc.heartbeat import Heartbeats
 from ssd.ipc.messages import FrontendReport, Seconds, Watch
+from ssd.ipc.process import Heartbeats
 from ssd.ipc.public import pack
 from ssd.ipc.trace_ring import TRACED, State, TraceReader, TraceRing
 from ssd.monitor.messages import Process, ProcessState, Snapshot, TraceNews

@@ -1,6 +1,6 @@
 """Predicts the tokens per second of a pair that is not running, by K, budget and batch.
 
-The formulas are those of `ssd.tuning.predictor`; those of the paper's own engine are in `ssd.speculation.theory`."""
+The formulas are those of `ssd.tuning.predictor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ssd.speculation.fan_out import hit_rate
-from ssd.speculation.theory import critical_batch, speedup_of_batch
 from ssd.tuning.estimates import Measurements
 from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_remote, predicted_sd
 
@@ -111,38 +110,3 @@ def forecast_remote(pair: Pair, rtt: float, lookahead: int, fan_out: Sequence[in
     """Return the forecast of one setting of `ssd` at batch 1 with the draft a round trip away."""
     found = predicted_remote(pair, rtt, lookahead, fan_out)
     return LinkForecast(rtt, *found, round(rtt * found.speed))
-
-
-class Strict(NamedTuple):
-    """Tok/s of a whole batch on the paper's engine, where a batch waits for its missed rows.
-
-    The backup `neural` drafts K fresh tokens; `cheap` has no tokens and takes no time."""
-
-    neural: float
-    cheap: float
-
-
-def strict(pair: Pair, batch: int, fan_out: Sequence[int]) -> Strict:
-    """Return Corollary 16's speeds for one setting, with drafts equally good after a hit and a miss."""
-    p, tokens, round_s, neural = _parts(pair, batch, fan_out)
-    lookahead = len(fan_out) - 1
-    fill = lookahead * pair.step.at(batch * sum(fan_out)) / round_s
-
-    def speed(on_miss: float, backup: float) -> float:
-        return batch * speedup_of_batch(p, tokens, on_miss, fill, backup, batch) / round_s
-
-    return Strict(speed(tokens, neural), speed(1.0, 0.0))
-
-
-def neural_below(pair: Pair, fan_out: Sequence[int]) -> float:
-    """Return Theorem 17's critical batch size, below which the neural backup is better; infinite: always."""
-    p, tokens, _, neural = _parts(pair, 1, fan_out)
-    return critical_batch(p, tokens, tokens, 1.0, neural)
-
-
-def _parts(pair: Pair, batch: int, fan_out: Sequence[int]) -> tuple[float, float, float, float]:
-    """Return the hit rate, a round's tokens and seconds, and the time of a row's neural backup in rounds."""
-    lookahead = len(fan_out) - 1
-    round_s = pair.round_s(batch * (lookahead + 1))
-    hits = hit_rate(pair.rate(lookahead), fan_out, pair.misses)
-    return hits, pair.tokens(lookahead), round_s, lookahead * pair.step.at(1) / round_s

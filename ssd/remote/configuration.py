@@ -1,24 +1,26 @@
-"""The configuration of `ssd draft`, made from its options."""
+"""The configurations of `ssd draft` and `ssd edge`, made from their options and checked."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from ssd.config.emulation import DeviceTimes
-from ssd.config.engine import ITEM_BYTES, Positive, WeightFormat
+from ssd.config.engine import ITEM_BYTES, EngineConfig, Positive, Upstream, WeightFormat
 from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
 from ssd.ipc.listening import is_loopback
-from ssd.launch.defaults import chosen
-from ssd.launch.options import EngineOptions, display_name
+from ssd.ipc.public import Description
+from ssd.launch.options import EngineOptions, chosen, display_name
 from ssd.launch.resolve import draft_formats
-from ssd.launch.server import tcp_host
+from ssd.launch.server import ServerOptions, resolve_server, tcp_host
 from ssd.models import checkpoint, hub, pairs
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
 
+PAGE_SIZE = 16
 _SHARE = 4  # the KV cache takes at most the free memory divided by this
 _BUILT_IN = {"smollm2-draft": "smollm2"}
 
@@ -85,4 +87,45 @@ def remote_draft(
         formats=formats,
         device=options.draft_device,
         cache_tokens=max(1, cgroups.available_bytes() // _SHARE // each),
+    )
+
+
+def next_port(address: str) -> str:
+    """Return the address with the next port, where `ssd edge` looks for the draft link. Raises UsageError."""
+    tcp_host("--connect", address)
+    host, _, port = address.rpartition(":")
+    if int(port) == 65535:
+        raise UsageError(
+            f"--connect {address} has the last port, and the draft link none after it: give --draft-connect"
+        )
+    return f"{host}:{int(port) + 1}"
+
+
+def edge_config(
+    upstream: Upstream, found: Description, model: str, target: str | None, asked: EngineOptions, server: ServerOptions
+) -> EngineConfig:
+    """Return the configuration for an engine `upstream` that describes itself by `found`; `model` drafts.
+
+    Tokenizer and chat template are those of `target` if that is given, else the draft's. Raises UsageError."""
+    keys = None if upstream.draft_keys is None else Path(upstream.draft_keys)
+    draft = remote_draft(upstream.draft_connect, keys, model, target, asked, ("--draft-connect", "--draft-keys"))
+    texts = checkpoint.inspect(Path(draft.target or draft.model), weights=False)
+    pages = -(-found.max_model_len // PAGE_SIZE) + 1
+    return EngineConfig(
+        target=str(texts.directory),
+        target_name=found.model,
+        draft=draft.model,
+        draft_name=draft.name,
+        upstream=replace(upstream, lender=draft.target),
+        speculation=found.speculation,
+        sampling=found.sampling,
+        draft_formats=draft.formats,
+        draft_device=draft.device,
+        max_model_len=found.max_model_len,
+        page_size=PAGE_SIZE,
+        num_pages=pages,
+        draft_num_pages=max(1, draft.cache_tokens // PAGE_SIZE),
+        digest=texts.digest,
+        vocab_size=found.vocab_size,
+        server=resolve_server(server, found.model),
     )

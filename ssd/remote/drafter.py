@@ -19,15 +19,14 @@ from ssd.config.engine import EngineConfig
 from ssd.draft.process import load
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.execution.runner import Runner
-from ssd.ipc.connection import Connection
+from ssd.ipc.connection import Connection, Reconnection
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import Admit, Rejoin
 from ssd.ipc.process import log_level
 from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
-from ssd.remote.checks import MessageCheck, NotOfAnEngine, check_terms
-from ssd.remote.configuration import RemoteDraft
+from ssd.remote.configuration import PAGE_SIZE, RemoteDraft
 from ssd.remote.engine import LinkedDraftEngine
 from ssd.remote.link import (
     RECEIVER_TO_DRAFT,
@@ -35,20 +34,21 @@ from ssd.remote.link import (
     Beat,
     Joined,
     LinkBoard,
+    MessageCheck,
     NotAccepted,
+    NotOfAnEngine,
     Offer,
     Published,
     TargetVocabulary,
     Terms,
+    check_terms,
     fingerprint,
 )
-from ssd.remote.reconnection import Reconnection
 
 log = logging.getLogger("ssd.draft")
 
 _IDLE_S = 0.1
 _ANSWER_S = 10.0  # to connect, shake hands and hear the terms
-_PAGE_SIZE = 16
 
 
 class LinkLost(Exception):
@@ -246,7 +246,7 @@ def _check_end(message: Any) -> None:
 
 def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
     """Return the configuration of the draft's part of an engine with these terms."""
-    pages = terms.max_num_seqs * (-(-terms.max_model_len // _PAGE_SIZE) + 1)
+    pages = terms.max_num_seqs * (-(-terms.max_model_len // PAGE_SIZE) + 1)
     return EngineConfig(
         target=options.target or options.model,
         draft=options.model,
@@ -256,9 +256,9 @@ def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
         draft_device=options.device,
         max_model_len=terms.max_model_len,
         max_num_seqs=terms.max_num_seqs,
-        page_size=_PAGE_SIZE,
+        page_size=PAGE_SIZE,
         num_pages=pages,
-        draft_num_pages=min(pages, max(1, options.cache_tokens // _PAGE_SIZE)),
+        draft_num_pages=min(pages, max(1, options.cache_tokens // PAGE_SIZE)),
         vocab_size=terms.vocab_size,
         emulate=options.emulate,
     )

@@ -6,15 +6,17 @@ the link as they are. A frame's header has the version of the link and the numbe
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from ssd.config.params import MAX_IN_FLIGHT, MAX_LOOKAHEAD, Speculation, TokenId
+from ssd.errors import RequestError
 from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
@@ -30,6 +32,8 @@ MOST_CHAINS = 1024
 ABSORBED = 4
 """A chain with this many computed tokens is worth appending to the trunk."""
 _REACH = 2
+
+_MOST_REQUESTS = 4  # per sequence that the engine runs at once: a request may begin before an old one ends
 
 LINK_BYTES = 64 * 2**10
 """Bytes of a draft's largest frame."""
@@ -174,6 +178,67 @@ def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
     if vocabulary is None:
         return ""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+# -- checks of what an engine sends, beyond types and bounds ----------------------------------------------------------
+
+
+class NotOfAnEngine(ValueError):
+    """A message that no engine of ours sends. The text says why."""
+
+
+def check_terms(terms: Terms, vocabulary: Mapping[str, int] | None) -> None:
+    """Raise `NotOfAnEngine` for terms that contradict themselves or the `vocabulary` that both sides speak."""
+    _check_speculation(terms.speculation)
+    if vocabulary and max(vocabulary.values()) >= terms.vocab_size:
+        raise NotOfAnEngine(f"a vocabulary of {terms.vocab_size} tokens, fewer than its tokenizer has")
+
+
+class MessageCheck:
+    """Checks the messages of one session against its terms."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._requests: set[int] = set()
+
+    def check(self, message: Any) -> None:
+        """Raise `NotOfAnEngine` for a message that contradicts the terms."""
+        if isinstance(message, Admit):
+            self._admit(message)
+        elif isinstance(message, Outcomes):
+            self._check_ids(row.token for row in message.rows)
+        elif isinstance(message, Launched):
+            self._check_ids(itertools.chain.from_iterable(row.tokens for row in message.rows))
+        elif isinstance(message, Retune):
+            for _, speculation in message.rows:
+                _check_speculation(speculation)
+        elif isinstance(message, Release):
+            self._requests.difference_update(message.requests)
+        elif isinstance(message, Rejoin):
+            self._requests.clear()
+
+    def _admit(self, admit: Admit) -> None:
+        terms = self._terms
+        if not 0 < len(admit.token_ids) <= terms.max_model_len:
+            raise NotOfAnEngine(f"a text of {len(admit.token_ids)} tokens, where 1 to {terms.max_model_len} may be")
+        if not (0 <= admit.temperature <= 100 and 0 < admit.top_p <= 1 and 0 <= admit.min_p <= 1):
+            raise NotOfAnEngine("a temperature, top_p or min_p that no request may have")
+        self._check_ids(admit.token_ids)
+        _check_speculation(admit.speculation)
+        self._requests.add(admit.request)
+        if len(self._requests) > _MOST_REQUESTS * terms.max_num_seqs:
+            raise NotOfAnEngine(f"{len(self._requests)} requests at once, where it runs {terms.max_num_seqs}")
+
+    def _check_ids(self, ids: Iterable[int]) -> None:
+        if (largest := max(ids, default=0)) >= self._terms.vocab_size:
+            raise NotOfAnEngine(f"the token {largest}, where ids are below {self._terms.vocab_size}")
+
+
+def _check_speculation(speculation: Speculation) -> None:
+    try:
+        speculation.check()
+    except RequestError as error:
+        raise NotOfAnEngine(str(error)) from None
 
 
 # -- the draft's board ------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""The version, and the commit that this code is from."""
+"""The version, the commit that this code is from, and the version of transformers, without loading it."""
 
 from __future__ import annotations
 
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ssd import __version__
 
+_OLDEST = 5  # version of transformers
+HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 COMMIT_FILE = "COMMIT"
 """The file in the package of a wheel or an sdist with the commit it was made from. `setup.py` writes it."""
 
@@ -32,3 +35,12 @@ def described() -> str:
     """Return the version, and in brackets the commit if it is known: "0.1.0 (1a2b3c4d5e)"."""
     found = commit()
     return f"{__version__} ({found})" if found else __version__
+
+
+def installed_transformers() -> str | None:
+    """Return the version of transformers, or None if it is missing or too old."""
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        return None
+    return found if int(found.split(".")[0]) >= _OLDEST else None

@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from ssd.bench import load, plot, runs
+from ssd.bench import load, runs
 from ssd.bench.runs import Turn, perplexities
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
@@ -147,7 +147,7 @@ def test_what_is_emulated_is_named_everywhere(pair: list[str], texts: str, tmp_p
 def test_a_synthetic_pair_is_as_right_as_stated_and_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How right it is, the tests of the pair say; here it may be too late at times, as the machine likes."""
     titles = []
-    monkeypatch.setattr(plot, "draw", lambda file, rows, title: titles.append(title))
+    monkeypatch.setattr("ssd.cli.bench_job.draw_rows", lambda file, rows, title: titles.append(title))
     asked = ("--synthetic-acceptance-length", "3", "--synthetic-hit-rate", "0.8", "-k", "4", "-f", "2")
     size = ("--prompts", "4", "--batch-size", "4", "--tokens", "60", "--repeats", "1", "--temperature", "0")
     more = ("--temperature", "1", "--emulate", "verify=8ms,depth=0", "--plot", tmp_path / "plot.png")

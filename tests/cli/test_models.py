@@ -68,7 +68,7 @@ def test_an_eagle_head(tmp_path: Path) -> None:
 def test_families_that_are_not_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny.model("starcoder2", tmp_path, **FALLBACK["starcoder2"][1])
     assert described(directory)["family"].startswith("fallback, if transformers 5")
-    monkeypatch.setattr("ssd.launch.describe.installed", lambda: None)
+    monkeypatch.setattr("ssd.cli.models.installed_transformers", lambda: None)
     assert described(directory)["family"].startswith("not supported: ")
 
 

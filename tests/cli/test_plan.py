@@ -22,7 +22,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.planning import profile
 from ssd.planning.break_even import break_even, paying_batches
-from ssd.planning.grid import Grid, Pair, forecast, forecast_remote, neural_below, strict
+from ssd.planning.grid import Grid, Pair, forecast, forecast_remote
 from ssd.planning.measured import is_measured, measured_here
 from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
@@ -72,7 +72,6 @@ def test_the_papers_pair_is_named_as_such() -> None:
         "ssd B=32",
         "Best settings",
         "Break-even, tok/s per GPU: ar and sd on 4, ssd on 4 + 1",
-        "neural below (Theorem 17)",
         "Per GPU, ssd on 4 + 1 GPUs is ahead of ar and sd on 4 at batch 1 to 33, and no longer from 34 on.",
         "a wider range, such as -k 1-16",
         "the paper's Llama pair's, not your machine's",
@@ -108,8 +107,6 @@ def test_json_agrees_with_the_functions() -> None:
         assert entry["best"]["ssd"] == as_read(expected.best._asdict())
         assert (entry["best"]["sd"]["lookahead"], entry["best"]["sd"]["speed"]) == expected.best_sd
         assert entry["fastest"] == "ssd" and entry["per_gpu"] == expected.per_gpu(pair)
-        assert entry["strict"] == strict(pair, entry["batch"], expected.best.fan_out)._asdict()
-        assert entry["critical_batch"] == neural_below(pair, expected.best.fan_out)
         even = break_even(pair, expected, GRID)._asdict() | {"batch": entry["batch"]}
         assert entry["break_even"] | {"batch": entry["batch"]} == as_read(even)
 
@@ -122,12 +119,6 @@ def test_a_draft_on_another_machine_is_planned_at_batch_1() -> None:
     assert planned("--paper", *SMALL)["links"] == []
     output = of_paper(*SMALL, "--rtt", "5ms").output
     assert "Draft on another machine, batch 1 (K 4, B 8): tok/s" in output and f"{expected[0].speed:.1f}" in output
-
-
-def test_infinity_is_null() -> None:
-    """No outcome is missed: the neural backup is never slower."""
-    assert planned("--paper", *SMALL, "--misses", "0,1")["batches"][0]["critical_batch"] is None
-    assert "every batch" in of_paper(*SMALL, "--misses", "0,1").stdout
 
 
 OPTIONS = (

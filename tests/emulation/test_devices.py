@@ -11,7 +11,7 @@ from ssd.cli.bench_options import Emulated
 from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
-from ssd.emulation.devices import PRESETS, Preset
+from ssd.emulation.agreement import PRESETS, Preset
 from ssd.errors import UsageError
 
 

@@ -15,10 +15,11 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.layers.ranks import Ranks
-from ssd.models.quantization import QUANTIZATION, quantization_config
+from ssd.models.quantization import QUANTIZATION
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 from tests.ranks import part, side_by_side
+from tools.distill.layouts import quantization_config
 from tools.distill.teacher import load_runner
 
 PAGES = 512

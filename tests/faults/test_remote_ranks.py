@@ -21,8 +21,7 @@ from ssd.config.params import Mode, Speculation
 from ssd.errors import RequestError, UsageError
 from ssd.ipc import meeting
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.follower import Follower
-from ssd.launch.ray.ranks import Loss
+from ssd.launch.ray.ranks import Follower, Loss
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import gone, shared_memory

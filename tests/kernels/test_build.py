@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd.kernels import build, prebuilt
+from ssd.kernels import build
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -39,16 +39,16 @@ def test_the_best_kernels_of_a_wheel_that_this_processor_can_run_are_taken(
     source = tmp_path / "some.c"
     source.write_text("int one(void) { return 1; }\n")
     for level in ("v3", "v4"):
-        file = tmp_path / prebuilt.file_name(level)
+        file = tmp_path / build.file_name(level)
         subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True)
-    needs = {level: list(flags) for level, (_, flags) in prebuilt.LEVELS.items()}
-    assert prebuilt.find(needs["v3"], tmp_path) == tmp_path / "cpu-v3.so"
-    assert prebuilt.find(needs["v4-vnni"], tmp_path) == tmp_path / "cpu-v4.so", "there are none for v4-vnni"
-    assert prebuilt.find(needs["v3"][1:], tmp_path) is None
+    needs = {level: list(flags) for level, (_, flags) in build.LEVELS.items()}
+    assert build.prebuilt(needs["v3"], tmp_path) == tmp_path / "cpu-v3.so"
+    assert build.prebuilt(needs["v4-vnni"], tmp_path) == tmp_path / "cpu-v4.so", "there are none for v4-vnni"
+    assert build.prebuilt(needs["v3"][1:], tmp_path) is None
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "cpu-v4.so").write_text("of another system")
-    assert prebuilt.find(needs["v4"], foreign) is None
+    assert build.prebuilt(needs["v4"], foreign) is None
     assert "the packaged kernels do not load" in caplog.text
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ssd.ipc.heartbeat import SIZE_BYTES, Heartbeats
-from ssd.ipc.process import memory_file
+from ssd.ipc.process import HEARTBEAT_BYTES, Heartbeats, memory_file
 from ssd.launch.liveness import LOOK_S, Liveness, Stuck
 
 
 @pytest.fixture
 def heartbeats() -> Iterator[Heartbeats]:
-    descriptor = memory_file("heartbeat", SIZE_BYTES)
+    descriptor = memory_file("heartbeat", HEARTBEAT_BYTES)
     yield Heartbeats(descriptor)
     os.close(descriptor)
 
@@ -40,7 +39,7 @@ def looks(
 
 
 def test_a_counter_is_seen_by_everyone_who_has_its_memory() -> None:
-    descriptor = memory_file("heartbeat", SIZE_BYTES)
+    descriptor = memory_file("heartbeat", HEARTBEAT_BYTES)
     mine, theirs = Heartbeats(descriptor), Heartbeats(descriptor)
     mine.beat("draft")
     mine.beat("draft")

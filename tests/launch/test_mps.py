@@ -168,7 +168,7 @@ def test_a_draft_beside_the_target_has_a_small_share_and_gives_way(
         monkeypatch.setenv(name, value)
     found = tmp_path / "found"
     values = f"tuple(os.environ.get(name, '') for name in {(PERCENTAGE, PRIORITY, 'CUDA_DEVICE_ORDER')})"
-    program = f"import os\nopen({str(found)!r}, 'w').write(repr({values}))\n"
+    program = f"import os\ndef main(child):\n    open({str(found)!r}, 'w').write(repr({values}))\n"
     (tmp_path / "shows_environment.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     config = EngineConfig(

@@ -299,7 +299,7 @@ def test_prompts_go_through_flash_attn_where_it_is_installed_and_serves(
         return found.attention, found.page_size
 
     assert backend() == ("auto", 16)
-    monkeypatch.setattr("ssd.launch.defaults.find_spec", lambda name: name)
+    monkeypatch.setattr("ssd.launch.options.find_spec", lambda name: name)
     assert backend() == ("flash-attn", 256)
     for other in ({"dtype": "float32"}, {"deterministic": True}, {"device": "cpu"}):
         assert backend(**other) == ("auto", 16)

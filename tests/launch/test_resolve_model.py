@@ -18,9 +18,8 @@ from ssd.config.engine import WeightFormat
 from ssd.config.params import SamplingDefaults
 from ssd.errors import UsageError
 from ssd.launch import memory
-from ssd.launch.defaults import chosen
 from ssd.launch.memory import Sized
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.models import pairs

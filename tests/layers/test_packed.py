@@ -10,10 +10,8 @@ from torch import Tensor
 
 from ssd.kernels.groups import Groups, stacked
 from ssd.layers import linear
-from ssd.layers import table as table_module
-from ssd.layers.linear import Linear
+from ssd.layers.linear import Linear, Table
 from ssd.layers.quantized import FEW_ROWS, PackedProduct, packed_product
-from ssd.layers.table import Table
 from tests.kernels.test_groups import drawn as groups_drawn
 
 OUTPUTS = 70
@@ -106,7 +104,7 @@ def test_rows_may_lie_between_other_numbers_and_none_may_be_there() -> None:
 def test_rows_are_those_of_the_weight(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the layer that has the weight, and without one."""
     monkeypatch.setattr(linear, "fuses", lambda device: True)
-    monkeypatch.setattr(table_module, "multiply_floats", lambda weight: False)  # as on a GPU
+    monkeypatch.setattr(linear.cpu, "multiply_floats", lambda weight: False)  # as on a GPU
     ids = torch.tensor([69, 0, 63, 64, 5, 5])
     for weight in (drawn(4, 32, 96, True), drawn(8, 96, 96), drawn(4, 16, 48, True, True), floats(32, 96)):
         weight = Groups(weight.codes, weight.steps, weight.offsets, weight.zero, (), weight.e4m3, dtype)

@@ -17,8 +17,8 @@ from ssd.errors import UsageError
 from ssd.models import checkpoint, pairs
 from ssd.models.header import check_safetensors
 from ssd.models.pull import BUILTIN
-from ssd.models.quantization import quantization_config
 from ssd.models.vocabularies import vocabulary_of
+from tools.distill.layouts import quantization_config
 
 Entries = dict[str, Any]
 

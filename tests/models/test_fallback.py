@@ -86,7 +86,7 @@ def test_a_draft_over_its_targets_tensors_is_refused(tmp_path: Path) -> None:
 
 def test_without_transformers_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny.model("gpt_neox", tmp_path)
-    monkeypatch.setattr(fallback, "installed", lambda: None)
+    monkeypatch.setattr(fallback, "installed_transformers", lambda: None)
     assert "pip install 'transformers" in refusal(directory)
 
 

@@ -19,9 +19,8 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.paged import PagedContext
-from ssd.launch.defaults import chosen
 from ssd.launch.memory import Sized, host_weights
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3

@@ -16,9 +16,8 @@ from ssd.draft.process import load
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.launch.defaults import chosen
 from ssd.launch.memory import Sized, host_weights
-from ssd.launch.options import EngineOptions
+from ssd.launch.options import EngineOptions, chosen
 from ssd.models import pairs
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import translation, vocabulary_of

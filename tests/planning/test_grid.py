@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.planning.break_even import MAX_BATCH, break_even, paying_batches, where, with_acceptance, with_misses
-from ssd.planning.grid import Grid, Pair, forecast, neural_below, strict
+from ssd.planning.grid import Grid, Pair, forecast
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import LinearCost, acceptance_rate, expected_tokens_by_position, speedup_sd, speedup_ssd
@@ -52,7 +51,6 @@ def test_all_hits_and_free_drafts_are_theorem_7(batch: int, lookahead: int) -> N
     expected = batch * speedup_ssd(1.0, tokens, 1.0, 0.0, 0.0) / round_s
     assert found.best.hits == 1.0
     assert found.best.speed == pytest.approx(expected)
-    assert strict(pair, batch, found.best.fan_out) == pytest.approx((expected, expected))
     assert found.best_sd[1] == pytest.approx(batch * speedup_sd(tokens, 0.0) / round_s)
 
 
@@ -154,21 +152,6 @@ def test_the_rate_counts_tokens_that_were_tested() -> None:
 def test_a_grid_without_a_setting_is_refused(lookaheads: tuple[int, ...], budgets: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Grid(lookaheads, budgets).check()
-
-
-# -- the paper's engine -----------------------------------------------------------------------------------------------
-
-
-def test_the_critical_batch_is_where_the_backups_cross() -> None:
-    """Theorem 17 takes times that do not grow with the batch."""
-    pair = replace(LLAMA, verify=LinearCost(20 * MS, 0.0), step=LinearCost(1 * MS, 0.0), misses=(0.1, 0.5))
-    fan_out = (2,) * 8
-    below = neural_below(pair, fan_out)
-    assert 1 < below < 64
-    for batch in (math.floor(below), math.ceil(below)):
-        speeds = strict(pair, batch, fan_out)
-        assert (speeds.neural > speeds.cheap) == (batch < below)
-    assert strict(pair, below, fan_out).neural == pytest.approx(strict(pair, below, fan_out).cheap)
 
 
 # -- break-even -------------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.remote.configuration import check_address
-from ssd.remote.edge.configuration import edge_config, next_port
+from ssd.remote.configuration import check_address, edge_config, next_port
 from tests.faults.remote import LinkThread, free_port, kill
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S

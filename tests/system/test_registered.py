@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ssd.config import parsers
 from ssd.models import registry
 from ssd.speculation import backups as speculators
 from ssd.system import registered
@@ -21,12 +20,13 @@ ASK = """
 import importlib.metadata, json
 importlib.metadata.entry_points = lambda **_: []
 from ssd.cli.main import main
-from ssd.config import parsers
+from ssd.system import registered
 from ssd.models import registry
 from ssd.speculation import backups as speculators
 import ssd, tools.gpu_report.__main__
-found = [registry.families(), parsers.names(parsers.TOOLS), parsers.names(parsers.REASONING), speculators.names()]
-family, parser = registry._entries()["qwen3"].load().__name__, parsers.load(parsers.TOOLS, "hermes").__name__
+parsers = [registered.names(group) for group in (registered.TOOLS, registered.REASONING)]
+found = [registry.families(), *parsers, speculators.names()]
+family, parser = registry._entries()["qwen3"].load().__name__, registered.load(registered.TOOLS, "hermes").__name__
 print(json.dumps([ssd.__file__, *found, family, parser]))
 """
 
@@ -47,8 +47,8 @@ def test_an_unpacked_checkout_has_its_families_parsers_and_tools(unpacked: Path)
     where, families, tools, reasoning, backups, family, parser = json.loads(done.stdout)
     assert Path(where).is_relative_to(unpacked) and (family, parser) == ("Qwen3", "Hermes")
     assert families.items() >= {name: said for name, said in registry.families().items() if said == "built in"}.items()
-    assert len(families) >= 12 and set(tools) <= set(parsers.names(parsers.TOOLS)) and len(tools) >= 4
-    assert set(reasoning) <= set(parsers.names(parsers.REASONING)) and {"ngram", "auto"} <= set(backups)
+    assert len(families) >= 12 and set(tools) <= set(registered.names(registered.TOOLS)) and len(tools) >= 4
+    assert set(reasoning) <= set(registered.names(registered.REASONING)) and {"ngram", "auto"} <= set(backups)
     assert set(backups) <= set(speculators.names())
 
 

@@ -20,10 +20,10 @@ from ssd.execution.adjustments import adjust
 from ssd.execution.graph_shapes import LONGEST_ROW
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
-from ssd.ipc import heartbeat, sockets
+from ssd.ipc import sockets
 from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.messages import TARGET_TO_FRONTEND, Emission, Step, Submit
-from ssd.ipc.process import Child, Start, memory_file
+from ssd.ipc.process import HEARTBEAT_BYTES, Child, Start, memory_file
 from ssd.ipc.public import Metrics, pack, unpack
 from ssd.kernels.rounds import build, decide, note_outcomes
 from ssd.speculation.sampling import Draws
@@ -487,7 +487,7 @@ def test_the_target_process_without_a_draft_asks_for_overlap(
 
     monkeypatch.setattr("ssd.verifier.process.overlapped", noted)
     settings = config(Speculation(mode, 4, (3,), "jit"), draft=None, telemetry=False)
-    sizes = {"board_fd": size_bytes(settings.max_num_seqs), "heartbeat_fd": heartbeat.SIZE_BYTES}
+    sizes = {"board_fd": size_bytes(settings.max_num_seqs), "heartbeat_fd": HEARTBEAT_BYTES}
     with ExitStack() as held:
         shared = {name: memory_file(name, size) for name, size in sizes.items()}
         for descriptor in shared.values():

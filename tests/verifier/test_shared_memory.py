@@ -13,11 +13,11 @@ import pytest
 
 from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.process import _Draft
-from ssd.ipc import board, heartbeat, sockets
+from ssd.ipc import board, sockets
 from ssd.ipc.board import BoardWriter
 from ssd.ipc.layouts import draft_probs_layout
 from ssd.ipc.messages import Hello, Ready, Submit
-from ssd.ipc.process import Child, Start, memory_file
+from ssd.ipc.process import HEARTBEAT_BYTES, Child, Start, memory_file
 from ssd.ipc.public import Metrics
 from ssd.verifier.process import Target
 from tests.draft.audit import World, world_in
@@ -70,7 +70,7 @@ def loops(world: World, driver: Driver) -> Iterator[Loops]:
         sizes = {
             "board_fd": board.size_bytes(2),
             "draft_probs_fd": draft_probs_layout(2, RATIO, VOCABULARY).size_bytes,
-            "heartbeat_fd": heartbeat.SIZE_BYTES,
+            "heartbeat_fd": HEARTBEAT_BYTES,
         }
         shared = {name: memory_file(name, size) for name, size in sizes.items()}
         for descriptor in shared.values():

@@ -1,4 +1,7 @@
-"""The layouts in which an EAGLE-3 head is written: SafeAILab's, which SGLang and vLLM read, or vLLM's `speculators`."""
+"""The layouts in which drafts are written.
+
+An EAGLE-3 head: SafeAILab's, which SGLang and vLLM read, or vLLM's `speculators`. Weights of few bits:
+compressed-tensors'."""
 
 from __future__ import annotations
 
@@ -44,3 +47,13 @@ def speculators(
         ids = state["d2t"].cpu() + torch.arange(config[DRAFT_VOCAB])
         tensors["t2d"] = torch.zeros(config["vocab_size"], dtype=torch.bool).index_fill(0, ids, True)
     return found, tensors
+
+
+def quantization_config(bits: Literal[4, 8], group: int | None = None) -> dict[str, Any]:
+    """Return the `quantization_config` of a checkpoint whose linear layers all have this number of `bits`."""
+    form, strategy = {4: ("pack-quantized", "group"), 8: ("int-quantized", "channel")}[bits]
+    weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": strategy}
+    weights |= {"dynamic": False, "group_size": group}
+    targets = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    described = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return {**described, "config_groups": {"group_0": targets}, "ignore": []}

@@ -19,8 +19,9 @@ from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
 from ssd.models.head import LISTED
 from ssd.models.pairs import SHARED, is_head
-from ssd.models.quantization import QUANTIZATION, quantization_config
+from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import Weights, from_checkpoint, scaled
+from tools.distill.layouts import quantization_config
 from tools.distill.shards import save
 from tools.distill.training import Example, SoftLabels, padded
 

@@ -112,10 +112,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class ContentLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
+class ContentLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ssd.config import parsers
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.parsers.reasoning import ReasoningParser, Split
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.tools import Llama3Json, Piece, ToolCall, ToolParser
+from ssd.system import registered
 
 log = logging.getLogger("ssd.frontend")
 
@@ -55,8 +55,8 @@ class AnswerFormat:
             "tool_call_parser": None if self.plain_tools else calls,
             "reasoning_parser": _chosen(server.reasoning_parser, vocabulary.template.reasoning_parser),
         }
-        self.tools: type[ToolParser] = _loaded(parsers.TOOLS, self.names["tool_call_parser"]) or Llama3Json
-        self.reasoning: type[ReasoningParser] | None = _loaded(parsers.REASONING, self.names["reasoning_parser"])
+        self.tools: type[ToolParser] = _loaded(registered.TOOLS, self.names["tool_call_parser"]) or Llama3Json
+        self.reasoning: type[ReasoningParser] | None = _loaded(registered.REASONING, self.names["reasoning_parser"])
 
         self.ids: Callable[[str], Sequence[int]] = cache(self._ids)
 
@@ -144,9 +144,9 @@ class AnswerParser:
 
 def _chosen(asked: str, fitting: str) -> str | None:
     """Return the name of the parser to use, or None for none."""
-    name = fitting if asked == parsers.AUTO else asked
-    return None if name in ("", parsers.NONE) else name
+    name = fitting if asked == registered.AUTO else asked
+    return None if name in ("", registered.NONE) else name
 
 
 def _loaded(group: str, name: str | None) -> Any:
-    return None if name is None else parsers.load(group, name)
+    return None if name is None else registered.load(group, name)

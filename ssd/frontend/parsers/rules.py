@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ssd.grammar.closing import closed
-from ssd.grammar.tags import WHITESPACE, quoted
+from ssd.grammar.source import WHITESPACE, quoted
 
 _SUBSCHEMAS = {"$defs", "definitions"}
 _NO_ARGUMENTS = {"type", "title", "description", "$schema", *_SUBSCHEMAS}

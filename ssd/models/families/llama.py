@@ -17,9 +17,9 @@ from ssd.kernels.gpu import fuses
 from ssd.kernels.groups import Groups, equal
 from ssd.kernels.guess import GuessStep
 from ssd.layers.attention import Scores
+from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, frequencies, turned
-from ssd.layers.table import Table
 from ssd.models.head import Head, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB

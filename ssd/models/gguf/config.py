@@ -109,7 +109,8 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
         config |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
         if trained := rope.get("original_max_position_embeddings"):
             config["original_max_position_embeddings"] = trained
-    return config | _OWN.get(kind, _nothing)(config, said, arch)
+    own = _OWN.get(kind)
+    return config | own(config, said, arch) if own is not None else config
 
 
 def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
@@ -199,10 +200,6 @@ def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> li
     if not all(0 < value < math.inf for value in values):
         raise UsageError(f"tensor {name!r} has a factor that is not positive")
     return list(values)
-
-
-def _nothing(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    return {}
 
 
 def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`python -m ssd.remote.edge.draft FD`: the draft of `ssd edge`, as a child of its supervisor."""
+"""The draft of `ssd edge`, as a child of its supervisor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from ssd.ipc.process import Child, run
+from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.remote.configuration import RemoteDraft
 from ssd.remote.drafter import RemoteDrafter
@@ -45,7 +45,3 @@ def main(child: Child) -> None:
         said = True
 
     RemoteDrafter(options, child.beat, settled, texts=True).serve()
-
-
-if __name__ == "__main__":
-    run("ssd.remote.edge.draft")

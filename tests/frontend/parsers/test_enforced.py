@@ -13,9 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from ssd.config import parsers
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
 from ssd.frontend.parsers.tools import ToolCall, ToolParser
+from ssd.system import registered
 
 END = "<end>"
 WEATHER: dict[str, Any] = {
@@ -86,7 +86,7 @@ class World:
 
 
 def parser(format: str) -> type[ToolParser]:
-    found: type[ToolParser] = parsers.load(parsers.TOOLS, format)
+    found: type[ToolParser] = registered.load(registered.TOOLS, format)
     return found
 
 

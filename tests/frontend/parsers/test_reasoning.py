@@ -6,16 +6,16 @@ import itertools
 
 import pytest
 
-from ssd.config import parsers
 from ssd.frontend.parsers.answer import Answer, AnswerParser, joined
 from ssd.frontend.parsers.reasoning import ReasoningParser
 from ssd.frontend.parsers.tools import Hermes, Piece, ToolCall
+from ssd.system import registered
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
 def parsed(text: str, size: int, opened: bool = False) -> Answer:
-    reasoning: ReasoningParser = parsers.load(parsers.REASONING, "think")(opened)
+    reasoning: ReasoningParser = registered.load(registered.REASONING, "think")(opened)
     parser = AnswerParser(reasoning, Hermes(["add"]))
     parts = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     return joined([*parts, parser.finish("")])
@@ -50,4 +50,4 @@ def test_thoughts_are_divided_from_the_answer(
 
 def test_a_template_says_its_marks() -> None:
     for template, name in (("</think>", "think"), ("[THINK][/THINK]", "mistral"), ("{{ messages }}", "")):
-        assert parsers.fitting(parsers.REASONING, template) == name
+        assert registered.fitting(registered.REASONING, template) == name

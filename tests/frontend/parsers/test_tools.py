@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ssd.config import parsers
 from ssd.errors import UsageError
 from ssd.frontend.parsers.source import MAX_DEPTH
 from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
+from ssd.system import registered
 
 CUTS = 10_000  # in all formats together
-FORMATS = parsers.names(parsers.TOOLS)
+FORMATS = registered.names(registered.TOOLS)
 OFFERED = ("get_weather", "add", "note.write")
 
 TEXTS = ("", "Let me see.\n", "So it is {almost} [done]; <b>\n\n", "日本語 🙂 ", "a < b <tool> [TOOL] <|python \n")
@@ -151,7 +151,7 @@ def bare(text: str) -> str:
 
 def ordered(format: str, texts: Sequence[str]) -> list[Piece]:
     """The content and the calls of an answer that comes in these texts. Content is one piece up to the next call."""
-    parser: ToolParser = parsers.load(parsers.TOOLS, format)(OFFERED)
+    parser: ToolParser = registered.load(registered.TOOLS, format)(OFFERED)
     found: list[Piece] = []
     for piece in [*(piece for text in texts for piece in parser.feed(text)), *parser.finish()]:
         if found and isinstance(piece, str) and isinstance(found[-1], str):
@@ -239,7 +239,7 @@ def test_a_format_takes(format: str, text: str, expected: Parsed | None) -> None
 
 
 def test_a_call_is_told_as_soon_as_it_is_complete_and_text_before_it_at_once() -> None:
-    parser: ToolParser = parsers.load(parsers.TOOLS, "hermes")(OFFERED)
+    parser: ToolParser = registered.load(registered.TOOLS, "hermes")(OFFERED)
     assert parser.feed("Sure. <tool") == ["Sure."]
     assert parser.feed("box>") == [" <toolbox>"]
     assert parser.feed('<tool_call>{"name": "add", "arguments": {"a": 1}') == []
@@ -272,12 +272,12 @@ def test_a_template_says_its_format() -> None:
         ("List of tools: <|tool_list_start|>[", "pythonic"),
         ("{{ messages }}", ""),
     ):
-        assert parsers.fitting(parsers.TOOLS, template) == format
+        assert registered.fitting(registered.TOOLS, template) == format
 
 
 def test_an_unknown_parser_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, hermes"):
-        parsers.check(parsers.TOOLS, "--tool-call-parser", "qwen")
+        registered.check(registered.TOOLS, "--tool-call-parser", "qwen")
 
 
 PLUGIN = """
@@ -294,9 +294,9 @@ class Shout(ToolParser):
             yield from self._json_call()
 """
 USES = """
-from ssd.config import parsers
-name = parsers.fitting(parsers.TOOLS, "SHOUT")
-parser = parsers.load(parsers.TOOLS, name)(["add"])
+from ssd.system import registered
+name = registered.fitting(registered.TOOLS, "SHOUT")
+parser = registered.load(registered.TOOLS, name)(["add"])
 print(name, parser.feed('So: CALL {"name": "add"} Done.'))
 """
 

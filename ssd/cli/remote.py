@@ -1,0 +1,119 @@
+"""`ssd draft` and `ssd edge`: a draft here for a target on another machine. `ssd keys`: who may talk to an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from ssd.cli.launch import serve, server_options
+from ssd.cli.options import engine_options
+from ssd.client import Client
+from ssd.config.engine import DType, Quantize, Upstream
+from ssd.ipc import keys as key_files
+from ssd.launch.options import EngineOptions
+from ssd.launch.server import ServerOptions
+from ssd.remote.configuration import check_address, edge_config, next_port, remote_draft
+from ssd.system import interpreter
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_DIRECTORY = click.argument("directory", type=_FOLDER)
+_CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
+
+
+@click.command()
+@click.option("--connect", required=True, metavar="tcp://HOST:PORT", help="Address of `ssd launch --draft-bind`.")
+@click.option("--keys", type=_FOLDER, help="Folder that ssd keys made for this draft. Needed for another machine.")
+@click.option("--model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts.")
+@click.option("--target", help="A copy of the target here, for what a draft shares with it, and for grammars.")
+@click.option("--dtype", type=click.Choice(get_args(DType)), help="Its type. Default: the one that is fast here.")
+@click.option("--quantize", type=click.Choice(get_args(Quantize)), help="Default: int8 where that is faster.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+def draft(
+    connect: str,
+    keys: Path | None,
+    model: str,
+    target: str | None,
+    dtype: DType | None,
+    quantize: Quantize | None,
+    device: str,
+) -> None:
+    """Draft for the engine at --connect, until Ctrl-C; connect again when the connection is lost.
+
+    Prints `drafting for TARGET at ADDRESS` whenever the engine takes it. docs/remote.md says what crosses the link."""
+    places = EngineOptions(draft_dtype=dtype, draft_quantize=quantize, draft_device=device)
+    options = remote_draft(connect, keys, model, target, places)
+    payload = os.memfd_create("ssd-draft", 0)
+    os.write(payload, msgspec.json.encode(options))
+    os.lseek(payload, 0, os.SEEK_SET)
+    command = interpreter.child_command("ssd.remote.drafter", str(payload))
+    os.execve(command[0], command, interpreter.environment())
+
+
+@click.command()
+@click.option("--connect", required=True, metavar="tcp://HOST:PORT", help="Address of `ssd launch --zmq-bind`.")
+@click.option("--keys", type=_FOLDER, help="Folder that ssd keys made for this client. Needed for another machine.")
+@click.option("--draft-connect", metavar="tcp://HOST:PORT", help="Address of --draft-bind. Default: the next port.")
+@click.option("--draft-keys", type=_FOLDER, help="Folder that ssd keys made for this draft.")
+@click.option("--draft-model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts here.")
+@click.option("--target", help="A copy of the target here, for its tokenizer and what a draft shares with it.")
+@engine_options(without={*EngineOptions.__struct_fields__} - {"draft_dtype", "draft_quantize", "draft_device"})
+@server_options(without=_CLOUD)
+def edge(
+    connect: str,
+    keys: Path | None,
+    draft_connect: str | None,
+    draft_keys: Path | None,
+    draft_model: str,
+    target: str | None,
+    engine: EngineOptions,
+    server: ServerOptions,
+) -> None:
+    """Serve the model of the engine at --connect on this machine, and draft for it here.
+
+    The other machine only verifies. Prints `http: URL` and `ready: ADDRESS`; Ctrl-C ends it. docs/edge.md has both
+    machines' commands."""
+    check_address(connect, keys)
+    upstream = Upstream(
+        connect=connect,
+        keys=None if keys is None else str(keys),
+        draft_connect=draft_connect or next_port(connect),
+        draft_keys=None if draft_keys is None else str(draft_keys),
+    )
+    with Client(connect, keys=keys) as client:
+        found = client.describe()
+    serve(edge_config(upstream, found, draft_model, target, engine, server))
+
+
+@click.group()
+def keys() -> None:
+    """Make and list the keys for ZeroMQ over TCP (CURVE).
+
+    DIRECTORY is the engine's. `authorized` in it has a public key for each client that may connect: remove a file to
+    refuse that client's next connection. `clients/NAME` is what client NAME needs: copy it there by a safe way."""
+
+
+@keys.command()
+@_DIRECTORY
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def new(directory: Path, names: tuple[str, ...]) -> None:
+    """Make keys for the clients NAME (default: client), and the engine's if DIRECTORY has none yet."""
+    for name in names:
+        key_files.check_name(name)
+    if not key_files.has_server(directory):
+        key_files.new_server(directory)
+        click.echo(f"{directory}\tfor ssd launch --zmq-keys")
+    for name in names or ("client",):
+        click.echo(f"{key_files.new_client(directory, name)}\tfor client {name}")
+
+
+@keys.command("list")
+@_DIRECTORY
+def list_clients(directory: Path) -> None:
+    """List the clients that may connect, with their public keys."""
+    key_files.check_server(directory)
+    for name, path in key_files.authorizations(directory):
+        click.echo(f"{name}\t{key_files.load_public(path).decode()}")
