@@ -12,15 +12,7 @@ from msgspec import Meta
 from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
-from ssd.config.engine import (
-    CommonOptions,
-    DType,
-    Positive,
-    Quantize,
-    SequenceCount,
-    TokenCount,
-)
-from ssd.config.gpus import Gpu
+from ssd.config.engine import CommonOptions, DType, Positive, Quantize, SequenceCount, TokenCount
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,
@@ -226,17 +218,14 @@ def chosen(options: EngineOptions) -> ChosenOptions:
         mine = present[ranks[0]] if ranks[0] < len(present) else None
         free = [number for number in range(len(present)) if number not in ranks]
         found = dict(_OF_LARGE_GPU if mine is not None and mine.total >= _LARGE_BYTES else _OF_GPU)
-        found |= {"dtype": _dtype(mine), "draft_device": f"cuda:{(free or ranks)[0]}"}
+        is_old = mine is not None and mine.capability < _BFLOAT16
+        found |= {"dtype": "float16" if is_old else "bfloat16", "draft_device": f"cuda:{(free or ranks)[0]}"}
     asked = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}
     wanted = within_bounds(ChosenOptions(**(found | asked)))
     flash = ranks and wanted.attention == "auto" and wanted.dtype != "float32" and not wanted.deterministic
     if flash and find_spec("flash_attn") is not None and find_spec("triton") is not None:
         return msgspec.structs.replace(wanted, attention="flash-attn")
     return wanted
-
-
-def _dtype(gpu: Gpu | None) -> str:
-    return "float16" if gpu is not None and gpu.capability < _BFLOAT16 else "bfloat16"
 
 
 def display_name(name: str) -> str:
