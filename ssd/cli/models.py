@@ -12,7 +12,6 @@ import click
 from ssd.bench.outputs import console, grid
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
-from ssd.launch import memory
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
@@ -87,6 +86,8 @@ def _described(options: EngineOptions) -> dict[str, Any]:
     Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU, for `max_num_seqs`
     sequences of `max_model_len` tokens, by default of the model's context. Raises UsageError for a checkpoint that
     cannot be read."""
+    from ssd.launch import memory  # with it comes numpy
+
     options = chosen(options)
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
