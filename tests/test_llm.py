@@ -105,6 +105,7 @@ def test_weights_in_8_bits_say_the_same_in_every_mode_and_the_draft_is_still_goo
         assert accepted_per_round(llm, 0.0) > 0.35
 
 
+@pytest.mark.thorough
 def test_a_cascade_says_the_same() -> None:
     """What a cascade is good for is asserted without a clock, in tests/draft/test_cascade.py: on a busy machine its
     drafts are left alone, even with settings of its own, which the tuner does not change."""

@@ -9,6 +9,7 @@ from tools.soak.kills import POINTS, kills
 COUNT = 250
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)  # 20 s where there is a core to spare
 def test_hundreds_of_deaths_cost_no_token() -> None:
     report = kills(COUNT, seed=0)

@@ -55,6 +55,7 @@ def test_ids_are_those_of_ar_and_rounds_hit_at_any_distance_that_fits_a_verifica
         world.link.behaviour.delay = 0.0
 
 
+@pytest.mark.thorough
 def test_resets_stalls_and_deaths_change_nothing_and_the_draft_comes_back(
     world: World, expected: list[list[int]]
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_rank_elsewhere_says_the_same_and_is_replaced_when_it_is_lost(models: 
     assert gone(there, within_s=2) and shared_memory() == shm
 
 
+@pytest.mark.thorough
 def test_what_a_rank_fails_of_at_the_start_is_the_cause_and_one_that_is_killed_is_replaced(
     models: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -183,6 +183,7 @@ def test_evaluated_messages_were_not_trained_on(
     assert not trained & set(evaluated)
 
 
+@pytest.mark.thorough
 def test_what_was_interrupted_goes_on_with_the_same_data(target: Path, draft: Path, tmp_path: Path) -> None:
     """As if the first run had been killed after its first shard."""
     work = tmp_path / "work"

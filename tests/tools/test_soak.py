@@ -304,6 +304,7 @@ def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
     assert "drafts killed" in result.output
 
 
+@pytest.mark.thorough
 def test_a_short_soak_under_attack(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     small = {"minutes": 0.1, "undisturbed": 0, "requests": 3, "longest": 12, "concurrency": 3, "kill-every": 1}
