@@ -106,7 +106,7 @@ def resets_before_a_heartbeat_is_handled(address: str) -> None:
         messages_of_no_bytes,
         pytest.param(messages_without_an_end, marks=pytest.mark.thorough),
         large_frames_without_an_end,
-        pytest.param(resets_before_a_heartbeat_is_handled, marks=pytest.mark.thorough),
+        resets_before_a_heartbeat_is_handled,
     ],
 )
 def test_a_peer_of_the_link_costs_nobody_else(
