@@ -209,7 +209,7 @@ class DraftEngine:
     def _fork(self) -> list[Growing]:
         """Start chains for the outcomes that have become predictable; return all chains that this step grows."""
         for tree, chains in self._scheduler.fork(self.trees.values()):
-            # Posted without tokens: an outcome counts as a hit even if it comes before its chain's first token.
+            # Posted without tokens: the target learns which outcomes were prepared, even those that come too late.
             self._publisher.chains(tree, chains)
         return self._scheduler.growing(self.trees.values())
 

@@ -303,7 +303,7 @@ class MissedRows:
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
-    def go_on(self, requests: Iterable[int], reason: Mark) -> None:
+    def note_reason(self, requests: Iterable[int], reason: Mark) -> None:
         """Record why rows that missed do not wait for the draft, or for any more of it."""
         for request in requests:
             self._trace.note(reason, request)
@@ -313,7 +313,7 @@ class MissedRows:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
         if depths and self._session.stalled:
-            self.go_on(depths, Mark.STALLED)
+            self.note_reason(depths, Mark.STALLED)
         elif depths:
             self._trace.enter(State.WAIT_FOR_DRAFT, max(depths.values()))
             meanwhile()
@@ -338,7 +338,7 @@ class MissedRows:
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
             else:
-                self.go_on([row.sequence.request], Mark.UNSEEN)
+                self.note_reason([row.sequence.request], Mark.UNSEEN)
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
@@ -346,7 +346,7 @@ class MissedRows:
         if missed and step is not None and not any(depths.values()):
             # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
             costs.estimates.token_s.note(step.at(sum(map(len, missed.values()))))
-        self.go_on([request for request, depth in depths.items() if depth == 0], Mark.NO_GAIN)
+        self.note_reason([request for request, depth in depths.items() if depth == 0], Mark.NO_GAIN)
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
@@ -369,7 +369,8 @@ class MissedRows:
                     done = done and len(row.sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= arrived + patience:
-                self.go_on([] if done else depths, Mark.SILENT)
+                short = (row.sequence.request for row, wanted in waiting if len(row.sequence.proposal) < wanted)
+                self.note_reason(short, Mark.SILENT)
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)

@@ -431,7 +431,7 @@ class BoardProposer(Proposer):
         in_flight: int | None = len(sequence.proposal)
         missed = not in_flight and result.taken is None and speculates and policy.decides_later
         if missed and policy.hopeless(sequence, self._costs):
-            self._misses.go_on([sequence.request], Mark.HOPELESS)
+            self._misses.note_reason([sequence.request], Mark.HOPELESS)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None

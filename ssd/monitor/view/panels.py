@@ -82,7 +82,7 @@ def requests(figures: Figures) -> Panel:
     for found in figures.requests:
         told = found.time_to_first_token > 0
         table.add_row(
-            f"{found.request:x}",
+            str(found.request),
             f"{found.age:.0f} s ago",
             found.reason,
             str(found.prompt_tokens),
