@@ -12,7 +12,7 @@ import msgspec
 
 from ssd.config import gpus
 from ssd.ipc.messages import Loading, Status
-from ssd.ipc.process import Start
+from ssd.ipc.process import Start, memory_file
 from ssd.launch import mps
 from ssd.system import cgroups, interpreter
 
@@ -34,7 +34,9 @@ class ChildProcess:
         self, package: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
     ) -> None:
         inherited = (getattr(start, name) for name in Start.__struct_fields__ if name.endswith("_fd"))
-        payload = _memory_file_with(msgspec.json.encode(start))
+        encoded = msgspec.json.encode(start)
+        payload = memory_file("ssd-start", len(encoded))
+        os.pwrite(payload, encoded, 0)
         _new_oom_kills()
         try:
             self._handle = subprocess.Popen(
@@ -111,14 +113,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _memory_file_with(payload: bytes) -> int:
-    """Return a descriptor of a memory file with `payload`, at its start, for a child to inherit."""
-    descriptor = os.memfd_create("ssd-start", os.MFD_CLOEXEC)
-    os.write(descriptor, payload)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _environment(start: Start) -> dict[str, str]:

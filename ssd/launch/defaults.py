@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ssd.config import gpus
-from ssd.config.gpus import Gpu
 from ssd.launch.options import ChosenOptions, EngineOptions, within_bounds
 
 # From this compute capability on a GPU multiplies bfloat16 (Ampere).
@@ -33,14 +32,11 @@ def chosen(options: EngineOptions) -> ChosenOptions:
         mine = present[ranks[0]] if ranks[0] < len(present) else None
         free = [number for number in range(len(present)) if number not in ranks]
         found = dict(_OF_LARGE_GPU if mine is not None and mine.total >= _LARGE_BYTES else _OF_GPU)
-        found |= {"dtype": _dtype(mine), "draft_device": f"cuda:{(free or ranks)[0]}"}
+        is_old = mine is not None and mine.capability < _BFLOAT16
+        found |= {"dtype": "float16" if is_old else "bfloat16", "draft_device": f"cuda:{(free or ranks)[0]}"}
     asked = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}
     wanted = within_bounds(ChosenOptions(**(found | asked)))
     flash = ranks and wanted.attention == "auto" and wanted.dtype != "float32" and not wanted.deterministic
     if flash and find_spec("flash_attn") is not None and find_spec("triton") is not None:
         return msgspec.structs.replace(wanted, attention="flash-attn")
     return wanted
-
-
-def _dtype(gpu: Gpu | None) -> str:
-    return "float16" if gpu is not None and gpu.capability < _BFLOAT16 else "bfloat16"

@@ -10,14 +10,7 @@ from msgspec import Meta
 
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
-from ssd.config.engine import (
-    CommonOptions,
-    DType,
-    Positive,
-    Quantize,
-    SequenceCount,
-    TokenCount,
-)
+from ssd.config.engine import CommonOptions, DType, Positive, Quantize, SequenceCount, TokenCount
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,

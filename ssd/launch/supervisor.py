@@ -9,12 +9,10 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from enum import IntEnum
 from typing import Any
 
 import zmq
@@ -26,11 +24,9 @@ from ssd.ipc import listening, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, DraftWanted, Drain, FrontendReport, Loading, TargetLost, Watch
 from ssd.ipc.run_directory import remove
 from ssd.ipc.running import announce
-from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
-from ssd.launch.ray.ranks import RemoteRanks
-from ssd.launch.resources import SharedResources
+from ssd.launch.processes import Processes
 from ssd.launch.restarts import Restarts
 from ssd.monitor.publisher import Publisher
 
@@ -40,90 +36,112 @@ _FAREWELL_S = 3.0  # time for the frontend, after a drain, to tell its clients h
 _TELL_AGAIN_S = 0.02
 
 
+Stage = IntEnum("Stage", ("NEW", "STARTING", "READY", "DRAINING", "STOPPING", "STOPPED"))  # of an engine's life
+
+
+class Lifecycle:
+    """An engine's stage, which its user's threads and its supervisor's share.
+
+    `failure` is the cause of an end that nobody asked for. Each change of the stage makes `wake_fd` readable."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.NEW
+        self.failure: SsdError | None = None
+        self.drain_seconds = 0.0
+        self.wake_fd = -1
+        self._changed = threading.Condition()
+
+    def advance(self, stage: Stage) -> None:
+        """Go on to a later stage. An earlier one is ignored, so that a requested stop is not overwritten."""
+        with self._changed:
+            if self.stage < stage:
+                self.stage = stage
+                os.eventfd_write(self.wake_fd, 1)  # open: it closes after the supervisor's thread, the last to advance
+                self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Let open requests finish for `seconds`; return False if the engine is not ready."""
+        with self._changed:
+            if self.stage != Stage.READY:
+                return False
+            self.drain_seconds = seconds
+            self.advance(Stage.DRAINING)
+            return True
+
+    def wait(self, stage: Stage, timeout: float | None) -> bool:
+        """Wait until the engine is at a stage or beyond; return False at the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.stage >= stage, timeout)
+
+
 class Engine:
     """A running engine. `start` returns when it can serve; `ssd.client.Client` connects to `address`.
 
     A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
-    whose target or frontend dies too often ends by itself, with the cause in `failure`."""
+    whose target or frontend dies too often ends by itself, with the cause in `failure`. `url` is that of HTTP; None if
+    it is not served. The processes write to the descriptor `stderr`; None: to this process's."""
 
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None, stderr: int | None = None) -> None:
         self.config = config
-        self._stderr = stderr  # the processes write to this descriptor; None: to this process's
-        self.failure: SsdError | None = None
-        self._pid = os.getpid()
-        self._processes: dict[str, ChildProcess] = {}
+        self.url: str | None = None
+        self._stderr, self._pid = stderr, os.getpid()
+        self._life = Lifecycle()
+        self._running: dict[str, ChildProcess] = {}
         self._restarts = {"target": Restarts(), "frontend": Restarts(), "draft": draft_restarts or Restarts()}
-        self._untold = False  # the frontend has to hear that the target was lost
-        self._parked = False  # the target has told the draft to leave, and no other one is ready yet
-        self._epoch = 0
-        self._changed = threading.Condition()
-        self._state = "new"  # new -> starting -> ready -> draining -> stopped
-        self._thread = threading.Thread(target=self._run, name="ssd-supervisor", daemon=True)
+        self._thread: threading.Thread | None = None
         self._held = ExitStack()  # resources that are released at the end
-        self._given_up_at = math.inf
-        self._http: socket.socket | None = None
-        self._remote: RemoteRanks | None = None
-        self._drain_seconds = 0.0
-        self._is_homeless = False  # its run directory is gone
-        self._mps: dict[str, str] = {}  # variables by which processes find this engine's own MPS
-
-    @property
-    def url(self) -> str | None:
-        """Return the URL of HTTP; None if it is not served."""
-        return None if self._http is None else listening.url(self._http, self.config.server.ssl_certfile is not None)
 
     @property
     def address(self) -> str:
-        return f"ipc://{self._shared.directory}/{sockets.CLIENT}"
+        return f"ipc://{self._directory}/{sockets.CLIENT}"
+
+    @property
+    def failure(self) -> SsdError | None:
+        """Return the cause of an end that nobody asked for."""
+        return self._life.failure
 
     @property
     def pids(self) -> dict[str, int]:
         """Return the process ids by role."""
-        return {role: process.pid for role, process in self._processes.copy().items()}
+        return {role: process.pid for role, process in self._running.copy().items()}
 
     @property
     def loading(self) -> Loading:
         """Return the bytes of weights read so far, by all processes together."""
-        found = [process.loading for process in self._processes.copy().values()]
+        found = [process.loading for process in self._running.copy().values()]
         return Loading(sum(one.done for one in found), sum(one.total for one in found))
 
     def start(self, timeout: float = 600.0) -> None:
         """Start all processes and wait until they can serve. Raises the cause that a failing child gave."""
         try:
-            self._prepare()
+            thread = self._prepare()
         except BaseException:
             self._held.close()
             raise
-        self._thread.start()  # `stop` ends it, even if this thread is interrupted
-        with self._changed:
-            self._changed.wait_for(lambda: self._state in ("ready", "stopped"), timeout)
-            state = self._state
-        if state != "ready":
+        self._thread = thread
+        thread.start()  # `stop` ends it, even if this thread is interrupted
+        self._life.wait(Stage.READY, timeout)
+        if self._life.stage != Stage.READY:
             self.stop(drain=0.0)
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
 
-    def _prepare(self) -> None:
-        """Take the port, and make the run directory and the shared resources."""
-        if self.config.server.http:
-            self._http = listening.listen(self.config.server)
-            self._held.callback(self._close_http)
-        self._shared = SharedResources(self._held, self.config)
-        announce(self._shared.directory, self.config.target_name, self.url)
-        self._wake_read, self._wake_write = map(self._shared.hold, os.pipe())
-        if self.config.mps and mps.state() != "running":
-            self._mps = self._held.enter_context(mps.service())
-        if self.config.executor == "ray":
-            self._remote = RemoteRanks(self.config, self._held)
-
-    def _close_http(self) -> None:
-        if self._http is not None:
-            listening.close(self._http)
-            self._http = None
+    def _prepare(self) -> threading.Thread:
+        """Take the port, and make the run directory and the shared resources; return the supervisor's thread."""
+        config, http_fd = self.config, -1
+        if config.server.http:
+            http = listening.listen(config.server)
+            self._held.callback(listening.close, http)
+            self.url, http_fd = listening.url(http, config.server.ssl_certfile is not None), http.fileno()
+        processes = Processes(self._running, config, self._held, http_fd, self._stderr)
+        self._directory = processes.shared.directory
+        announce(self._directory, config.target_name, self.url)
+        self._life.wake_fd = processes.shared.hold(os.eventfd(0))
+        self._supervisor = Supervisor(config, self._life, processes, self._restarts)
+        return threading.Thread(target=self._supervisor.run, name="ssd-supervisor", daemon=True)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the engine has stopped by itself; return False at the timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._state == "stopped", timeout)
+        return self._life.wait(Stage.STOPPED, timeout)
 
     def stop(self, drain: float | None = None) -> None:
         """Let open requests finish for `drain` seconds (default: the configuration's), then end every process.
@@ -131,19 +149,13 @@ class Engine:
         A fork of the program ends nothing: the engine is its parent's."""
         if os.getpid() != self._pid:
             return
-        if self._thread.ident is None:
+        if self._thread is None or self._thread.ident is None:
             self._held.close()  # an interrupt came before the thread started
             return
         limit = self.config.shutdown_timeout if drain is None else drain
-        with self._changed:
-            if self._state == "ready" and limit > 0:
-                self._state, self._drain_seconds = "draining", limit
-                os.write(self._wake_write, b"d")
-                if not self._changed.wait_for(lambda: self._state == "stopped", limit + _FAREWELL_S):
-                    self.failure = self.failure or SsdError("the frontend did not drain in time")
-            if self._state != "stopped":
-                self._state = "stopping"
-                os.write(self._wake_write, b"s")
+        if limit > 0 and self._life.drain(limit) and not self.wait(limit + _FAREWELL_S):
+            self._life.failure = self.failure or SsdError("the frontend did not drain in time")
+        self._life.advance(Stage.STOPPING)
         self._thread.join()
         self._held.close()
 
@@ -154,155 +166,134 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- the supervisor thread --------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        """Run the supervisor's thread; all methods below run in it.
+class Supervisor:
+    """Watches an engine's processes, replaces those that are lost, and ends all. `run` is the loop of its thread."""
+
+    def __init__(
+        self, config: EngineConfig, lifecycle: Lifecycle, processes: Processes, restarts: dict[str, Restarts]
+    ) -> None:
+        self._config, self._life, self._processes, self._restarts = config, lifecycle, processes, restarts
+        self._running, self._shared = processes.running, processes.shared
+        self._untold = False  # the frontend has to hear that the target was lost
+        self._parked = False  # the target has told the draft to leave, and no other one is ready yet
+        self._given_up_at = math.inf
+        self._is_homeless = False  # its run directory is gone
+
+    def run(self) -> None:
+        """Start the processes, watch them until the engine has to end, then end them.
 
         Children are started here because the kernel's parent-death signal is bound to the thread that starts them. They
         inherit its signal mask: SIGINT is for the supervisor's program alone."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        context: zmq.Context[Any] = zmq.Context()
-        steps: tuple[Callable[[], object], ...] = (
-            partial(self._serve, context),
-            self._end_children,
-            self._end_remote,
-            partial(context.destroy, linger=0),
-            partial(remove, self._shared.directory),
-        )
-        for step in steps:  # if one of them raises, the others still run
-            try:
-                step()
-            except BaseException as error:
-                self.failure = self.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
-        self._set("stopped")
+        try:
+            with ExitStack() as ends:  # if one of them raises, the others still run
+                ends.callback(remove, self._shared.directory)
+                context: zmq.Context[Any] = zmq.Context()
+                ends.callback(context.destroy, linger=0)
+                ends.callback(self._processes.end)
+                self._serve(context)
+        except BaseException as error:
+            self._life.failure = self._life.failure or SsdError(f"supervisor: {type(error).__name__}: {error}")
+        finally:
+            self._life.advance(Stage.STOPPED)
 
     def _serve(self, context: zmq.Context[Any]) -> None:
-        self._socket = sockets.router(context, f"ipc://{self._shared.directory}/{sockets.SUPERVISOR}")
-        self._advance("new", "starting")
         shared, heartbeats = self._shared, self._shared.heartbeats()
-        liveness = Liveness(heartbeats, self.config.step_timeout)
-        self._publisher = Publisher(context, shared.directory, self.config, shared.trace_fd, heartbeats)
-        self._held.callback(self._publisher.let_go)
-        for role in ROLES:
-            if role != "draft" or self.config.has_draft:
-                self._spawn(role)
-        while self._state not in ("stopping", "stopped"):
-            self._turn(liveness)
+        self._socket = sockets.router(context, f"ipc://{shared.directory}/{sockets.SUPERVISOR}")
+        self._life.advance(Stage.STARTING)
+        liveness = Liveness(heartbeats, self._config.step_timeout)
+        self.publisher = Publisher(context, shared.directory, self._config, shared.trace_fd, heartbeats)
+        try:
+            for role in ROLES:
+                if role != "draft" or self._config.has_draft:
+                    self._processes.start(role)
+            while self._life.stage < Stage.STOPPING:
+                self._turn(liveness)
+        finally:
+            self.publisher.let_go()
 
     def _turn(self, liveness: Liveness) -> None:
         """Wait for an event, then handle all that there are."""
         poller = zmq.Poller()
-        for source in (self._socket, self._publisher.socket, self._wake_read):
+        for source in (self._socket, self.publisher.socket, self._life.wake_fd):
             poller.register(source, zmq.POLLIN)
-        for process in self._processes.values():
+        for process in self._running.values():
             poller.register(process.pidfd, zmq.POLLIN)
         events = dict(poller.poll(self._poll_ms()))
-        if self._wake_read in events:
-            os.read(self._wake_read, 64)
+        if self._life.wake_fd in events:
+            os.eventfd_read(self._life.wake_fd)
         self._read_statuses()
-        for process in [p for p in self._processes.values() if p.pidfd in events]:
-            if self._processes.get(process.role) is process:  # the end of another may have been its end too
+        for process in [p for p in self._running.values() if p.pidfd in events]:
+            if self._running.get(process.role) is process:  # the end of another may have been its end too
                 self._ended(process)
-        watched = {p.role: (p.pid, p.ready) for p in self._processes.values()}
+        watched = {p.role: (p.pid, p.ready) for p in self._running.values()}
         for role, stuck in liveness.stuck(watched, time.monotonic()).items():
-            self._processes[role].kill(*stuck)
+            self._running[role].kill(*stuck)
         self._look_for_directory()
-        self._ask_remote()
+        if (loss := self._processes.loss()) is not None:
+            self._deal_with_end("target", loss.cause, loss.code)
         self._tell_frontend()
         self._start_again()
-        if self._state == "starting" and self._can_serve():
-            self._advance("starting", "ready")
+        if self._can_serve():
+            self._life.advance(Stage.READY)
         if time.monotonic() > self._given_up_at:
-            self._set("stopping")
-        watch = self._publisher.turn(self._processes.values(), time.monotonic())
-        if watch is not None:
+            self._life.advance(Stage.STOPPING)
+        if (watch := self.publisher.turn(self._running.values(), time.monotonic())) is not None:
             self._send_frontend(watch)
+
+    def _poll_ms(self) -> int:
+        """Return the milliseconds until the next timer is due."""
+        now = time.monotonic()
+        dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
+        dues.append(self.publisher.delay(now))
+        return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
 
     def _look_for_directory(self) -> None:
         """Warn once when the run directory was removed, as programs that clean /tmp do."""
         if not self._is_homeless and not self._shared.directory.exists():
             self._is_homeless = True
             log.warning(
-                "the run directory %s was removed: HTTP and open connections go on, but nobody can connect to %s now, "
-                "and a process that dies cannot be replaced",
+                "the run directory %s was removed: HTTP and open connections go on, but nobody can connect to "
+                "ipc://%s/%s now, and a process that dies cannot be replaced",
                 self._shared.directory,
-                self.address,
+                self._shared.directory,
+                sockets.CLIENT,
             )
-
-    def _ask_remote(self) -> None:
-        """Act on the loss of a rank that Ray has placed."""
-        loss = None if self._remote is None else self._remote.loss()
-        if loss is not None:
-            self._deal_with_end("target", loss.cause, loss.code)
-
-    def _poll_ms(self) -> int:
-        """Return the milliseconds until the next timer is due."""
-        now = time.monotonic()
-        dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
-        dues.append(self._publisher.delay(now))
-        return max(0, int(1000 * min([_TELL_AGAIN_S if self._untold else LOOK_S, *dues])) + 1)
-
-    def _tell_frontend(self) -> None:
-        """Send a drain, then the loss of the target: a frontend that drains does not wait for another target."""
-        if self._state == "draining":
-            self._send_frontend(Drain(self._drain_seconds))
-        if self._untold:  # a frontend that does not read yet is told later
-            self._untold = "frontend" in self._processes and not self._send_frontend(TargetLost())
-
-    def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
-        return sockets.send(self._socket, message, to=b"frontend")
 
     def _can_serve(self) -> bool:
         """Return True if every process that requests need is ready, the draft too unless it has died or was parked."""
-        waits_for_draft = self.config.has_draft and not self._restarts["draft"].deaths and not self._parked
-        needed = (*target_roles(self.config), "frontend", *(("draft",) if waits_for_draft else ()))
-        return all(role in self._processes and self._processes[role].ready for role in needed)
+        waits_for_draft = self._config.has_draft and not self._restarts["draft"].deaths and not self._parked
+        needed = (*target_roles(self._config), "frontend", *(("draft",) if waits_for_draft else ()))
+        return all(role in self._running and self._running[role].ready for role in needed)
 
     def _start_again(self) -> None:
         for role, restarts in self._restarts.items():
             if restarts.taken(time.monotonic()):
                 try:
-                    self._spawn(role)
+                    self._processes.start(role)
                 except OSError as error:
                     self._lost(role, f"cannot start it: {error}")
 
-    def _spawn(self, role: str) -> None:
-        """Start a process; for the target, all its ranks."""
-        config, group, variables, meeting = self.config, self._epoch + 1, self._mps, ""
-        is_target = role == "target"
-        if self._remote is not None:
-            variables, meeting = {**variables, **self._remote.variables}, self._remote.meeting
-            if is_target:
-                self._remote.begin(group)
-        package = self._package(role)
-        http_fd = self._http.fileno() if role == "frontend" and self._http is not None else -1
-        for rank, name in enumerate(target_roles(config) if is_target else (role,)):
-            self._epoch += 1
-            cpus = config.cpus_of("target" if is_target else "draft", rank)
-            start = self._shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
-            self._processes[name] = ChildProcess(package, start, variables, self._stderr)
+    def _tell_frontend(self) -> None:
+        """Send a drain, then the loss of the target: a frontend that drains does not wait for another target."""
+        if self._life.stage == Stage.DRAINING:
+            self._send_frontend(Drain(self._life.drain_seconds))
+        if self._untold:  # a frontend that does not read yet is told later
+            self._untold = "frontend" in self._running and not self._send_frontend(TargetLost())
 
-    def _package(self, role: str) -> str:
-        """Return the package that runs a role: another process may take the place of target or draft."""
-        config, of_role = self.config, {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
-        if config.upstream is not None:
-            of_role |= {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}
-        elif config.load_format == "mock":
-            of_role["target"] = "ssd.emulation.mock"
-        elif config.link is not None:
-            of_role["draft"] = "ssd.remote.receiver"
-        return of_role[role]
+    def _send_frontend(self, message: Drain | TargetLost | Watch) -> bool:
+        return sockets.send(self._socket, message, to=b"frontend")
 
     def _read_statuses(self) -> None:
         for peer, epoch, status in sockets.drained(self._socket, CHILD_TO_SUPERVISOR):
-            process = self._processes.get(peer.decode(errors="replace"))
+            process = self._running.get(peer.decode(errors="replace"))
             if process is None or process.epoch != epoch:
                 continue
             if isinstance(status, FrontendReport):
-                self._publisher.reported(status)
+                self.publisher.reported(status)
             elif isinstance(status, DraftWanted):
-                if self._parked and "draft" not in self._processes and not self._is_homeless:
+                if self._parked and "draft" not in self._running and not self._is_homeless:
                     self._restarts["draft"].replace(time.monotonic())
             elif isinstance(status, Loading):
                 process.loading = status
@@ -311,24 +302,26 @@ class Engine:
                 self._restarts[_group(process.role)].came_up()
                 returns = process.role == "draft" and self._parked
                 self._parked = self._parked and not returns
-                if self._state in ("ready", "draining"):
+                if self._life.stage in (Stage.READY, Stage.DRAINING):
                     level = logging.INFO if returns else logging.WARNING
                     log.log(level, "the %s is back (pid %d)", process.role, process.pid)
             elif status.state == "failed":
                 process.failure = status
-            elif status.state == "stopped":
-                self._advance("draining", "stopping")
+            elif status.state == "stopped" and self._life.stage == Stage.DRAINING:
+                self._life.advance(Stage.STOPPING)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
 
     def _ended(self, process: ChildProcess) -> None:
         """Handle a child that is gone: a draft that left by itself is parked, every other one is lost."""
         if process.role == "draft" and process.wait() == 0:
             self._parked = True
-            self._publisher.ended("draft", parked=True)
-            del self._processes["draft"]
+            self.publisher.ended("draft", parked=True)
+            del self._running["draft"]
             return
         cause = process.cause(self._hear)
-        self._publisher.ended(process.role)
-        del self._processes[process.role]
+        self.publisher.ended(process.role)
+        del self._running[process.role]
         self._deal_with_end(process.role, cause, process.code)
 
     def _deal_with_end(self, role: str, cause: str, code: int) -> None:
@@ -336,9 +329,10 @@ class Engine:
 
         `code` is negative for a signal. A process that fails as it starts would fail again: its cause is for the user.
         A lost draft costs speed only, a lost frontend its clients, a lost target the requests it had begun."""
-        if self._state == "starting" and code >= 0:
-            self._fail(role, cause, usage=code == UsageError.exit_code)
-        elif self._state in ("starting", "ready", "draining"):
+        if self._life.stage == Stage.STARTING and code >= 0:
+            self._life.failure = UsageError(cause) if code == UsageError.exit_code else _as_error(role, cause)
+            self._life.advance(Stage.STOPPING)
+        elif self._life.stage < Stage.STOPPING:
             self._lost(role, cause)
 
     def _hear(self, seconds: float) -> None:
@@ -350,16 +344,15 @@ class Engine:
         """Log the loss of a process and plan its restart, or give up."""
         role = _group(name)
         if role == "target":
-            self._end_remote()
             self._untold = True
-            for rank in target_roles(self.config):  # none is of use without the others
-                self._end_one(rank, "another rank was lost")
-            # The next draft begins with the next target.
-            if self._end_one("draft", "its target was lost") or self._parked:
+            ended = self._processes.end_models()
+            for model in ended:
+                self.publisher.ended(model)
+            if "draft" in ended or self._parked:  # the next draft begins with the next target
                 self._restarts["draft"].replace(time.monotonic())
         if role != "frontend":
             self._parked = False
-        if self._state == "draining" and role != "draft":
+        if self._life.stage == Stage.DRAINING and role != "draft":
             self._give_up(name, cause)
             return
         self._look_for_directory()
@@ -374,56 +367,14 @@ class Engine:
         then = f"{why}; it stays off" if delay is None else f"restarting it in {delay:.1f} s"
         log.warning("the %s was lost (%s), %s", name, cause, then)
 
-    def _end_one(self, role: str, why: str) -> bool:
-        """Kill a process at once; return False if there is none."""
-        process = self._processes.pop(role, None)
-        if process is None:
-            return False
-        process.kill(why)
-        process.wait()
-        self._publisher.ended(role)
-        return True
-
     def _give_up(self, role: str, cause: str) -> None:
         """End the engine. The frontend, if it lives, may first tell its clients how their requests ended."""
-        if role == "frontend" or "frontend" not in self._processes or self._state == "starting":
-            self._fail(role, cause)
+        self._life.failure = _as_error(role, cause)
+        if role == "frontend" or "frontend" not in self._running or self._life.stage == Stage.STARTING:
+            self._life.advance(Stage.STOPPING)
             return
-        self.failure = _as_error(role, cause)
         self._given_up_at = time.monotonic() + _FAREWELL_S
-        if self._state != "draining":
-            self._drain_seconds = _FAREWELL_S
-        self._advance("ready", "draining")
-
-    def _fail(self, role: str, cause: str, usage: bool = False) -> None:
-        self.failure = UsageError(cause) if usage else _as_error(role, cause)
-        self._set("stopping")
-
-    def _end_children(self) -> None:
-        """Close the death pipe, which ends every child, and kill those that do not end in time."""
-        self._shared.close_death_pipe()
-        deadline = time.monotonic() + 1.0
-        with ExitStack() as ends:
-            ends.callback(self._processes.clear)
-            for process in self._processes.values():
-                ends.callback(process.end, deadline)
-
-    def _end_remote(self) -> None:
-        """End the ranks that Ray has placed."""
-        if self._remote is not None:
-            self._remote.end()
-
-    def _advance(self, before: str, after: str) -> None:
-        """Change the state only if it is `before`, so that a requested stop is not overwritten."""
-        with self._changed:
-            if self._state == before:
-                self._state = after
-                self._changed.notify_all()
-
-    def _set(self, state: str) -> None:
-        with self._changed:
-            self._state = state
-            self._changed.notify_all()
+        self._life.drain(_FAREWELL_S)
 
 
 def _group(role: str) -> str:

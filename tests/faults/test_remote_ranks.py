@@ -65,7 +65,7 @@ class ThreadRanks:
 
 @pytest.fixture(autouse=True)
 def _threads_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd.launch.supervisor.RemoteRanks", ThreadRanks)
+    monkeypatch.setattr("ssd.launch.processes.RemoteRanks", ThreadRanks)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def watch() -> Iterator[Watch]:
 
 def wait_until_nobody_watches(engine: Engine) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while engine._publisher.watched:
+    while engine._supervisor.publisher.watched:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -170,7 +170,7 @@ def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine, watch: Wat
     wait_until_nobody_watches(engine)
     subscriber = watch(engine)
     until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
-    assert engine._publisher.watched
+    assert engine._supervisor.publisher.watched
     subscriber.close()
     wait_until_nobody_watches(engine)
     # The frontend's leave to report ends by itself; then someone comes, and it reports once more.

@@ -1,0 +1,85 @@
+"""The running processes of an engine: what each gets at its start, and how all of them end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from ssd.config.engine import EngineConfig
+from ssd.config.roles import target_roles
+from ssd.launch import mps
+from ssd.launch.children import ChildProcess
+from ssd.launch.ray.ranks import Loss, RemoteRanks
+from ssd.launch.resources import SharedResources
+
+
+class Processes:
+    """Starts and ends an engine's processes, those in `running` by role and the ranks that Ray places elsewhere.
+
+    The supervisor's thread calls it. `held` releases their shared resources when it closes. The frontend serves HTTP at
+    the socket `http_fd`; -1: it serves none. All write to the descriptor `stderr`; None: to this process's."""
+
+    def __init__(
+        self, running: dict[str, ChildProcess], config: EngineConfig, held: ExitStack, http_fd: int, stderr: int | None
+    ) -> None:
+        """Take places and shared memory. Raises UsageError or SsdError if there is none."""
+        self.running, self.shared = running, SharedResources(held, config)
+        self._config, self._http_fd, self._stderr = config, http_fd, stderr
+        self._variables: dict[str, str] = {}  # by which processes find this engine's own MPS and the GPUs that Ray gave
+        if config.mps and mps.state() != "running":
+            self._variables |= held.enter_context(mps.service())
+        self._remote = RemoteRanks(config, held) if config.executor == "ray" else None
+        if self._remote is not None:
+            self._variables |= self._remote.variables
+        self._epoch = 0
+
+    def start(self, role: str) -> None:
+        """Start a process; for the target, all its ranks. Raises OSError if one cannot be started."""
+        config, group, meeting, is_target = self._config, self._epoch + 1, "", role == "target"
+        if self._remote is not None:
+            meeting = self._remote.meeting
+            if is_target:
+                self._remote.begin(group)
+        package = _package(config, role)
+        http_fd = self._http_fd if role == "frontend" else -1
+        for rank, name in enumerate(target_roles(config) if is_target else (role,)):
+            self._epoch += 1
+            cpus = config.cpus_of("target" if is_target else "draft", rank)
+            start = self.shared.start(name, self._epoch, cpus, rank, group, http_fd, meeting)
+            self.running[name] = ChildProcess(package, start, self._variables, self._stderr)
+
+    def loss(self) -> Loss | None:
+        """Return why the ranks that Ray has placed cannot go on; None while they can."""
+        return None if self._remote is None else self._remote.loss()
+
+    def end_models(self) -> list[str]:
+        """Kill the ranks of the target and the draft, which need each other; return the roles that were running."""
+        if self._remote is not None:
+            self._remote.end()
+        ended = [role for role in (*target_roles(self._config), "draft") if role in self.running]
+        for role in ended:
+            self.running.pop(role).end(0.0)
+        return ended
+
+    def end(self) -> None:
+        """Close the death pipe, which ends every child, and kill those that do not end in time."""
+        with ExitStack() as ends:
+            if self._remote is not None:
+                ends.callback(self._remote.end)
+            ends.callback(self.running.clear)
+            deadline = time.monotonic() + 1.0
+            for process in self.running.values():
+                ends.callback(process.end, deadline)
+            self.shared.close_death_pipe()
+
+
+def _package(config: EngineConfig, role: str) -> str:
+    """Return the package that runs a role: another process may take the place of target or draft."""
+    of_role = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
+    if config.upstream is not None:
+        of_role |= {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}
+    elif config.load_format == "mock":
+        of_role["target"] = "ssd.emulation.mock"
+    elif config.link is not None:
+        of_role["draft"] = "ssd.remote.receiver"
+    return of_role[role]
