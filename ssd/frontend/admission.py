@@ -1,8 +1,15 @@
-"""Checks requests: gives complete parameters and token ids, or raises a `RequestError` for the client."""
+"""Admission of requests: checks, token ids of texts, grammars. A refusal is a `RequestError` for the client."""
 
 from __future__ import annotations
 
+import array
+import asyncio
+import logging
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -10,15 +17,117 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, MAX_SEED, SamplingParams, Speculation
 from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.text_jobs import Encode
+from ssd.frontend.grammars import GrammarChecker
+from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.request import Request
+from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, TextWorker
+from ssd.frontend.text_pool import TextPool
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
 from ssd.speculation import backups as speculators
 from ssd.speculation.rules import AcceptanceRule
 
+log = logging.getLogger("ssd.frontend")
+
+_LOOKUPS = 16  # concurrent look-ups of texts that belong to no request
 # In bytes. The log-probabilities of a prompt come in one message, and may take half of it.
 _LOGPROBS_BYTES = sockets.INTERNAL_BYTES // 2
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 40, 15
+
+
+class Preparation:
+    """Has text workers encode prompts and compile grammars, then gives a request and its token ids to `accept`.
+
+    `accept` may raise RequestError. `fail` ends a request with a code, a message and the parameter to blame.
+    `preparing` has the requests that wait for a text worker, and cancelled ones too, since they take memory."""
+
+    def __init__(
+        self, config: EngineConfig, accept: Callable[[Request, list[int]], None], fail: Callable[..., None]
+    ) -> None:
+        self.vocabulary = Vocabulary()
+        self.answer_format = AnswerFormat(config.server, self.vocabulary)
+        self.preparing: set[Request] = set()
+        self._config, self._accept, self._fail = config, accept, fail
+        self._pool = TextPool(Path(config.target))
+        self._grammars = GrammarChecker(self._pool, config.server.limits)
+        self._lookups = 0
+
+    async def load(self) -> None:
+        """Load the tokenizer; call it before any other method. Raises UsageError where it cannot be read."""
+        self.vocabulary = await self._pool.start()
+        self.answer_format = AnswerFormat(self._config.server, self.vocabulary)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    async def look_up(self, job: Encode | Decode) -> Any:
+        """Return the `Encoded` or `Decoded` of a text that belongs to no request.
+
+        Raises RequestError for a text that cannot be handled, and when too many wait already."""
+        if self._lookups == _LOOKUPS:
+            raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
+        self._lookups += 1
+        try:
+            reply = await self._pool.do(TextWorker.LOOKUP, job)
+        finally:
+            self._lookups -= 1
+        if isinstance(reply, Broken):
+            raise RequestError(reply.code, reply.message)
+        return reply
+
+    def begin(self, request: Request, message: Generate) -> None:
+        """Encode the prompt of a request unless it is ids, then go on with the ids. Raises RequestError."""
+        text = text_of(message, self._config, self.vocabulary, self.answer_format.plain_tools)
+        if text is None:
+            ids = message.token_ids or []
+            if request.params.truncate_prompt_tokens is not None:
+                ids = ids[-request.params.truncate_prompt_tokens :]
+            self._encoded(request, message, ids, len(ids))
+            return
+
+        def encoded(reply: Encoded) -> None:
+            self._encoded(request, message, array.array("I", reply.ids).tolist(), reply.count)
+
+        worker = TextWorker.LONG if text.is_long else TextWorker.PROMPT if text.messages is None else TextWorker.CHAT
+        request.encoding = self._pool.do(worker, text)
+        self._wait(request, request.encoding, encoded)
+
+    def _encoded(self, request: Request, message: Generate, ids: list[int], count: int) -> None:
+        """Check the ids of a prompt and compile the grammar of the answer, if it has one, then accept the request."""
+        token_ids = checked_ids(ids, count, message, self._config)
+        asked = request.params.structured
+        if asked is None:
+            self._accept(request, token_ids)
+            return
+
+        def compiled(reply: Compiled) -> None:
+            request.params = msgspec.structs.replace(request.params, structured=reply.grammar)
+            self._accept(request, token_ids)
+
+        compiling = self._grammars.compile(asked, request.free(token_ids) if request.free else "")
+        self._wait(request, compiling, compiled, "structured")
+
+    def _wait(
+        self, request: Request, work: asyncio.Future[Any], go_on: Callable[[Any], None], param: str | None = None
+    ) -> None:
+        """Call `go_on` with the reply of a text worker. If that is an error, `param` is to blame."""
+
+        def replied(done: asyncio.Future[Any]) -> None:
+            self.preparing.discard(request)
+            request.encoding = None
+            if request.ended or done.cancelled():
+                return
+            reply = done.result()
+            try:
+                with admission():
+                    if isinstance(reply, Broken):
+                        raise RequestError(reply.code, reply.message, param)
+                    go_on(reply)
+            except RequestError as error:
+                self._fail(request, error.code, str(error), error.param)
+
+        self.preparing.add(request)
+        work.add_done_callback(replied)
 
 
 def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingParams:
@@ -127,3 +236,15 @@ def _unable(speculation: Speculation, rule: AcceptanceRule, config: EngineConfig
 
 def _outside(token: int, config: EngineConfig) -> str:
     return f"token id {token} is outside of the vocabulary of {config.vocab_size} tokens"
+
+
+@contextmanager
+def admission() -> Iterator[None]:
+    """Turn any error of the block into a RequestError for the client."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception:
+        log.exception("a bug in admission:")
+        raise RequestError("internal_error", "the request could not be prepared") from None

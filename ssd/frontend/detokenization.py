@@ -132,9 +132,9 @@ class Detokenizer:
             self.stopped, self._held = True, ""
             position, length = min(one for one in found if one[0] >= 0)
             return text[: position + length * self._include_stop]
-        overlap = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - overlap :]
-        return text[: len(text) - overlap]
+        kept = overlap(text, self._stop)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
 
 
 def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
@@ -143,6 +143,8 @@ def text_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
     return detokenizer.feed(token_ids)[0] + detokenizer.finish()
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+def overlap(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of a marker."""
+    longest = max(map(len, markers), default=1) - 1
+    ends = (text[-length:] for length in range(min(len(text), longest), 0, -1))
+    return next((len(end) for end in ends if any(end != marker and marker.startswith(end) for marker in markers)), 0)

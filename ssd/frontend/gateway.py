@@ -120,7 +120,7 @@ class Gateway:
             speculation=config.speculation,
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
-            chat=self._manager.vocabulary.has_chat,
+            chat=self._manager.texts.vocabulary.has_chat,
             sampling=config.sampling,
         )
 
@@ -151,8 +151,12 @@ class Gateway:
                 del self._stuck[client]
                 continue
             for request in list(client.news):
-                if request.output.seconds > self._slow:
-                    self._give_up(request, client)
+                if request.output.seconds <= self._slow:
+                    continue
+                if request.ended:
+                    self._forget(request, client)  # with its unread output
+                else:
+                    self._manager.drop(request)
         self._reader.look()
         if self._stuck:
             self._loop.call_later(_AGAIN_S, self._try_again)
@@ -184,13 +188,6 @@ class Gateway:
             client.told = False
         self._reader.look()
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
-
-    def _give_up(self, request: Request, client: _Client) -> None:
-        """End the request of a client that has not read for long; if it has ended already, drop its unread output."""
-        if request.ended:
-            self._forget(request, client)
-        else:
-            self._manager.drop(request)
 
     def _forget(self, request: Request, client: _Client) -> None:
         client.news.pop(request, None)

@@ -80,7 +80,7 @@ class Frontend:
         if self._child.start.http_fd >= 0:
             self._open_http()
         tracing = self._tracing()
-        await self.manager.load_tokenizer()
+        await self.manager.texts.load()
         self._connect()
         self._reporting = Reporting(self.manager, self._report)
         if log.isEnabledFor(logging.INFO):
@@ -89,7 +89,9 @@ class Frontend:
         self._supervisor = SocketReader(child.supervisor, messages.SUPERVISOR_TO_CHILD, self._command, 1, dropped)
         await asyncio.wait([self._welcome, self._drained], return_when=asyncio.FIRST_COMPLETED)
         if self._welcome.done():
-            self._open_gateways()
+            self._open_gateway(sockets.public_router(self._clients), self._child.address(sockets.CLIENT))
+            if self._config.server.zmq_bind is not None:
+                self._open_gateway(self._router_for_others(), self._config.server.zmq_bind)
             self._child.ready()
             self._supervisor.look()
         await self._drained
@@ -100,7 +102,7 @@ class Frontend:
             gateway.close()
         self._guard.close()
         self._clients.destroy(linger=int(1000 * _GRACE_S))
-        self.manager.close()
+        self.manager.texts.close()
         if tracing is not None:
             tracing.close()
 
@@ -133,11 +135,6 @@ class Frontend:
         self._target = SocketReader(self._engine, messages.TARGET_TO_FRONTEND, self._hear, _STEPS, dropped)
         self._send(Hello("frontend", self._config.vocab_size, self._config.digest))
 
-    def _open_gateways(self) -> None:
-        self._open_gateway(sockets.public_router(self._clients), self._child.address(sockets.CLIENT))
-        if self._config.server.zmq_bind is not None:
-            self._open_gateway(self._router_for_others(), self._config.server.zmq_bind)
-
     def _router_for_others(self) -> zmq.Socket[bytes]:
         """Return the router for other machines, with keys if the configuration names their folder."""
         directory = self._config.server.zmq_keys
@@ -164,7 +161,8 @@ class Frontend:
         if isinstance(message, Step):
             self.manager.step(message)
         elif isinstance(message, Refused):
-            self._broke(SsdError(message.message))
+            if not self._drained.done():
+                self._drained.set_exception(SsdError(message.message))
         else:
             self.manager.target_back()
             if not self._welcome.done():
@@ -199,10 +197,6 @@ class Frontend:
     def _end(self) -> None:
         if not self._drained.done():
             self._drained.set_result(None)
-
-    def _broke(self, cause: SsdError) -> None:
-        if not self._drained.done():
-            self._drained.set_exception(cause)
 
     async def _leave(self) -> None:
         """End open requests with their output so far, then wait up to `_GRACE_S` while clients receive it."""

@@ -29,25 +29,20 @@ class Reporting(Observer):
 
     def watch(self, seconds: float) -> None:
         """Report for `seconds` from now on."""
+        self._until = time.monotonic() + seconds
         if self not in self._manager.observers:
             self._manager.observers.append(self)
             self._turn()
-        self._until = time.monotonic() + seconds
 
     def _turn(self) -> None:
         manager = self._manager
-        self._send(
-            FrontendReport(manager.load, manager.open_requests, manager.state, self._rounds, self._ended, self._dropped)
-        )
-        self._clear()
-        asyncio.get_running_loop().call_later(_PERIOD_S, self._again)
-
-    def _again(self) -> None:
         if time.monotonic() < self._until:
-            self._turn()
+            about = manager.load, manager.open_requests, manager.state
+            self._send(FrontendReport(*about, self._rounds, self._ended, self._dropped))
+            asyncio.get_running_loop().call_later(_PERIOD_S, self._turn)
         else:
-            self._manager.observers.remove(self)
-            self._clear()
+            manager.observers.remove(self)
+        self._clear()
 
     def _clear(self) -> None:
         self._rounds: list[RoundEvent] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from ssd.config.params import SamplingParams
 from ssd.frontend.detokenization import Detokenizer
-from ssd.frontend.output_collector import OutputCollector
+from ssd.frontend.output_collector import OutputCollector, by_origin
 from ssd.frontend.text_jobs import Broken, Encoded
 from ssd.ipc.messages import Emission, Load
 from ssd.ipc.public import Metrics
@@ -60,3 +60,20 @@ class Request:
         self.owner = ""
         self.trace: Mapping[str, str] = {}
         self.free: Callable[[Sequence[int]], str] | None = None
+
+    def add(self, emission: Emission) -> int:
+        """Add a step's tokens and their text to the output, up to a stop; return the number of tokens."""
+        assert self.detokenizer is not None, "admitted requests have one"
+        self.metrics = emission.metrics or self.metrics
+        used = 0
+        for origin, ids in by_origin(emission) if self.by_origin else ((None, emission.token_ids),):
+            ended = emission.finish_reason == "stop" and used + len(ids) == len(emission.token_ids)
+            text, count = self.detokenizer.feed(ids, ended)
+            if count:
+                logprobs = None if emission.logprobs is None else emission.logprobs[used : used + count]
+                self.output.add(text, ids[:count], logprobs, None if used else emission.prompt_logprobs, origin)
+            used += count
+            if self.detokenizer.stopped:
+                break
+        self.completion_tokens += used
+        return used

@@ -25,6 +25,7 @@ _TRIES = 2
 _PATIENCE_S = 60.0  # wall time beyond a job's CPU time, for a process that is stopped or starved
 _LAST_WORDS_S = 1.0
 _FIRST_DELAY_S, _MOST_LOSSES = 0.1, 5  # for a process lost as it starts; as in `ssd.launch.restarts`
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # to the process of a worker
 _KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to blame
 
 
@@ -155,7 +156,7 @@ class TextPool:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [bytes([worker])], [theirs.fileno()])
-        return _Connection(*await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME))
+        return await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME)
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class TextPool:
                     queue.connect(await self._new_process(worker))
                 assert queue.connection is not None
                 async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
-                    reply = await queue.connection.ask(job)
+                    reply = await _ask(queue.connection, job)
                 if reply is not None:
                     if job.is_long:
                         queue.drop_connection()
@@ -200,23 +201,6 @@ class TextPool:
         if code is None or -code in _KILLED:
             return Broken("the text could not be handled at the moment; try again", "overloaded")
         return Broken(f"this text ends the process that handles it: {_named(code)}")
-
-
-class _Connection:
-    """The connection to one worker's process."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def ask(self, job: msgspec.Struct) -> Any | None:
-        """Return the reply to a job; None if the process has gone."""
-        self._writer.write(frame(job))
-        with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
-        return await _read(self._reader, text_jobs.REPLY)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _Queue:
@@ -267,8 +251,17 @@ class _Queue:
 
     def drop_connection(self) -> None:
         if self.connection is not None:
-            self.connection.close()
+            self.connection[1].close()
             self.connection = None
+
+
+async def _ask(connection: _Connection, job: Job) -> Any | None:
+    """Return the reply of a worker's process to a job; None if the process has gone."""
+    reader, writer = connection
+    writer.write(frame(job))
+    with contextlib.suppress(ConnectionError):
+        await writer.drain()
+    return await _read(reader, text_jobs.REPLY)
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:

@@ -24,20 +24,7 @@ import msgspec
 from ssd.config.params import Structured
 from ssd.errors import RequestError, SsdError
 from ssd.frontend import text_jobs
-from ssd.frontend.text_jobs import (
-    Broken,
-    Check,
-    Checked,
-    Compile,
-    Compiled,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    TextWorker,
-    frame,
-    read_frame,
-)
+from ssd.frontend.text_jobs import TextWorker, frame, read_frame
 from ssd.frontend.tokenization import Tokenizer
 from ssd.grammar.matcher import GrammarCompiler
 from ssd.grammar.source import serialized
@@ -64,10 +51,10 @@ def _serve(control: socket.socket, directory: Path) -> None:
         tokenizer = Tokenizer(directory)
         welcome = text_jobs.Welcome(tokenizer.vocabulary())
     except SsdError as error:
-        control.sendall(frame(Broken(str(error))))
+        control.sendall(frame(text_jobs.Broken(str(error))))
         return
     except BaseException as error:  # a panic of the library is no Exception
-        control.sendall(frame(Broken(f"cannot read {directory / 'tokenizer.json'}: {_said(error)}")))
+        control.sendall(frame(text_jobs.Broken(f"cannot read {directory / 'tokenizer.json'}: {_said(error)}")))
         return
     control.sendall(frame(welcome))
     del welcome
@@ -140,9 +127,11 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
     compiler: GrammarCompiler | None = None
     while (job := read_frame(file, text_jobs.JOB)) is not None:
         try:
-            if isinstance(job, Compile):
+            if isinstance(job, text_jobs.Compile):
                 _limit_cpu(_LOAD_CPU_S)
-                compiler = compiler or _compiler(directory)
+                if compiler is None:
+                    checkpoint = inspect(directory, weights=False)
+                    compiler = GrammarCompiler(directory, checkpoint.count("vocab_size"), stop_token_ids(checkpoint))
                 compiler.load()
                 _limit_cpu(text_jobs.cpu_seconds(job))
                 reply = frame(_compiled(compiler, job))
@@ -150,38 +139,33 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
                 _limit_cpu(text_jobs.cpu_seconds(job))
                 reply = _done(tokenizer, job)
             if len(reply) > text_jobs.MAX_FRAME:
-                reply = frame(Broken(f"the result takes more than {text_jobs.MAX_FRAME >> 20} MiB"))
+                reply = frame(text_jobs.Broken(f"the result takes more than {text_jobs.MAX_FRAME >> 20} MiB"))
         except RequestError as error:
-            reply = frame(Broken(str(error), param=error.param))
+            reply = frame(text_jobs.Broken(str(error), param=error.param))
         except SsdError as error:
-            reply = frame(Broken(str(error)))
+            reply = frame(text_jobs.Broken(str(error)))
         except MemoryError:
-            reply = frame(Broken(f"this text takes more than {memory >> 20} MiB of memory"))
+            reply = frame(text_jobs.Broken(f"this text takes more than {memory >> 20} MiB of memory"))
         except BaseException as error:  # a panic of the library is no Exception
-            reply = frame(Broken(f"the model's tokenizer breaks over this text: {_said(error)}"))
+            reply = frame(text_jobs.Broken(f"the model's tokenizer breaks over this text: {_said(error)}"))
         connection.sendall(reply)
         if job.is_long:
             return
 
 
-def _compiler(directory: Path) -> GrammarCompiler:
-    checkpoint = inspect(directory, weights=False)
-    return GrammarCompiler(directory, checkpoint.count("vocab_size"), stop_token_ids(checkpoint))
-
-
-def _compiled(compiler: GrammarCompiler, job: Compile) -> Compiled:
+def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Compiled:
     """Compile a grammar and return its text. Raises RequestError for one that cannot be compiled."""
     text = serialized(job.asked, job.free)
     compiler.compile(text)
-    return Compiled(Structured("compiled", text))
+    return text_jobs.Compiled(Structured("compiled", text))
 
 
-def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
+def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Decode | text_jobs.Check) -> bytes:
     """Return the framed reply to a job."""
-    if isinstance(job, Check):
-        return frame(Checked(tokenizer.check_chat()))
-    if isinstance(job, Decode):
-        return frame(Decoded(tokenizer.decode(job.token_ids)))
+    if isinstance(job, text_jobs.Check):
+        return frame(text_jobs.Checked(tokenizer.check_chat()))
+    if isinstance(job, text_jobs.Decode):
+        return frame(text_jobs.Decoded(tokenizer.decode(job.token_ids)))
     if job.messages is not None:
         ids = tokenizer.encode_chat(job.messages, job.chat, job.plain_tools)
     else:
@@ -189,8 +173,9 @@ def _done(tokenizer: Tokenizer, job: Encode | Decode | Check) -> bytes:
     if job.keep is not None:
         ids = ids[-job.keep :]
     if len(ids) > job.most:
-        return frame(Encoded(len(ids), b""))
-    return frame(Encoded(len(ids), msgspec.json.encode(ids) if job.as_json else array.array("I", ids).tobytes()))
+        return frame(text_jobs.Encoded(len(ids), b""))
+    data = msgspec.json.encode(ids) if job.as_json else array.array("I", ids).tobytes()
+    return frame(text_jobs.Encoded(len(ids), data))
 
 
 def _confine() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ssd.config.engine import Limits, ServerConfig
 from ssd.errors import RequestError
-from ssd.frontend import request_manager
+from ssd.frontend import admission, request_manager
 from ssd.frontend.detokenization import Detokenizer
 from ssd.frontend.http.app import server_info
 from ssd.frontend.request import Request
@@ -38,10 +38,10 @@ def with_manager(body: Callable[[RequestManager, list[Message]], Coroutine[Any, 
 
         server = ServerConfig(names=("scripted",), limits=Limits(**limits))
         manager = RequestManager(engine_config(server=server), 1, send)
-        await manager.load_tokenizer()
+        await manager.texts.load()
         manager.target_back()
         await body(manager, sent)
-        manager.close()
+        manager.texts.close()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
@@ -53,18 +53,18 @@ def ignore(request: Request) -> None:
 def test_lookups_are_bounded_and_hold_up_no_admission() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         lookups = [
-            asyncio.create_task(manager.look_up(Encode("word " * 10_000))) for _ in range(request_manager._LOOKUPS)
+            asyncio.create_task(manager.texts.look_up(Encode("word " * 10_000))) for _ in range(admission._LOOKUPS)
         ]
         await asyncio.sleep(0)
         with pytest.raises(RequestError) as caught:
-            await manager.look_up(Encode("four"))
+            await manager.texts.look_up(Encode("four"))
         assert caught.value.code == "overloaded"
         accepted = asyncio.Event()
         manager.open(prompt(1, "word"), lambda request: accepted.set())
         await accepted.wait()
         assert not all(lookup.done() for lookup in lookups)
         assert {found.count for found in await asyncio.gather(*lookups)} == {10_001}
-        assert (await manager.look_up(Decode([28120]))).text == "hello"
+        assert (await manager.texts.look_up(Decode([28120]))).text == "hello"
 
     with_manager(body)
 
@@ -119,7 +119,7 @@ def test_a_bug_in_one_requests_tokens_ends_that_request_alone(monkeypatch: pytes
 
 
 def test_over_http_too_many_lookups_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_manager, "_LOOKUPS", 0)
+    monkeypatch.setattr(admission, "_LOOKUPS", 0)
     with http_engine() as http:
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             status, answer = http.post(path, **body)
@@ -163,8 +163,8 @@ def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once()
 def test_submitting_again_waits_where_the_transport_is_full_and_forgets_nothing() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         requests = [manager.open(ids(n), ignore) for n in range(5)]
-        send, room = manager._send, iter([True, False, False, True, False, True, True, True])
-        manager._send = lambda message: next(room) and send(message)
+        send, room = manager._submissions.send, iter([True, False, False, True, False, True, True, True])
+        manager._submissions.send = lambda message: next(room) and send(message)
         sent.clear()
         manager.target_lost()
         manager.target_back()
@@ -179,12 +179,12 @@ def test_a_target_lost_twice_gets_nothing_of_the_first_time() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         for n in range(3):
             manager.open(ids(n), ignore)
-        send = manager._send
-        manager._send = lambda message: False
+        send = manager._submissions.send
+        manager._submissions.send = lambda message: False
         manager.target_lost()
         manager.target_back()
         manager.target_lost()
-        manager._send = send
+        manager._submissions.send = send
         sent.clear()
         await asyncio.sleep(3 * request_manager._AGAIN_S)
         assert sent == []

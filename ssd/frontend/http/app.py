@@ -184,7 +184,7 @@ class App:
 
         Raises HttpError, which blames the style's prompt where the model has no chat."""
         self._check_ready()
-        vocabulary, format = self._manager.vocabulary, self._manager.answer_format
+        vocabulary, format = self._manager.texts.vocabulary, self._manager.texts.answer_format
         if not vocabulary.has_chat:
             raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
         offer = offered(asked, format)
@@ -194,7 +194,7 @@ class App:
 
     async def _completion(self, exchange: Exchange) -> None:
         body = await self._read(exchange, CompletionRequest)
-        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._manager.vocabulary)
+        style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", self._manager.texts.vocabulary)
         requests = completions.generates(body, self._manager.config)
         await Generation(self._manager, exchange, style, requests, self._turns).run(bool(body.stream))
 
@@ -242,7 +242,7 @@ class App:
             body.add_special_tokens,
             _MOST_TOKENS,
             as_json=True,
-            plain_tools=self._manager.answer_format.plain_tools,
+            plain_tools=self._manager.texts.answer_format.plain_tools,
         )
         found = await self._look_up(exchange, job, "messages" if body.prompt is None else "prompt")
         if found.count > job.most:
@@ -261,7 +261,7 @@ class App:
     async def _look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
         """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
         self._check_ready()
-        work = asyncio.ensure_future(self._manager.look_up(job))
+        work = asyncio.ensure_future(self._manager.texts.look_up(job))
 
         exchange.when_gone(work.cancel)
         try:
@@ -334,8 +334,8 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "limits": config.server.limits,
         "sampling_defaults": config.sampling.given(),
-        **manager.answer_format.names,
-        "takes_enable_thinking": manager.vocabulary.template.takes_thinking,
+        **manager.texts.answer_format.names,
+        "takes_enable_thinking": manager.texts.vocabulary.template.takes_thinking,
         "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
         "kv_cache_usage": load.kv_cache_usage,
     }

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
+from ssd.frontend.detokenization import overlap
+
 _Value = TypeVar("_Value")
 Reading: TypeAlias = Generator[None, None, _Value]
 """A generator that reads a source and returns a value once enough text has come."""
@@ -102,7 +104,7 @@ class Source:
         while True:
             found = any_marker.search(self._buffer, self._at) if markers else None
             rest = self._buffer[self._at :]
-            end = found.start() if found else len(self._buffer) - (0 if self.ended else _overlap(rest, markers))
+            end = found.start() if found else len(self._buffer) - (0 if self.ended else overlap(rest, markers))
             if end > self._at:
                 passed(self._buffer[self._at : end])
             self._at = end
@@ -209,10 +211,3 @@ class Machine(ABC):
         self._text.ended = ended
         if not self._finished:
             self._finished = next(self._machine, self) is self
-
-
-def _overlap(text: str, markers: tuple[str, ...]) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of a marker."""
-    longest = max(map(len, markers), default=1) - 1
-    ends = (text[-length:] for length in range(min(len(text), longest), 0, -1))
-    return next((len(end) for end in ends if any(marker.startswith(end) for marker in markers)), 0)
