@@ -13,7 +13,7 @@ from ssd.config.engine import Limits, ServerConfig
 from ssd.errors import RequestError
 from ssd.frontend import admission, request_manager
 from ssd.frontend.detokenization import Detokenizer
-from ssd.frontend.http.app import server_info
+from ssd.frontend.http.endpoints import server_info
 from ssd.frontend.request import Request
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Encode

@@ -4,8 +4,8 @@ To add an endpoint:
 
     1. bodies.py: a struct for the JSON that it takes, if any; decoding.py refuses and ignores by it
     2. answers.py: a struct for the JSON that it returns
-    3. app.py: a method of `App` that reads the `Exchange` and replies, and its `Route` in `App._table`
+    3. endpoints.py: a function that reads the `Exchange` and replies, and its `Route` in `ROUTES`
 
 Keys, limits, errors and the OpenAPI document follow from the route. A request goes through server.py (accepts
-connections), connection.py (reads heads and bodies), app.py (dispatches), and for completions through generation.py
-(collects or streams) and chat.py or completions.py (the JSON)."""
+connections), connection.py (reads heads and bodies), app.py (dispatches) and endpoints.py (decodes bodies), and for
+completions through generation.py (collects or streams) and chat.py or completions.py (the JSON)."""

@@ -95,6 +95,7 @@ class ChatStyle(ParsingStyle):
     """Choices as messages of an assistant."""
 
     prompt = "messages"
+    prefix = "chatcmpl-"
 
     def __init__(
         self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer

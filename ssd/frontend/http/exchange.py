@@ -48,6 +48,7 @@ class Exchange:
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
+        self.key = b""  # the API key that it came with
         self._budget: MemoryBudget | None = None
         self._held = 0
 

@@ -31,11 +31,12 @@ _ERRORS = {
 class Route(NamedTuple):
     """One endpoint.
 
-    `body`, `answer` and `events` are the structs that the document describes; `open` needs no key."""
+    `handler` gets the application's `Service` and the request. `body`, `answer` and `events` are the structs that the
+    document describes; `open` needs no key."""
 
     method: str
     path: str
-    handler: Callable[[Exchange], Awaitable[None]]
+    handler: Callable[[Any, Exchange], Awaitable[None]]
     summary: str
     body: type | None = None
     answer: type | None = None

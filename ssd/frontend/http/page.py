@@ -38,7 +38,7 @@ class Page:
             b"x-content-type-options": b"nosniff",
         }
 
-    async def show(self, exchange: Exchange) -> None:
+    async def show(self, _: object, exchange: Exchange) -> None:
         await exchange.reply(self._html, kind=_KIND, headers=self._headers)
 
 

@@ -159,16 +159,11 @@ class Style(ABC):
 
 
 class ParsingStyle(Style):
-    """Answers with thoughts and calls of tools in them."""
+    """Answers with thoughts and calls of tools in them. Their ids begin with `prefix`."""
 
-    def __init__(
-        self,
-        body: Sampling,
-        name: str,
-        vocabulary: Vocabulary,
-        format: AnswerFormat,
-        offer: Offer,
-    ) -> None:
+    prefix: ClassVar[str] = ""
+
+    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer) -> None:
         super().__init__(body, name, vocabulary)
         self._format, self._offer = format, offer
         self._parses = offer.parser is not None or format.reasoning is not None

@@ -1,0 +1,247 @@
+"""The endpoints of HTTP: their handlers and the table of routes. A new one is a function and a line in `ROUTES`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import Any, TypeVar
+
+import msgspec
+
+from ssd import __version__
+from ssd.errors import RequestError
+from ssd.frontend.admission import no_chat
+from ssd.frontend.http import answers, bodies, chat, completions, responses
+from ssd.frontend.http.decoding import BodyDecoder
+from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
+from ssd.frontend.http.exchange import Exchange, Gone
+from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.openapi import Route, document
+from ssd.frontend.http.style import ParsingStyle
+from ssd.frontend.http.tools import offered
+from ssd.frontend.prometheus import PrometheusExporter
+from ssd.frontend.request_manager import RequestManager
+from ssd.frontend.text_jobs import Decode, Decoded, Encode
+from ssd.ipc.listening import api_keys
+
+MODELS = "/v1/models/"
+_MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
+_Body = TypeVar("_Body", bound=bodies.Sampling | bodies.TokenizeRequest | bodies.DetokenizeRequest)
+
+
+class Service:
+    """The state that handlers share, and the reading of bodies. Raises UsageError for keys that cannot be used."""
+
+    def __init__(self, manager: RequestManager) -> None:
+        server = manager.config.server
+        self.manager, self.created = manager, int(time.time())
+        self.keys = api_keys(server)
+        self.metrics = PrometheusExporter(manager, server.metrics_compat)
+        self.turns = asyncio.Lock()
+        kinds = [route.body for route in ROUTES if route.body is not None]
+        self._decoders: dict[type, BodyDecoder[Any]] = {kind: BodyDecoder(kind, server.strict_fields) for kind in kinds}
+
+    async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
+        """Return the body of a request, with the model's name and its salt filled in.
+
+        If there are several API keys, only requests with the same key share prefix-cached prompts. Raises HttpError,
+        RequestError or Gone."""
+        content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if content != b"application/json":
+            raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
+        raw = await exchange.body(self.manager.config.server.limits.max_body_bytes, self.manager.budget)
+        body: _Body = self._decoders[kind].decode(raw)
+        self.check_model(body.model)
+        if isinstance(body, bodies.Sampling):
+            body.model = body.model or self.manager.config.server.names[0]
+            if len(self.keys) > 1:
+                owner = hashlib.blake2b(exchange.key, digest_size=16).hexdigest()
+                body.cache_salt = f"{owner}/{body.cache_salt or ''}"
+        return body
+
+    def check_model(self, name: str | None) -> None:
+        names = self.manager.config.server.names
+        if name is not None and name not in names:
+            message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
+            raise HttpError(404, message, "model_not_found", "model")
+
+    def check_ready(self) -> None:
+        """Raise HttpError while the tokenizer may not have been loaded."""
+        if self.manager.state == "loading":
+            raise refusal("loading", "the model is still loading")
+
+
+async def _chat(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, bodies.ChatRequest)
+    await _converse(service, exchange, body, body, chat.ChatStyle)
+
+
+async def _response(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, bodies.ResponseRequest)
+    await _converse(service, exchange, body, responses.as_chat(body), responses.ResponseStyle)
+
+
+async def _converse(
+    service: Service, exchange: Exchange, body: bodies.Sampling, asked: bodies.ChatRequest, kind: type[ParsingStyle]
+) -> None:
+    """Answer a chat in the style of `body`.
+
+    Raises HttpError, which blames the style's prompt where the model has no chat."""
+    service.check_ready()
+    vocabulary, format = service.manager.texts.vocabulary, service.manager.texts.answer_format
+    if not vocabulary.has_chat:
+        raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
+    offer = offered(asked, format)
+    style = kind(body, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
+    requests = chat.generates(asked, service.manager.config, offer)
+    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+
+
+async def _completion(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, bodies.CompletionRequest)
+    style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
+    requests = completions.generates(body, service.manager.config)
+    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+
+
+async def _tokenize(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, bodies.TokenizeRequest)
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "give either prompt or messages")
+    messages = None if body.messages is None else chat.conversation(body.messages)
+    # The worker encodes the ids as JSON: for millions of them that takes time.
+    job = Encode(
+        body.prompt,
+        messages,
+        chat.options(body, body.tools or ()),
+        body.add_special_tokens,
+        _MOST_TOKENS,
+        as_json=True,
+        plain_tools=service.manager.texts.answer_format.plain_tools,
+    )
+    found = await _look_up(service, exchange, job, "messages" if body.prompt is None else "prompt")
+    if found.count > job.most:
+        raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
+    ids: Any = msgspec.Raw(found.ids)
+    await exchange.reply_json(answers.Tokenized(found.count, service.manager.config.max_model_len, ids))
+
+
+async def _detokenize(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, bodies.DetokenizeRequest)
+    beyond = [token for token in body.tokens if token >= service.manager.config.vocab_size]
+    if beyond:
+        raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
+    found = await _look_up(service, exchange, Decode(body.tokens), "tokens")
+    await exchange.reply_json(answers.Detokenized(found.text))
+
+
+async def _look_up(service: Service, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
+    """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
+    service.check_ready()
+    work = asyncio.ensure_future(service.manager.texts.look_up(job))
+    exchange.when_gone(work.cancel)
+    try:
+        found = await work
+        exchange.hold(len(found.text if isinstance(found, Decoded) else found.ids))
+        return found
+    except RequestError as error:
+        raise refusal(error.code, str(error), param) from None
+    except asyncio.CancelledError:
+        raise Gone from None
+    finally:
+        exchange.when_gone(None)
+
+
+async def _models(service: Service, exchange: Exchange) -> None:
+    names = service.manager.config.server.names
+    await exchange.reply_json(answers.Models("list", [_named(service, name) for name in names]))
+
+
+async def _model(service: Service, exchange: Exchange) -> None:
+    name = exchange.scope["path"].removeprefix(MODELS)
+    service.check_model(name)
+    await exchange.reply_json(_named(service, name))
+
+
+def _named(service: Service, name: str) -> answers.Model:
+    config = service.manager.config
+    return answers.Model(name, "model", service.created, "ssd", config.target_name, config.max_model_len)
+
+
+async def _health(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(b"", 503 if service.manager.state in ("loading", "restarting") else 200)
+
+
+async def _live(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(b"")
+
+
+async def _ready(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(b"", 200 if service.manager.state == "ready" else 503)
+
+
+async def _exposition(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(service.metrics.text(), kind=service.metrics.kind)
+
+
+async def _version(service: Service, exchange: Exchange) -> None:
+    await exchange.reply_json(answers.Version(__version__))
+
+
+async def _info(service: Service, exchange: Exchange) -> None:
+    await exchange.reply_json(server_info(service.manager))
+
+
+async def _openapi(service: Service, exchange: Exchange) -> None:
+    await exchange.reply_json(document(ROUTES, service.manager.config, bool(service.keys)))
+
+
+def server_info(manager: RequestManager) -> dict[str, object]:
+    """Describe what runs here and how busy it is, without paths.
+
+    `degraded`: it answers, but its draft is lost or given up. A parked draft is neither."""
+    config, load = manager.config, manager.load
+    degraded = config.has_draft and load.draft_state not in ("up", "parked")
+    return {
+        "version": __version__,
+        "state": "degraded" if manager.state == "ready" and degraded else manager.state,
+        "model": config.target_name,
+        "names": config.server.names,
+        "draft": config.draft_name if config.has_draft else None,
+        "draft_state": load.draft_state if config.has_draft else None,
+        "speculation": config.speculation,
+        "plan": load.plan,
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "limits": config.server.limits,
+        "sampling_defaults": config.sampling.given(),
+        **manager.texts.answer_format.names,
+        "takes_enable_thinking": manager.texts.vocabulary.template.takes_thinking,
+        "requests": {"open": manager.open_requests, "running": load.running, "waiting": load.waiting},
+        "kv_cache_usage": load.kv_cache_usage,
+    }
+
+
+_CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
+_RESPONSE = bodies.ResponseRequest, answers.Response, answers.Response
+_COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
+ROUTES = [
+    Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
+    Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_RESPONSE),
+    Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
+    Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
+    Route("GET", MODELS + "{model}", _model, "One of them.", answer=answers.Model),
+    Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),
+    Route("POST", "/detokenize", _detokenize, "Ids to text.", bodies.DetokenizeRequest, answers.Detokenized),
+    Route("GET", "/health", _health, "200 when requests are answered, else 503.", open=True),
+    Route("GET", "/health/live", _live, "200 while this process runs.", open=True),
+    Route("GET", "/health/ready", _ready, "200 when new requests are taken, else 503.", open=True),
+    Route("GET", "/metrics", _exposition, "Prometheus metrics, as text."),
+    Route("GET", "/version", _version, "The engine's version.", answer=answers.Version),
+    Route("GET", "/server_info", _info, "Configuration and load.", answer=dict),
+    Route("GET", "/openapi.json", _openapi, "This interface as an OpenAPI document.", answer=dict),
+]
