@@ -51,6 +51,31 @@ class Hangups:
             self._calls[descriptor]()
 
 
+class Arrival:
+    """The part of a request that a client is sending, and its deadline.
+
+    "rest" comes after an error or the last answer, and is dropped. `loose` counts bytes since the last head, part of a
+    body, or end of a request."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.part: Literal["none", "head", "body", "rest"] = "none"
+        self.loose = 0
+        self._loop = loop
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def expect(self, part: Literal["none", "body", "rest"]) -> None:
+        """Wait for `part` from now on, without the deadline of the part before it, which arrived in time."""
+        self.part, self.loose = part, 0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def hurry(self, seconds: float, late: Callable[[], None]) -> None:
+        """Call `late` if the part has not arrived after `seconds`. A deadline that it has already stays."""
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(seconds, late)
+
+
 class Connection(HttpToolsProtocol):
     """One connection, with heads, bodies and pauses bounded in time, and all but bodies in size.
 
@@ -63,23 +88,21 @@ class Connection(HttpToolsProtocol):
         self._limits, self._hangups = limits, hangups
         self.ended = asyncio.Event()
         self.headers = []
-        # The part that the client is sending. "rest" comes after an error or the last answer, and is dropped.
-        self._part: Literal["none", "head", "body", "rest"] = "none"
-        self._loose = 0  # bytes since the last head, part of a body, or end of a request
+        self._arrival = Arrival(self.loop)
         self._answered: RequestResponseCycle | None = None  # the request whose answer comes next, or came last
         self._refusal = b""  # the last answer, which waits for those before it
         self._lingers = False  # everything is sent, and the client may read it
-        self._deadline: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._descriptor = -1
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._descriptor = transport.get_extra_info("socket").fileno()
-        self._deadline = self.loop.call_later(_HEAD_S, self._late)
+        self.write = transport.write
+        self._arrival.hurry(_HEAD_S, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect("none")
+        self._arrival.expect("none")
         self._hangups.forget(self._descriptor)
         if self._reader_timer is not None:
             self._reader_timer.cancel()
@@ -95,12 +118,18 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        self._loose += len(data)
-        if self._part != "rest":
-            self._parse(data)
-        elif self._loose > _REST_BYTES and self._is_answering:
+        self._arrival.loose += len(data)
+        if self._arrival.part != "rest":
+            try:
+                self._feed(data)
+            except httptools.HttpParserError:
+                self._refuse(HttpError(400, "this is no valid HTTP request", "invalid_http"))
+            if self._arrival.part != "rest" and self._arrival.loose > self._limits.max_header_bytes:
+                self._refuse(_too_large())
+            self._hurry()
+        elif self._arrival.loose > _REST_BYTES and self._is_answering:
             self.flow.pause_reading()
-        elif self._loose > _REST_BYTES:
+        elif self._arrival.loose > _REST_BYTES:
             self.transport.abort()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -108,9 +137,9 @@ class Connection(HttpToolsProtocol):
 
         One that has left resets the connection at the next thing sent. So an interim answer is sent, which every other
         client of HTTP/1.1 ignores."""
-        if self._part in ("head", "body"):
+        if self._arrival.part in ("head", "body"):
             self._refuse(HttpError(400, "the connection ended in the middle of a request", "invalid_http"))
-        self._expect("none")
+        self._arrival.expect("none")
         with_tls = self.transport.get_extra_info("ssl_object") is not None  # which has no half-closed connections
         if self._answered is None or not self._is_answering or self.is_closing() or with_tls:
             return False  # closes the connection
@@ -122,15 +151,6 @@ class Connection(HttpToolsProtocol):
         return True
 
     # -- what the parser finds --------------------------------------------------------------------------------------
-
-    def _parse(self, data: bytes) -> None:
-        try:
-            self._feed(data)
-        except httptools.HttpParserError:
-            self._refuse(HttpError(400, "this is no valid HTTP request", "invalid_http"))
-        if self._part != "rest" and self._loose > self._limits.max_header_bytes:
-            self._refuse(_too_large())
-        self._hurry()
 
     def _feed(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -149,58 +169,36 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._part = "head"
+        self._arrival.part = "head"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._part == "head":  # after a body it is a trailer, and dropped
+        if self._arrival.part == "head":  # after a body it is a trailer, and dropped
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if (error := self._wrong_head()) is not None:
+        if (error := _wrong_head(self.url, self.headers, self.parser, self._limits)) is not None:
             self._refuse(error)
             raise ValueError  # ends the parsing
         if self.parser.should_upgrade():
             return  # the same head comes again (`_feed`)
-        self._expect("body")
+        self._arrival.expect("body")
         super().on_headers_complete()
         self.cycle.transport = self  # type: ignore[assignment]  # as far as an answer needs one
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()
 
-    def _wrong_head(self) -> HttpError | None:
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-        if len(self.headers) > self._limits.max_header_lines or size > self._limits.max_header_bytes:
-            return _too_large()
-        try:
-            path = httptools.parse_url(self.url).path
-        except httptools.HttpParserInvalidURLError:
-            path = None
-        if path is None or self.parser.get_method() == b"CONNECT":
-            return HttpError(400, "the address of this request is no path on this server", "invalid_http")
-        hosts = sum([name == b"host" for name, _ in self.headers])
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
-            return HttpError(400, f"a request has one Host header, not {hosts}", "invalid_http")
-        return None
-
     def on_body(self, body: bytes) -> None:
-        self._loose = 0
+        self._arrival.loose = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
-        self._expect("none")
+        self._arrival.expect("none")
         self.headers = []
         self._read_on()
-
-    def _expect(self, part: Literal["none", "body", "rest"]) -> None:
-        """Wait for `part` from now on, without the deadline of the part before it, which arrived in time."""
-        self._part, self._loose = part, 0
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
     def _read_on(self) -> None:
         """Read on even when the next request has to wait: otherwise a client's leaving would not be seen."""
@@ -209,16 +207,15 @@ class Connection(HttpToolsProtocol):
 
     def _hurry(self) -> None:
         """Set the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
-        if self._part in ("head", "body") and self._deadline is None and not self._is_answering:
-            self._deadline = self.loop.call_later(_HEAD_S if self._part == "head" else _BODY_S, self._late)
+        if self._arrival.part in ("head", "body") and not self._is_answering:
+            self._arrival.hurry(_HEAD_S if self._arrival.part == "head" else _BODY_S, self._late)
 
     def _late(self) -> None:
-        self._deadline = None
-        if self._part == "none":
+        part = self._arrival.part
+        if part == "none":
             self.transport.abort()
         else:
-            seconds = _HEAD_S if self._part == "head" else _BODY_S
-            message = f"the {self._part} of the request did not arrive within {seconds:g} s"
+            message = f"the {part} of the request did not arrive within {_HEAD_S if part == 'head' else _BODY_S:g} s"
             self._refuse(HttpError(408, message, "request_timeout"))
 
     # -- what is sent -----------------------------------------------------------------------------------------------
@@ -244,7 +241,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End the connection after the answers that are due, and refuse a request that has not arrived whole."""
-        if self._part in ("head", "body"):
+        if self._arrival.part in ("head", "body"):
             self._refuse(refusal("shutting_down", "the engine is shutting down"))
         elif not self._is_answering:
             self.transport.close()
@@ -253,18 +250,18 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: HttpError) -> None:
         """Answer the arriving request with an error, after the answers before it, then end the connection."""
-        if self._part == "rest":
+        if self._arrival.part == "rest":
             return
-        if self._part == "body" and self.cycle.response_started:
+        if self._arrival.part == "body" and self.cycle.response_started:
             self.cycle.keep_alive = False
         else:
             self._refusal = as_bytes(error, dict(self.headers))
-            if self._part == "body":  # which will not come: to the application the client has left
+            if self._arrival.part == "body":  # which will not come: to the application the client has left
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
                 if self.pipeline:
                     self.pipeline.popleft()
-        self._expect("rest")
+        self._arrival.expect("rest")
         if not self._is_answering:
             self._end_if_refused()
             self.close()
@@ -281,12 +278,9 @@ class Connection(HttpToolsProtocol):
         first = self._answered
         if first is None or first.response_complete or first.disconnected:
             return False
-        return self._part != "body" or first is not self.cycle
+        return self._arrival.part != "body" or first is not self.cycle
 
     # -- the transport of the answers -------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
 
     def is_closing(self) -> bool:
         return self._lingers or self.transport.is_closing()
@@ -297,16 +291,16 @@ class Connection(HttpToolsProtocol):
         A socket that is closed before that resets the connection, and the answer is lost."""
         if self.is_closing():
             return
-        if self._part == "none":
+        if self._arrival.part == "none":
             self.transport.close()
             return
         self._lingers = True
-        self._expect("rest")
+        self._arrival.expect("rest")
         if self.transport.can_write_eof():  # not with TLS
             with contextlib.suppress(OSError):  # the client has reset it
                 self.transport.write_eof()
         self.flow.resume_reading()
-        self._deadline = self.loop.call_later(_BODY_S, self.transport.abort)
+        self._arrival.hurry(_BODY_S, self.transport.abort)
 
 
 def as_bytes(error: HttpError, headers: Headers) -> bytes:
@@ -322,6 +316,25 @@ def as_bytes(error: HttpError, headers: Headers) -> bytes:
     head = b"".join([b"%b: %b\r\n" % field for field in fields.items()])
     phrase = http.HTTPStatus(error.status).phrase.encode()
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, phrase, head, body)
+
+
+def _wrong_head(
+    url: bytes, headers: list[tuple[bytes, bytes]], parser: httptools.HttpRequestParser, limits: Limits
+) -> HttpError | None:
+    """Return why a request cannot be taken; None if its head is in order."""
+    size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
+    if len(headers) > limits.max_header_lines or size > limits.max_header_bytes:
+        return _too_large()
+    try:
+        path = httptools.parse_url(url).path
+    except httptools.HttpParserInvalidURLError:
+        path = None
+    if path is None or parser.get_method() == b"CONNECT":
+        return HttpError(400, "the address of this request is no path on this server", "invalid_http")
+    hosts = sum([name == b"host" for name, _ in headers])
+    if hosts > 1 or (hosts == 0 and parser.get_http_version() != "1.0"):
+        return HttpError(400, f"a request has one Host header, not {hosts}", "invalid_http")
+    return None
 
 
 def _too_large() -> HttpError:
