@@ -45,7 +45,9 @@ class Inboxes:
         still be read; the failure `slow_reader` follows them."""
         name = DESCRIPTION if isinstance(answer, Description) else answer.id
         inbox = self._open.get(name)
-        if inbox is None or inbox.ended or _says_nothing(answer):
+        # With an empty chunk an engine tests if its client is still there.
+        is_empty = isinstance(answer, Chunk) and not answer.token_ids and not answer.text
+        if inbox is None or inbox.ended or is_empty:
             return None
         overflown = False
         if isinstance(answer, Chunk):
@@ -84,8 +86,3 @@ class Inboxes:
         """Drop the answers to `name`; return True if its end has not arrived."""
         inbox = self._open.pop(name, None)
         return inbox is not None and not inbox.ended
-
-
-def _says_nothing(answer: Answer) -> bool:
-    """Return True for an empty chunk, with which an engine tests if its client is still there."""
-    return isinstance(answer, Chunk) and not answer.token_ids and not answer.text

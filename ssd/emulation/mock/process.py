@@ -153,7 +153,9 @@ class _Mock:
                     self._abort_all()
                     self._frontend = peer
             elif isinstance(message, Submit):
-                self._submit(message)
+                config = self._child.config
+                answer = Answer(message.token_ids, message.params, config.vocab_size, config.max_model_len, self._ends)
+                self._waiting[message.request] = _Request(message, answer, time.perf_counter())
             elif isinstance(message, Abort):
                 self._waiting.pop(message.request, None)
                 self._running.pop(message.request, None)
@@ -162,11 +164,6 @@ class _Mock:
         """Forget all requests, because nobody waits for them any more."""
         self._waiting.clear()
         self._running.clear()
-
-    def _submit(self, submit: Submit) -> None:
-        config = self._child.config
-        answer = Answer(submit.token_ids, submit.params, config.vocab_size, config.max_model_len, self._ends)
-        self._waiting[submit.request] = _Request(submit, answer, time.perf_counter())
 
     def _admit(self) -> None:
         """Start the oldest waiting requests, up to `max_num_seqs`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 from msgspec.structs import replace
 
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import sockets
 from ssd.ipc.connection import Connection
@@ -35,7 +35,13 @@ _AGAIN = {"overloaded", "loading", "restarting", "engine_restarted", "shutting_d
 
 def main(child: Child) -> None:
     """Relay requests until the supervisor ends this process."""
-    Relay(child).serve()
+    relay = Relay(child)
+    while True:
+        relay.turn()
+
+
+class _Differs(Exception):
+    """Upstream answers a request differently than before it was lost."""
 
 
 @dataclass
@@ -52,6 +58,29 @@ class Asked:
     given: list[int] = field(default_factory=list)
     seen: int = 0
     last: Chunk | None = None
+
+    def restart(self) -> None:
+        """Forget what came since it was last sent, because it is sent again."""
+        self.name, self.seen, self.last = None, 0, None
+
+    def fresh(self) -> Emission | None:
+        """Take the waiting chunk and return the part that the client does not have yet, if there is one.
+
+        Raises _Differs if its other tokens are not those that the client has."""
+        chunk, self.last = self.last, None
+        if chunk is None:
+            return None
+        ids, begin = chunk.token_ids, self.seen
+        again = max(0, min(len(ids), len(self.given) - begin))
+        self.seen += len(ids)
+        if ids[:again] != self.given[begin : begin + again]:
+            raise _Differs
+        if again == len(ids):
+            return None
+        self.given += ids[again:]
+        logprobs = None if chunk.logprobs is None else chunk.logprobs[again:]
+        prompt_logprobs = None if begin else chunk.prompt_logprobs
+        return Emission(self.submit.request, ids[again:], logprobs, prompt_logprobs=prompt_logprobs)
 
 
 class Relay:
@@ -74,37 +103,27 @@ class Relay:
         self._connect_at = self._answer_by = 0.0
         self._reconnection = Reconnection(log.warning)
 
-    def serve(self) -> None:
-        while True:
-            self.turn()
-
     def turn(self) -> None:
         """Wait for an event, then handle all that there are."""
         self._child.beat()
         self._child.trace.enter(State.VERIFY if self._by_name else State.IDLE)
-        self._wait()
-        self._child.trace.enter(State.OTHER)
-        self._read()
-        self._connect()
-        self._hear()
-        self._send()
-        if self._emissions:
-            step = Step(self._emissions, self._load())
-            self._emissions = []
-            if not sockets.deliver(self._socket, step, self._child.epoch, self._frontend):
-                self._forget_all()
-
-    def _wait(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         if self._connection is not None:
             for descriptor in self._connection.descriptors():
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(IDLE_MS)
-
-    def _load(self) -> Load:
-        running = len(self._by_name)
-        return Load(running=running, waiting=len(self._asked) - running, draft_state="up")
+        self._child.trace.enter(State.OTHER)
+        self._read()
+        self._connect()
+        self._hear()
+        self._send()
+        if self._emissions:
+            running = len(self._by_name)
+            load = Load(running=running, waiting=len(self._asked) - running, draft_state="up")
+            step, self._emissions = Step(self._emissions, load), []
+            if not sockets.deliver(self._socket, step, self._child.epoch, self._frontend):
+                self._forget_all()
 
     # -- the frontend -----------------------------------------------------------------------------------------------
 
@@ -156,7 +175,7 @@ class Relay:
         self._connection.close()
         self._connection = None
         for asked in self._by_name.values():
-            asked.name, asked.seen, asked.last = None, 0, None
+            asked.restart()
         self._by_name.clear()
         self._connect_at = time.monotonic() + self._reconnection.lost(f"the engine at {self._address} was lost: {why}")
 
@@ -172,7 +191,10 @@ class Relay:
             elif isinstance(answer, Description):
                 self._welcome(answer)
             elif (asked := self._by_name.get(answer.id)) is not None:
-                self._answered(asked, answer)
+                try:
+                    self._answered(asked, answer)
+                except _Differs:
+                    self._fail(asked, "the engine was lost, and answers differently now")
 
     def _welcome(self, found: Description) -> None:
         """Check that upstream serves the model that this process was started for."""
@@ -196,80 +218,46 @@ class Relay:
         for asked in self._asked.values():
             if asked.name is None and now >= asked.not_before:
                 name = next(self._names)
-                submit = asked.submit
-                if not self._connection.offer(Generate(name, token_ids=submit.token_ids, params=self._params(submit))):
+                submit, params = asked.submit, _params(asked.submit, self._config.speculation)
+                if not self._connection.offer(Generate(name, token_ids=submit.token_ids, params=params)):
                     return
                 asked.name, asked.seen = name, 0
                 self._by_name[name] = asked
-
-    def _params(self, submit: Submit) -> SamplingParams:
-        """Return the parameters for upstream: without stop texts, which the frontend handles, or its own default."""
-        params, default = submit.params, self._config.speculation
-        speculation = None if params.speculation == default else params.speculation
-        return replace(params, stop=[], truncate_prompt_tokens=None, speculation=speculation)
 
     def _answered(self, asked: Asked, answer: Chunk | Done | Failed) -> None:
         if isinstance(answer, Chunk):
             if answer.token_ids:
                 self._pass_on(asked)
-                if asked.submit.request not in self._asked:  # it was ended, because its tokens differ
-                    return
                 asked.last = answer
                 if answer.token_ids[-1] not in asked.ends:
                     self._pass_on(asked)
-            return
-        if isinstance(answer, Failed) and answer.code in _AGAIN:
-            self._ask_again(asked, answer.code)
-            return
-        if isinstance(answer, Done) and answer.finish_reason == "abort":  # upstream shuts down
+        elif isinstance(answer, Failed):
+            if answer.code in _AGAIN:
+                self._ask_again(asked, answer.code)
+            else:
+                self._fail(asked, answer.message)
+        elif answer.finish_reason == "abort":  # upstream shuts down
             self._ask_again(asked, "shutting_down")
-            return
-        if isinstance(answer, Failed):
-            self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=answer.message))
-            return
-        final = Emission(asked.submit.request, [], finish_reason=answer.finish_reason, metrics=answer.metrics)
-        emission = None if asked.last is None else self._fresh(asked, asked.last)
-        if asked.seen < len(asked.given):
-            self._end_otherwise(asked)
-            return
-        if emission is not None:
-            tokens = emission.token_ids, emission.logprobs, emission.prompt_logprobs
-            final = replace(final, **dict(zip(("token_ids", "logprobs", "prompt_logprobs"), tokens, strict=True)))
-        self._end(asked, final)
+        else:
+            last = asked.fresh() or Emission(asked.submit.request, [])
+            if asked.seen < len(asked.given):
+                raise _Differs
+            self._end(asked, replace(last, finish_reason=answer.finish_reason, metrics=answer.metrics))
 
     def _ask_again(self, asked: Asked, code: str) -> None:
         """Send a request again after a while."""
         assert asked.name is not None
         del self._by_name[asked.name]
-        asked.name, asked.seen, asked.last = None, 0, None
+        asked.restart()
         asked.not_before = time.monotonic() + self._reconnection.pause_s
         log.info("request %d is sent again: %s", asked.submit.request, code)
 
     def _pass_on(self, asked: Asked) -> None:
         """Pass on the waiting chunk, if there is one."""
-        if asked.last is not None and (emission := self._fresh(asked, asked.last)) is not None:
+        if (emission := asked.fresh()) is not None:
             self._emissions.append(emission)
-        asked.last = None
 
-    def _fresh(self, asked: Asked, chunk: Chunk) -> Emission | None:
-        """Return the part of a chunk that the client does not have yet; end the request if its tokens differ now."""
-        ids, begin = chunk.token_ids, asked.seen
-        again = max(0, min(len(ids), len(asked.given) - begin))
-        asked.seen += len(ids)
-        if ids[:again] != asked.given[begin : begin + again]:
-            self._end_otherwise(asked)
-            return None
-        if again == len(ids):
-            return None
-        asked.given += ids[again:]
-        logprobs = None if chunk.logprobs is None else chunk.logprobs[again:]
-        return Emission(
-            asked.submit.request, ids[again:], logprobs, prompt_logprobs=None if begin else chunk.prompt_logprobs
-        )
-
-    def _end_otherwise(self, asked: Asked) -> None:
-        """End a request whose client has tokens that differ from the answer now."""
-        why = "the engine was lost, and answers differently now"
+    def _fail(self, asked: Asked, why: str) -> None:
         self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
 
     def _end(self, asked: Asked, emission: Emission) -> None:
@@ -280,3 +268,9 @@ class Relay:
         if emission.finish_reason == "error" and asked.name is not None and self._connection is not None:
             self._connection.offer(Cancel(asked.name))  # it may have ended upstream as well
         self._by_name.pop(asked.name or 0, None)
+
+
+def _params(submit: Submit, default: Speculation) -> SamplingParams:
+    """Return the parameters for upstream: without stop texts, which the frontend handles, or its own default."""
+    speculation = None if submit.params.speculation == default else submit.params.speculation
+    return replace(submit.params, stop=[], truncate_prompt_tokens=None, speculation=speculation)

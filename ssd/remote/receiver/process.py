@@ -19,14 +19,7 @@ import zmq
 from ssd.errors import SsdError
 from ssd.ipc import curve, sockets
 from ssd.ipc.board import BoardWriter, LinkFigures
-from ssd.ipc.messages import (
-    TARGET_TO_DRAFT,
-    Hello,
-    Readers,
-    Ready,
-    Refused,
-    Rejoin,
-)
+from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Readers, Ready, Refused, Rejoin
 from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, printable, unpack, version_of
@@ -69,7 +62,10 @@ def main(child: Child) -> None:
     sys.setswitchinterval(_TURN_S)
     receiver = Receiver(child)
     _limit_memory()
-    receiver.serve()
+    child.ready()
+    child.trace.enter(State.IDLE)
+    while True:
+        receiver.turn()
 
 
 class Receiver:
@@ -102,23 +98,9 @@ class Receiver:
         self._entries = self._late = self._bytes = self._tokens = 0
         self._log_at = time.monotonic() + _LOG_S
 
-    def serve(self) -> None:
-        self._child.ready()
-        self._child.trace.enter(State.IDLE)
-        while True:
-            self.turn()
-
     def turn(self) -> None:
         """Wait for an event, then handle all that there are."""
         self._child.beat()
-        self._wait()
-        self._read_target()
-        self._read_link()
-        self._guard.look(self._sessions)
-        self._beat()
-
-    def _wait(self) -> None:
-        """Wait for something to read, or until the guard looks again."""
         poller = zmq.Poller()
         if self._target is not None:
             poller.register(self._target, zmq.POLLIN)
@@ -126,8 +108,13 @@ class Receiver:
         if not spent:
             poller.register(self._link, zmq.POLLIN)
         poller.poll(5 if spent else int(1000 * LOOK_S))
+        self._read_target()
+        self._read_link()
+        self._guard.look(self._sessions)
+        self._beat()
 
     def _beat(self) -> None:
+        """Send beats, show the link's figures and log its counts, each when it is time."""
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
@@ -136,7 +123,11 @@ class Receiver:
             self._show()
         if now >= self._log_at:
             self._log_at = now + _LOG_S
-            self._report()
+            if self._counted:
+                rtt = max((session.rtt for session in self._sessions), default=0.0)
+                counts = ", ".join(f"{count} {what}" for what, count in sorted(self._counted.items()))
+                log.info("link: round trip %.1f ms, %s", 1000 * rtt, counts)
+                self._counted.clear()
 
     def _show(self) -> None:
         """Write the link's figures on the board, with the round trip of the draft that is farthest away."""
@@ -145,14 +136,6 @@ class Receiver:
         tokens = self._tokens + sum(session.requests.tokens for session in self._sessions)
         counted = self._entries, self._late, self._bytes, tokens
         self._board.show_link(LinkFigures(*far, *counted, 0 if found is None else found.requests.ahead))
-
-    def _report(self) -> None:
-        """Log the counts of frames, entries and trunks since the last report."""
-        if self._counted:
-            rtt = max((session.rtt for session in self._sessions), default=0.0)
-            counts = ", ".join(f"{count} {what}" for what, count in sorted(self._counted.items()))
-            log.info("link: round trip %.1f ms, %s", 1000 * rtt, counts)
-            self._counted.clear()
 
     # -- the target -------------------------------------------------------------------------------------------------
 
