@@ -53,7 +53,7 @@ class Processes:
         return None if self._remote is None else self._remote.loss()
 
     def end_models(self) -> list[str]:
-        """Kill target and draft, of which none is of use without the others; return the roles that were running."""
+        """Kill the ranks of the target and the draft, which need each other; return the roles that were running."""
         if self._remote is not None:
             self._remote.end()
         ended = [role for role in (*target_roles(self._config), "draft") if role in self.running]
