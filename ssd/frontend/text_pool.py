@@ -145,7 +145,7 @@ class TextPool:
             self._server.wait()
 
     async def _connect(self, worker: TextWorker, queue: _Queue) -> None:
-        """Start a process for a worker and its queue, with a new server if the old one is lost. Raises UsageError, OSError."""
+        """Start a process for a worker, with a new server if the old one is lost. Raises UsageError, OSError."""
         async with self._starting:
             if self._control is None:
                 log.warning("the text server was lost; starting another one")
