@@ -37,6 +37,11 @@ class Terminated(KeyboardInterrupt):
     exit_code = 143
 
 
+def terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal that ends this process."""
+    raise Terminated
+
+
 class _Log:
     """Writes log lines of this process and of its engine's to stderr; they wait while an answer is shown."""
 
@@ -93,10 +98,6 @@ LOG = _Log()
 @contextmanager
 def process_setup() -> Iterator[None]:
     """Log to stderr and raise SIGTERM as an exception, for as long as the block lasts."""
-
-    def terminate(number: int, frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
     handler = logging.StreamHandler(LOG)
     handler.setFormatter(logging.Formatter("ssd: %(message)s"))
     log = logging.getLogger("ssd")

@@ -13,7 +13,7 @@ import tty
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import msgspec
@@ -22,7 +22,7 @@ from rich.control import Control
 from rich.screen import Screen
 
 from ssd.bench.quantities import Real
-from ssd.cli.session import Terminated, process_setup
+from ssd.cli.session import process_setup, terminate
 from ssd.errors import SsdError
 from ssd.monitor.history import History
 from ssd.monitor.recording import Recording
@@ -179,7 +179,7 @@ class FullScreen:
         self._stop = False
 
     def __enter__(self) -> FullScreen:
-        self._before = {number: signal.signal(number, _terminate) for number in _ENDS}
+        self._before = {number: signal.signal(number, terminate) for number in _ENDS}
         self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._asked_to_stop)
         self._take()
         return self
@@ -223,7 +223,3 @@ class FullScreen:
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated

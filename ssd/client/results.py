@@ -83,10 +83,6 @@ def _messages(turns: Conversation) -> list[ChatMessage]:
         raise UsageError(f"a message of a chat has a role and a content: {error}") from None
 
 
-def stream_chunk(chunk: Chunk) -> StreamChunk:
-    return StreamChunk(chunk.text, chunk.token_ids, chunk.logprobs, None, chunk.prompt_logprobs)
-
-
 def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Completion:
     """Return the completion made of all answers to `request`."""
     params = request.params or SamplingParams()

@@ -200,7 +200,7 @@ class ClientSteps:
                 raise RequestTimeoutError()
             if isinstance(answer, Chunk):
                 chunks.append(answer)
-                yield results.stream_chunk(answer)
+                yield StreamChunk(answer.text, answer.token_ids, answer.logprobs, None, answer.prompt_logprobs)
             elif isinstance(answer, Done):
                 yield StreamChunk(answer.text, [], completion=results.completion(request, chunks, answer))
                 return

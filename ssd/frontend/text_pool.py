@@ -25,7 +25,6 @@ _TRIES = 2
 _PATIENCE_S = 60.0  # wall time beyond a job's CPU time, for a process that is stopped or starved
 _LAST_WORDS_S = 1.0
 _FIRST_DELAY_S, _MOST_LOSSES = 0.1, 5  # for a process lost as it starts; as in `ssd.launch.restarts`
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # to the process of a worker
 _KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to blame
 
 
@@ -145,7 +144,7 @@ class TextPool:
             self._server.kill()
             self._server.wait()
 
-    async def _new_process(self, worker: TextWorker) -> _Connection:
+    async def _connect(self, worker: TextWorker, queue: _Queue) -> None:
         """Start a process for a worker, with a new server if the old one is lost. Raises UsageError, OSError."""
         async with self._starting:
             if self._control is None:
@@ -156,7 +155,7 @@ class TextPool:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [bytes([worker])], [theirs.fileno()])
-        return await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME)
+        queue.connect(*await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME))
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
@@ -182,11 +181,10 @@ class TextPool:
         code: int | None = None
         for _ in range(_TRIES):
             try:
-                if queue.connection is None:
-                    queue.connect(await self._new_process(worker))
-                assert queue.connection is not None
+                if not queue.has_process:
+                    await self._connect(worker, queue)
                 async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
-                    reply = await _ask(queue.connection, job)
+                    reply = await queue.ask(job)
                 if reply is not None:
                     if job.is_long:
                         queue.drop_connection()
@@ -210,7 +208,7 @@ class _Queue:
         self._jobs: dict[asyncio.Future[Any], Job] = {}
         self._more = asyncio.Event()
         self._oldest = False
-        self.connection: _Connection | None = None
+        self._process: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
     def add(self, future: asyncio.Future[Any], job: Job) -> None:
@@ -234,9 +232,22 @@ class _Queue:
             future = min(self._jobs, key=lambda waiting: self._jobs[waiting].size)
         return future, self._jobs.pop(future)
 
-    def connect(self, connection: _Connection) -> None:
+    @property
+    def has_process(self) -> bool:
+        return self._process is not None
+
+    def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Use a new process from now on."""
-        self.connection, self._end = connection, asyncio.Queue()
+        self._process, self._end = (reader, writer), asyncio.Queue()
+
+    async def ask(self, job: Job) -> Any | None:
+        """Return the process's reply to a job; None if the process has gone."""
+        assert self._process is not None
+        reader, writer = self._process
+        writer.write(frame(job))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        return await _read(reader, text_jobs.REPLY)
 
     def ended(self, code: int) -> None:
         """Note the exit code of the process."""
@@ -250,18 +261,9 @@ class _Queue:
         return None
 
     def drop_connection(self) -> None:
-        if self.connection is not None:
-            self.connection[1].close()
-            self.connection = None
-
-
-async def _ask(connection: _Connection, job: Job) -> Any | None:
-    """Return the reply of a worker's process to a job; None if the process has gone."""
-    reader, writer = connection
-    writer.write(frame(job))
-    with contextlib.suppress(ConnectionError):
-        await writer.drain()
-    return await _read(reader, text_jobs.REPLY)
+        if self._process is not None:
+            self._process[1].close()
+            self._process = None
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:

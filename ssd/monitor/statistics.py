@@ -203,17 +203,13 @@ def state_shares(history: History) -> Pipeline:
 
 
 def _shares(spans: Iterable[Span]) -> dict[str, float]:
+    """Return shares of time by names of states, such as `verify` or `depth 3`."""
     sums = Counter[str]()
     for span in spans:
-        sums[state_name(span)] += span.end - span.begin
+        name = span.state.name.lower()
+        sums[f"{name} {span.detail}" if span.state is State.DEPTH else name] += span.end - span.begin
     total = max(1, sums.total())
     return {name: sums[name] / total for name in sorted(sums)}
-
-
-def state_name(span: Span) -> str:
-    """Return the name of a state, such as `verify` or `depth 3`."""
-    name = span.state.name.lower()
-    return f"{name} {span.detail}" if span.state is State.DEPTH else name
 
 
 def _process(process: Process) -> ProcessFigures:

@@ -221,7 +221,7 @@ def test_a_worker_that_is_killed_whenever_it_checks_the_template_costs_chat_alon
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(text_pool, "_FIRST_DELAY_S", 0.0)
-    ask, killed = text_pool._ask, set[int]()
+    ask, killed = text_pool._Queue.ask, set[int]()
 
     async def kill_and_ask(connection: Any, job: Any) -> Any:
         if isinstance(job, Check):
@@ -232,7 +232,7 @@ def test_a_worker_that_is_killed_whenever_it_checks_the_template_costs_chat_alon
             killed.update(alive)
         return await ask(connection, job)
 
-    monkeypatch.setattr(text_pool, "_ask", kill_and_ask)
+    monkeypatch.setattr(text_pool._Queue, "ask", kill_and_ask)
 
     async def body(pool: TextPool) -> None:
         vocabulary = await pool.start()

@@ -92,8 +92,8 @@ def _live(birth: Birth) -> NoReturn:
     payload = os.memfd_create("start")
     os.write(payload, msgspec.json.encode(birth.start))
     os.lseek(payload, 0, os.SEEK_SET)
-    sys.argv = ["draft", str(payload)]
-    run("ssd.draft.process")
+    sys.argv = ["draft", "ssd.draft", str(payload)]
+    run()
     raise AssertionError("run never returns")
 
 

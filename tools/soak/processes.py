@@ -103,7 +103,7 @@ def roles(supervisor: int) -> dict[str, int]:
     found = {}
     for pid in children(supervisor):
         with suppress(OSError):  # it has just ended
-            if package := re.search(rb"\0ssd\.(?:\w+\.)*(\w+)\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
+            if package := re.search(rb"\0ssd\.(?:\w+\.)*(\w+)\0\d+\0", Path(f"/proc/{pid}/cmdline").read_bytes()):
                 role = package[1].decode()
                 found["target" if role == "verifier" else role] = pid
     return found
