@@ -80,37 +80,12 @@ def speedup_sd(tokens: float, draft: float) -> float:
     return tokens / (1 + draft)
 
 
-def ssd_over_sd(hit_rate: float, tokens_hit: float, tokens_sd: float, draft: float) -> tuple[float, float]:
-    """Return the least and the greatest speed of `ssd` over `sd` (Corollary 9).
-
-    The tree must fit into a verification."""
-    most = (1 + draft) * tokens_hit / tokens_sd
-    return most * hit_rate, most
-
-
 def speedup_of_batch(
     hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float, batch: int
 ) -> float:
     """Return `speedup_ssd` if one missed row of `batch` makes all rows wait for its backup (Corollary 16)."""
     all_hit = hit_rate**batch
     return _tokens(hit_rate, tokens_hit, tokens_miss) / (all_hit * max(1.0, fill) + (1 - all_hit) * (1 + backup))
-
-
-def critical_batch(
-    hit_rate: float, tokens_hit: float, tokens_neural: float, tokens_model_free: float, neural: float
-) -> float:
-    """Return the batch size below which a neural backup beats a model-free one (Theorem 17).
-
-    The model-free one takes no time. `neural` (T_n) is the time of the neural one in units of one verification.
-    Returns infinity if the neural one always wins, 0 if never."""
-    if hit_rate >= 1:  # no row ever misses
-        return math.inf
-    gain = _tokens(hit_rate, tokens_hit, tokens_neural) / _tokens(hit_rate, tokens_hit, tokens_model_free) - 1
-    if gain >= neural:
-        return math.inf
-    if gain <= 0:
-        return 0.0
-    return math.log(1 - gain / neural) / math.log(hit_rate) if hit_rate > 0 else 0.0
 
 
 def _tokens(hit_rate: float, hit: float, miss: float) -> float:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.theory import (
-    critical_batch,
     expected_tokens,
     expected_tokens_by_position,
     speedup_of_batch,
     speedup_sd,
     speedup_ssd,
-    ssd_over_sd,
 )
 
 shares = st.floats(0.01, 1)
@@ -76,33 +72,9 @@ def test_corollary_9(hit_rate: float, hit: float, share: float, plain: float, fi
     assert most * hit_rate * (1 - 1e-9) <= ratio <= most * (1 + 1e-9)
 
 
-def test_corollary_9_as_a_function() -> None:
-    assert ssd_over_sd(0.8, 4.0, 3.0, 0.5) == pytest.approx((1.6, 2.0))
-
-
 @given(shares, st.floats(1, 9), st.floats(1, 9), times, times)
 def test_corollary_16_begins_with_theorem_7(p: float, hit: float, miss: float, fill: float, backup: float) -> None:
     alone = speedup_ssd(p, hit, miss, fill, backup)
     assert speedup_of_batch(p, hit, miss, fill, backup, 1) == pytest.approx(alone)
     if 1 + backup >= max(1.0, fill):
         assert speedup_of_batch(p, hit, miss, fill, backup, 9) <= alone * (1 + 1e-9)
-
-
-@given(st.floats(0.05, 0.99), st.floats(2, 8), st.floats(1, 4), st.floats(0, 1), st.floats(0.01, 2), st.integers(1, 64))
-def test_theorem_17_decides_as_corollary_16_does(
-    p: float, hit: float, cheap: float, better: float, neural: float, batch: int
-) -> None:
-    """The neural backup below the critical batch size, the other one above."""
-    tokens = cheap * (1 + better)
-    critical = critical_batch(p, hit, tokens, cheap, neural)
-    if abs(batch - critical) < 1e-6 * batch:
-        return
-    waiting = speedup_of_batch(p, hit, tokens, 0.5, neural, batch)
-    going = speedup_of_batch(p, hit, cheap, 0.5, 0.0, batch)
-    assert (waiting > going) == (batch < critical) or waiting == pytest.approx(going)
-
-
-def test_theorem_17_at_its_ends() -> None:
-    assert critical_batch(0.9, 4, 3, 3, 0.2) == 0.0  # nothing gained by waiting
-    assert critical_batch(0.5, 4, 4, 1, 0.2) == math.inf  # more gained than the wait costs
-    assert critical_batch(1.0, 4, 4, 1, 0.2) == math.inf  # there is no miss
