@@ -14,9 +14,8 @@ from ssd import __version__
 from ssd.config import cores, gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
-from ssd.kernels import build
+from ssd.planning.measured import draft_format_here
 from ssd.system.version import commit
-from ssd.tuning import draft_format
 
 
 def environment() -> dict[str, Any]:
@@ -41,11 +40,10 @@ def processors(machine: dict[str, Any]) -> str:
 
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
-    """Return the models, and the devices and types they run on; `draft_format` is None where it is not known yet."""
-    found = draft_format.chosen(config, str(build.library()))
+    """Return the models, and the devices and types they run on."""
     names = ("target_name", "draft_name", "device", "draft_device", "dtype", "quantize", "activations")
     more = ("target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
-    return {name: getattr(config, name) for name in (*names, *more)} | {"draft_format": found and str(found)}
+    return {name: getattr(config, name) for name in (*names, *more)} | {"draft_format": draft_format_here(config)}
 
 
 def runs_on(config: EngineConfig, mode: Mode) -> str:

@@ -15,7 +15,7 @@ from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.planning.profile import Misses, Points, Profile
-from ssd.tuning import knowledge
+from ssd.tuning import draft_format, knowledge
 from ssd.tuning.choice import DRAFT_MARGIN
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
@@ -108,6 +108,12 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         source={"tables": str(file), **({"rough": "other programs disturbed the measuring"} if rough else {})},
     )
     return MeasuredPair(profile, file, rough, tuning, config.speculation, kind)
+
+
+def draft_format_here(config: EngineConfig) -> str | None:
+    """Return the format that the draft computes in: its only one, or the fastest measured here; None if unknown."""
+    found = draft_format.chosen(config, str(build.library()))
+    return None if found is None else str(found)
 
 
 def _points(table: Mapping[int, float]) -> Points:

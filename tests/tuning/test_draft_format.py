@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from ssd.bench.environment import engine_facts
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.draft.process import load
 from ssd.execution.runner import Runner
@@ -19,6 +18,7 @@ from ssd.launch.resolve import resolve
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import Model
+from ssd.planning.measured import draft_format_here
 from ssd.tuning import draft_format
 from tests.models import tiny
 
@@ -56,10 +56,10 @@ def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
     machine: dict[WeightFormat, float], best: WeightFormat, config: EngineConfig
 ) -> None:
     here = Machine(machine)
-    assert engine_facts(config)["draft_format"] is None
+    assert draft_format_here(config) is None
     assert [here.start(config) for _ in range(4)] == [best] * 4
     assert here.timed == 2 * len(FORMATS)
-    assert engine_facts(config)["draft_format"] == str(best)
+    assert draft_format_here(config) == str(best)
 
 
 def test_a_busy_moment_decides_for_one_start_only(config: EngineConfig) -> None:
@@ -90,8 +90,7 @@ def test_nothing_is_timed_where_there_is_no_choice(tmp_path: Path, config: Engin
     for asked in ({"draft_dtype": "bfloat16"}, {"draft_quantize": "int8"}, {"deterministic": True}):
         options: dict[str, Any] = {"target": config.target, "draft": (config.draft,), **asked}
         fixed = resolve(EngineOptions(**options))
-        assert here.start(fixed) == fixed.draft_formats[0]
-        assert engine_facts(fixed)["draft_format"] == str(fixed.draft_formats[0])
+        assert here.start(fixed) == fixed.draft_formats[0] and draft_format_here(fixed) == str(fixed.draft_formats[0])
     assert here.timed == 0
 
 
@@ -118,4 +117,4 @@ def test_a_draft_loads_in_no_format_that_is_slow_here(
     monkeypatch.setattr(Runner, "forward", slowed)
     (runner,) = load(config)
     assert {*built.values()} == {*FORMATS}
-    assert built[id(runner.model)] != slow and str(built[id(runner.model)]) == engine_facts(config)["draft_format"]
+    assert built[id(runner.model)] != slow and str(built[id(runner.model)]) == draft_format_here(config)
