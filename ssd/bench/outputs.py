@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ssd.errors import SsdError, UsageError
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ssd.bench.figures import Row
-
 COLOURS = {"ar": "tab:gray", "ngram": "tab:olive", "sd": "tab:blue", "ssd": "tab:orange", "auto": "tab:green"}
 _PARTS = {"verify_ms": "tab:green", "wait_ms": "tab:red", "overhead_ms": "tab:purple"}
 _LATENCIES = {"ttft": "first token", "tpot": "time per token", "itl": "between tokens", "e2el": "whole request"}
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _Item = TypeVar("_Item")
+_Row = dict[str, Any]  # `ssd.bench.figures.Row`
 
 
 def check_writable(flag: str, file: Path | None) -> None:
@@ -60,7 +59,7 @@ def save_plot(figure: Figure, file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def draw_rows(file: Path, rows: Sequence[Row], title: str) -> None:
+def draw_rows(file: Path, rows: Sequence[_Row], title: str) -> None:
     """Draw speeds and the parts of a round, or latencies under load, into `file`.
 
     Raises UsageError if `file` cannot be written."""
@@ -82,7 +81,7 @@ def draw_rows(file: Path, rows: Sequence[Row], title: str) -> None:
     save_plot(figure, file)
 
 
-def _speeds(axes: Axes, rows: Sequence[Row]) -> None:
+def _speeds(axes: Axes, rows: Sequence[_Row]) -> None:
     """Draw medians as bars and quartiles as whiskers."""
     speeds = [row["tok_s"] for row in rows]
     down, up = ([abs(row["tok_s"] - row["tok_s_quartiles"][side]) for row in rows] for side in (0, 1))
@@ -90,7 +89,7 @@ def _speeds(axes: Axes, rows: Sequence[Row]) -> None:
     _named(axes, rows, "tok/s")
 
 
-def _over_batch(axes: Axes, rows: Sequence[Row]) -> None:
+def _over_batch(axes: Axes, rows: Sequence[_Row]) -> None:
     """Draw a line for each setting."""
     for name in dict.fromkeys(_name(row) for row in rows):
         points = [(row["batch_size"], row["tok_s"], row) for row in rows if _name(row) == name]
@@ -103,7 +102,7 @@ def _over_batch(axes: Axes, rows: Sequence[Row]) -> None:
     axes.legend(fontsize="small")
 
 
-def _parts(axes: Axes, rows: Sequence[Row]) -> None:
+def _parts(axes: Axes, rows: Sequence[_Row]) -> None:
     below = [0.0] * len(rows)
     for key, colour in _PARTS.items():
         times = [row[key] for row in rows]
@@ -113,7 +112,7 @@ def _parts(axes: Axes, rows: Sequence[Row]) -> None:
     _named(axes, rows, "ms a round")
 
 
-def _latency(axes: Axes, rows: Sequence[Row], key: str, words: str) -> None:
+def _latency(axes: Axes, rows: Sequence[_Row], key: str, words: str) -> None:
     """Draw the median as a bar and the 99th percentile as a mark."""
     places = range(len(rows))
     axes.bar(places, [row.get(f"median_{key}_ms", 0.0) for row in rows], color=[_colour(row) for row in rows])
@@ -123,7 +122,7 @@ def _latency(axes: Axes, rows: Sequence[Row], key: str, words: str) -> None:
     _named(axes, rows, "ms")
 
 
-def _named(axes: Axes, rows: Sequence[Row], unit: str) -> None:
+def _named(axes: Axes, rows: Sequence[_Row], unit: str) -> None:
     names = [_name(row) + (f", batch {row['batch_size']}" if "batch_size" in row else "") for row in rows]
     axes.set_xticks(range(len(rows)), names, rotation=30, ha="right", fontsize="small")
     axes.set_ylabel(unit)
@@ -131,11 +130,11 @@ def _named(axes: Axes, rows: Sequence[Row], unit: str) -> None:
     axes.grid(alpha=0.3, axis="y")
 
 
-def _name(row: Row) -> str:
+def _name(row: _Row) -> str:
     return f"{row['mode']}, T {row['temperature']:g}"
 
 
-def _colour(row: Row) -> str:
+def _colour(row: _Row) -> str:
     return COLOURS.get(row["mode"].split()[0], "tab:brown")
 
 
