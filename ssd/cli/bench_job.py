@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, runs_on
-from ssd.bench.outputs import console
+from ssd.bench.outputs import console, draw_rows
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import ROWS, BenchOptions
 from ssd.config.engine import NEVER_S, EngineConfig
@@ -125,7 +125,6 @@ def emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
 
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
     """Print the report, then write and draw it: it is printed even if the disk is full."""
-    from ssd.bench import plot
     from ssd.bench.report import sentences, tables, write
 
     output = console()
@@ -137,7 +136,7 @@ def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
         write(report.as_json(), asked.out)
         click.echo(f"wrote {asked.out}", err=True)
     if asked.plot is not None:
-        plot.draw(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.title_suffix}")
+        draw_rows(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.title_suffix}")
         click.echo(f"wrote {asked.plot}", err=True)
 
 

@@ -26,7 +26,8 @@ def of_demo() -> Figures:
     history, recording = History(), Recording()
     while (snapshot := recording.receive(0.0)) is not None:
         history.add(snapshot)
-    return replace(figures(history, 60), plan="ssd, K 5, 24 chains: predicted 228 tok/s, 141 with sd, K 3")
+    plan = "ssd, K 5, 24 chains: predicted 228 tok/s, 141 with sd, K 3"
+    return replace(figures(history, 60), model="smollm2", draft="smollm2-draft", plan=plan)
 
 
 def drawn(found: Figures, width: int, height: int, note: str = "") -> list[str]:
