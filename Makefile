@@ -9,7 +9,7 @@ CLIENTS := .venv/.conformance
 AGENTS := .venv-agents/.stamp
 ROUTERS := .venv-routers/.stamp
 NODE := tests/conformance/node/node_modules/.stamp
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv pull demo test test-all conformance gpu gpu-rehearsal lint clean
@@ -34,10 +34,10 @@ pull: venv ## fetch the built-in model pair (93 MB, once)
 demo: venv ## a story, an edit and an emulated 70B pair, each beside plain decoding
 	$(BIN)/ssd demo
 
-test: venv pull ## run the tests but the long ones, in two processes
+test: venv pull ## run the tests but the long ones, in three processes
 	$(PYTEST) -m "not thorough"
 
-test-all: venv pull ## run all tests but those of clients and GPUs, in two processes
+test-all: venv pull ## run all tests but those of clients and GPUs, in three processes
 	$(PYTEST)
 
 conformance: venv pull $(CLIENTS) $(AGENTS) $(ROUTERS) $(NODE) ## real clients of other projects against `ssd launch`

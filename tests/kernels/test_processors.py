@@ -20,7 +20,7 @@ X86 = {"haswell": "avx2", "x86-64-v4": "avx512bw"}  # and one feature of /proc/c
 ARM = ("armv8-a", "armv8.2-a+dotprod", "armv8.6-a")
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")]
 
 
 def hashes(compiler: str, processor: str, folder: Path, *emulator: str) -> list[str]:

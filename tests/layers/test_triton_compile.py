@@ -11,7 +11,8 @@ import pytest
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", [90, 80])
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path, capability: int) -> None:
     """With products on tensor cores but in 32 bits, and keys copied while others are worked on; without spills."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

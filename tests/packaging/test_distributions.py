@@ -121,6 +121,7 @@ def test_it_answers_from_another_folder(compiler: bool, installed: Path, tmp_pat
     assert ("found no C compiler" in said and "apt-get install gcc" in said) is not compiler
 
 
+@pytest.mark.thorough
 def test_it_serves_and_obeys_a_schema_with_what_it_requires(installed: Path, tmp_path: Path) -> None:
     """Uvicorn, llguidance and the like come with the wheel, not with an extra."""
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}

@@ -348,6 +348,7 @@ def test_training_goes_on_from_a_saved_state(
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.thorough
 def test_two_processes_train_what_one_trains(target: Path, draft: Path, tmp_path: Path) -> None:
     """But for rounding, which the optimiser amplifies."""
     flags = ["--work", str(draft / "work"), "--layers", "0,2", "--epochs", "2", "--until", "train"]
@@ -370,6 +371,7 @@ def fails_elsewhere(parent: int) -> Any:
         raise UsageError("no room here")
 
 
+@pytest.mark.thorough
 def test_a_process_that_fails_ends_the_training_with_its_error(target: Path, draft: Path, tmp_path: Path) -> None:
     data, plan = training.examples(draft / "work", range(1)), training.TrainingPlan(epochs=1)
     student = build(target, StudentPlan(layers=(1,)), data)

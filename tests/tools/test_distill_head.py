@@ -83,6 +83,7 @@ def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     return out
 
 
+@pytest.mark.thorough
 def test_own_prompts_are_answered(prompts: Path, trained: Path) -> None:
     files = [trained / "work" / f"corpus-0000{index}.safetensors" for index in range(2)]
     assert [len(load_file(file)["lengths"]) for file in files] == [6, 6]
@@ -106,6 +107,7 @@ def run(target: Runner, prompts: list[list[int]], speculation: Speculation, draf
     return Pair(settings, target, draft).run(prompts, pair.params(len(prompts), TOKENS))
 
 
+@pytest.mark.thorough
 def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trained: Path, tmp_path: Path) -> None:
     texts = [text for index in range(2) for text in conversations(trained / "work" / f"corpus-0000{index}.safetensors")]
     untrained, model = tmp_path / "untrained", load_runner(str(target), torch.float32, tiny.CPU, 256)
@@ -124,6 +126,7 @@ def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trai
     assert accepted[trained] > 0.25 + accepted[untrained]
 
 
+@pytest.mark.thorough
 def test_the_folder_is_a_draft_as_it_is(target: Path, trained: Path) -> None:
     config = resolve(EngineOptions(target=str(target), draft=(str(trained),)))
     assert config.features is not None and config.features.layers == LAYERS
@@ -134,6 +137,7 @@ def test_the_folder_is_a_draft_as_it_is(target: Path, trained: Path) -> None:
     assert ids.tolist() == sorted(set(ids.tolist()))
 
 
+@pytest.mark.thorough
 def test_its_card_tells_what_it_is_worth(trained: Path) -> None:
     log = [json.loads(line) for line in (trained / "training.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < 0.8 * log[0]["loss"]
