@@ -163,6 +163,7 @@ class RequestManager:
             observer.dropped_frame()
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
+        self._submissions.submit(request, token_ids)
         params = request.params
         request.detokenizer = Detokenizer(
             self.texts.vocabulary,
@@ -173,7 +174,6 @@ class RequestManager:
         )
         assert params.speculation is not None, "complete parameters have one"
         request.metrics = Metrics(mode=params.speculation.mode)
-        self._submissions.submit(request, token_ids)
         request.admitted = True
         for observer in self.observers:
             observer.opened(request)

@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from ssd.config.engine import ServerConfig
@@ -87,6 +88,7 @@ def close(listening: socket.socket) -> None:
     listening.close()
 
 
+@lru_cache(64)  # HTTP asks for every request
 def is_loopback(host: str) -> bool:
     """Return True if only this machine reaches `host`."""
     if host == "localhost":
