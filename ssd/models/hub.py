@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ssd.errors import UsageError, did_you_mean
+from ssd.models.download import first_line
 from ssd.models.pull import BUILTIN, pull
 
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?::(\w[\w.-]*))?")  # org/name or org/name:QUANT
@@ -95,8 +96,7 @@ def _from_hub(name: str, revision: str | None, wanted: list[str], unwanted: list
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted))
     except Exception as error:  # the library's own errors and those of its HTTP client have no common base
-        cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        hint = ""
+        cause, hint = first_line(error), ""
         if isinstance(error, LocalEntryNotFoundError):  # nothing is cached, and nobody answers
             cause = "HF_HUB_OFFLINE is set" if "traffic has been disabled" in cause else cause.removeprefix("Got: ")
             hint = (

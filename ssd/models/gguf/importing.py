@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssd.errors import UsageError
-from ssd.models.download import building, lock, progress_bar
+from ssd.models.download import building, lock
 from ssd.models.gguf.config import config_of
 from ssd.models.gguf.header import Header, read_header, shards_of
 from ssd.models.gguf.tensors import LINK_FILE, link_to, tensors_of
@@ -49,7 +49,7 @@ def checkpoint_of(file: Path) -> Path:
     if (final / "config.json").is_file():
         return final
     try:
-        with progress_bar(file.name) as report, lock(final.with_name(f".{final.name}.lock"), report):
+        with lock(final.with_name(f".{final.name}.lock")):
             if not (final / "config.json").is_file():
                 with building(final) as fresh:
                     header = read_header(file)
