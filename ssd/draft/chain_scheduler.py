@@ -184,7 +184,7 @@ def listed_outcomes(tree: Tree) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for fork in _new_forks(tree):
         guess, fan_out = tree.guesses[fork], tree.speculation.fan_out
-        found += outcomes.forks(fork, tree.trunk[: tree.in_flight], guess.candidates, guess.probabilities, fan_out)
+        found += outcomes.forks(fork, tree.trunk[: tree.in_flight], guess.candidates, fan_out)
     return found
 
 

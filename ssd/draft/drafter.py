@@ -21,7 +21,6 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.kernels.guess import Ask, GuessStep
-from ssd.speculation import forks as outcome
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, gumbels_of, halves, keys_of, stream_seed
 from ssd.speculation.sampling import Asked, Noise, argmax, ranked, saguaro, scores_of
@@ -273,11 +272,6 @@ class DraftSampler:
         found = ranked(scores, self._count(rows), warmth)
         row_texts = [text for own, text in zip(rows, texts, strict=False) for _ in own.positions]
         guesses = _ranked_guesses(self._vocabulary.names(found.ids, row_texts), found.scores)
-        if outcome.NEEDS_PROBABILITIES:
-            chances = (
-                torch.softmax(logits.float(), dim=-1).gather(1, torch.tensor(found.ids, device=logits.device)).tolist()
-            )
-            guesses = [guess._replace(probabilities=own) for guess, own in zip(guesses, chances, strict=True)]
         if any(own.drafts or own.tree.law.filters for own in rows):
             guesses = [possible(guess) for guess in guesses]
         start, parts = 0, scores.split([len(own.positions) for own in rows])
@@ -343,7 +337,7 @@ class DraftSampler:
 
 def reads_logits(tree: Tree) -> bool:
     """Return True if guesses of a sequence need all logits, not only the best."""
-    return outcome.NEEDS_PROBABILITIES or tree.grammar is not None or tree.rule.needs_draft_probs
+    return tree.grammar is not None or tree.rule.needs_draft_probs
 
 
 def _shares(rows: LogitRows) -> bool:
@@ -354,5 +348,4 @@ def _shares(rows: LogitRows) -> bool:
 def possible(guess: Guess) -> Guess:
     """Return the guess with the candidates that grammar and filters allow, or else with the first one."""
     count = max(1, sum(score > -math.inf for score in guess.scores))
-    cut = {name: getattr(guess, name)[:count] for name in ("candidates", "scores", "probabilities")}
-    return guess._replace(**cut)
+    return guess._replace(candidates=guess.candidates[:count], scores=guess.scores[:count])

@@ -36,14 +36,12 @@ class Guess(NamedTuple):
     """A prediction after a token: the next `token`, and `candidates` for a bonus token, best first, with `scores`.
 
     `token` was drawn from `draft_probs` [V]; None if no rule needs them. It need not be a candidate if it repeats
-    earlier text. `feature` [width] is an EAGLE-3 head's feature of the token before it.
-    `probabilities` are the draft's for the candidates, if the fan-out policy reads them (`ssd.speculation.forks`)."""
+    earlier text. `feature` [width] is an EAGLE-3 head's feature of the token before it."""
 
     token: int
     candidates: list[int]
     draft_probs: Tensor | None = None
     feature: Tensor | None = None
-    probabilities: Sequence[float] = ()
     scores: Sequence[float] = ()
 
 

@@ -68,7 +68,7 @@ def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: fl
     """Return the speed of `ssd` over `ar` (Theorem 7).
 
     `fill` (T_p) and `backup` (T_b) are in units of one verification."""
-    tokens = _tokens(hit_rate, tokens_hit, tokens_miss)
+    tokens = hit_rate * tokens_hit + (1 - hit_rate) * tokens_miss
     time = hit_rate * max(1.0, fill) + (1 - hit_rate) * (1 + backup)
     return tokens / time
 
@@ -78,18 +78,6 @@ def speedup_sd(tokens: float, draft: float) -> float:
 
     `draft` (T_sd) is in units of one verification."""
     return tokens / (1 + draft)
-
-
-def speedup_of_batch(
-    hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float, batch: int
-) -> float:
-    """Return `speedup_ssd` if one missed row of `batch` makes all rows wait for its backup (Corollary 16)."""
-    all_hit = hit_rate**batch
-    return _tokens(hit_rate, tokens_hit, tokens_miss) / (all_hit * max(1.0, fill) + (1 - all_hit) * (1 + backup))
-
-
-def _tokens(hit_rate: float, hit: float, miss: float) -> float:
-    return hit_rate * hit + (1 - hit_rate) * miss
 
 
 def depth_worth_waiting_for(

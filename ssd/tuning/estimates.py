@@ -182,10 +182,6 @@ def _recalled(rates: Sequence[tuple[float, int]], default: float, count: int) ->
     return known + [Mean(default) for _ in range(count - len(known))]
 
 
-def _lookup(accepted: float, verified: float) -> tuple[Mean, Mean]:
-    return Mean(accepted, count=_LOOKUP_SAMPLES), Mean(verified, count=_LOOKUP_SAMPLES)
-
-
 class Learner:
     """Learns how often target, draft and prompt lookup agree under one kind of sampling law."""
 
@@ -193,7 +189,7 @@ class Learner:
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
         self._missed, self._waited, self._drafted = Mean(1.0), Mean(0.0), Mean(0.0)
         self._hazard = [Mean(0.0) for _ in range(_RANKS)]
-        self._lookup = _lookup(*_LOOKUP)
+        self._lookup = [Mean(tokens, count=_LOOKUP_SAMPLES) for tokens in _LOOKUP]
 
     def agreement(self) -> Agreement:
         """Return all that is known, for `recall`."""
@@ -211,9 +207,8 @@ class Learner:
                 self._acceptance = _recalled(law.acceptance, _ACCEPTANCE, _POSITIONS)
                 self._hazard = _recalled(law.hits, 0.0, _RANKS)
                 break
-        gain = next((law.lookup for law in known if law.lookup is not None), None)
-        if gain is not None:
-            self._lookup = _lookup(*gain)
+        gain = next((law.lookup for law in known if law.lookup is not None), _LOOKUP)
+        self._lookup = [Mean(tokens, count=_LOOKUP_SAMPLES) for tokens in gain]
 
     def outcome(self, drafted: int, accepted: int) -> None:
         """Learn that `accepted` of `drafted` draft tokens were accepted in a verification."""

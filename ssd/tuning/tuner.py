@@ -205,7 +205,10 @@ class Tuning:
         """Learn from a round (see `Estimates.note`), and choose again when it is time."""
         self.estimates.note(round_, draft)
         if round_ is not None:
-            self._window = self._of(round_)
+            followed = batch_class(round_.batch), round_.setting
+            if followed not in self._open and len(self._open) >= _OPEN:
+                self._open.clear()
+            self._window = self._open.setdefault(followed, _Window(*followed))
             self._window.add(round_)
         if self.estimates.rounds % _CHOSEN_FOR == 0:
             self._given.clear()
@@ -213,13 +216,6 @@ class Tuning:
             window, self._window = self._window, _Window(0, None)
             del self._open[window.batch, window.setting]
             self._judge(window)
-
-    def _of(self, round_: DecodingRound) -> _Window:
-        """Return the window of a round's batch size and setting."""
-        followed = batch_class(round_.batch), round_.setting
-        if followed not in self._open and len(self._open) >= _OPEN:
-            self._open.clear()
-        return self._open.setdefault(followed, _Window(*followed))
 
     def _far_behind(self, window: _Window) -> bool:
         """Return True if rounds with a draft were much slower than plain decoding would be."""
@@ -290,11 +286,8 @@ class Tuning:
 
     def _choices(self, key: PlanKey) -> Choices:
         """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
-        known = (
-            self._draft
-            and self.estimates.costs.of("step") is not None
-            and self.estimates.costs.of("step_beside") is not None
-        )
+        costs = self.estimates.costs
+        known = self._draft and None not in (costs.of("step"), costs.of("step_beside"))
         modes: tuple[Mode, ...] = (key.mode,)
         if key.mode == "auto":
             modes = ("ngram", *DRAFTED) if known else ("ngram",)

@@ -22,26 +22,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_one_that_goes_by_probability(world: World, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate at least half as likely as the best: their numbers differ, the tokens do not."""
+def test_another_policy_changes_no_token(world: World, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that prepares for every even id alone: their numbers differ, the tokens do not."""
     numbers = set()
 
-    def likely(
-        accepted: int,
-        speculation: Sequence[int],
-        candidates: Sequence[int],
-        chances: Sequence[float],
-        *_: Sequence[int],
+    def even(
+        accepted: int, speculation: Sequence[int], candidates: Sequence[int], fan_out: Sequence[int]
     ) -> list[Outcome]:
-        assert len(chances) == len(candidates) and 0 < sum(chances) <= 1.001
         in_flight = speculation[accepted] if accepted < len(speculation) else -1
-        pairs = list(zip(candidates, chances, strict=True))
-        found = [token for token, chance in pairs if chance >= max(chances) / 2 and token != in_flight]
+        found = [token for token in candidates if token % 2 == 0 and token != in_flight]
         numbers.add(len(found))
         return [Outcome(accepted, token) for token in found]
 
-    monkeypatch.setattr(outcome, "NEEDS_PROBABILITIES", True)
-    monkeypatch.setattr(outcome, "forks", likely)
+    monkeypatch.setattr(outcome, "forks", even)
     settings = config(Speculation("ssd", 4, (3,), "jit"))
     texts = Pair(settings, world.target, Draft(settings, world.draft)).run(PROMPTS, params(2, 30, temperature))
     assert texts.ids == plainly(world, PROMPTS, temperature, 30).ids

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from ssd.speculation.theory import (
     expected_tokens,
     expected_tokens_by_position,
-    speedup_of_batch,
     speedup_sd,
     speedup_ssd,
 )
+from tools.simulate.closed_form import speedup_of_batch
 
 shares = st.floats(0.01, 1)
 times = st.floats(0, 3)

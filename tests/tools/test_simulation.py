@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from ssd.errors import UsageError
-from ssd.speculation.theory import LinearCost, speedup_of_batch, speedup_sd, speedup_ssd
+from ssd.speculation.theory import LinearCost, speedup_sd, speedup_ssd
 from tools.simulate.cascade import Level
-from tools.simulate.closed_form import speed_sd, speed_ssd
+from tools.simulate.closed_form import speed_sd, speed_ssd, speedup_of_batch
 from tools.simulate.run import simulate
 from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd.speculation.theory import speedup_of_batch, speedup_sd
+from ssd.speculation.theory import speedup_sd
 from tools.simulate.cascade import draft_seconds
 from tools.simulate.setup import Setup
 from tools.simulate.statistics import Source
@@ -30,6 +30,14 @@ def speed_ssd(setup: Setup) -> float:
     on_miss = statistics.law(Source.CHEAP if cheap else Source.MISS).tokens(k)
     speedup = speedup_of_batch(hits, statistics.hit.tokens(k), on_miss, fill / round_s, backup / round_s, setup.batch)
     return speedup / round_s
+
+
+def speedup_of_batch(
+    hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float, batch: int
+) -> float:
+    """Return `speedup_ssd` if one missed row of `batch` makes all rows wait for its backup (Corollary 16)."""
+    all_hit, tokens = hit_rate**batch, hit_rate * tokens_hit + (1 - hit_rate) * tokens_miss
+    return tokens / (all_hit * max(1.0, fill) + (1 - all_hit) * (1 + backup))
 
 
 def _round_s(setup: Setup) -> float:
