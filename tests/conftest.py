@@ -85,14 +85,18 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own. The kernels in it are those of all: to compile them again takes a while."""
+    from ssd.kernels import build  # which remembers where they lie
+
     kernels, cache = cache_dir() / "kernels", tmp_path / "cache"
     cache.mkdir()
     kernels.mkdir(parents=True, exist_ok=True)
     (cache / "kernels").symlink_to(kernels)
     monkeypatch.setenv("SSD_CACHE", str(cache))
-    return cache
+    build.library.cache_clear()
+    yield cache
+    build.library.cache_clear()
 
 
 @pytest.fixture
