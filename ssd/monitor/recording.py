@@ -49,7 +49,7 @@ class Recording:
             snapshot,
             at=snapshot.at + later,
             traces=[self._moved(trace, turn, later) for trace in snapshot.traces],
-            reports=[_moved(report, turn, later) for report in snapshot.reports],
+            reports=[_moved(report, later) for report in snapshot.reports],
         )
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class Recording:
         return replace(trace, records=np.add(records, (turn * self._records[trace.role], later, 0, 0)).tobytes())
 
 
-def _moved(report: FrontendReport, turn: int, later: int) -> FrontendReport:
+def _moved(report: FrontendReport, later: int) -> FrontendReport:
     def moved(event: _Event) -> _Event:
-        return replace(event, at=event.at + later, request=event.request + (turn << 16))  # every turn has new requests
+        return replace(event, at=event.at + later)
 
     return replace(report, rounds=[*map(moved, report.rounds)], ended=[*map(moved, report.ended)])

@@ -1,7 +1,7 @@
 """Remembers the pair on this machine: seconds of forwards, agreement of the models, the speed of recent rounds.
 
 All decisions read these estimates: the tuner's about plans, a missed row's about waits, the breaker's about the draft.
-It never reads a clock."""
+Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ssd.tuning.costs import Costs
 from ssd.tuning.knowledge import Agreement, Knowledge
 
 _SMOOTHING, _SLOPE = 0.01, 0.01
-_POSITIONS = 8
-_RANKS = 16
+_POSITIONS, _RANKS = 8, 16
 # Assumed until measured: an acceptance rate, the miss law (c, r) of the paper's pairs, and the accepted and verified
 # tokens of prompt lookup, which count as `_LOOKUP_SAMPLES` rounds. `_EXPONENTS` bound r.
 _ACCEPTANCE, _MISSES, _LOOKUP, _LOOKUP_SAMPLES, _EXPONENTS = 0.5, (0.4, 0.6), (0.05, 0.1), 64, (0.4, 1.2)

@@ -80,7 +80,7 @@ def _cores(count: int) -> str:
 
 
 class _Place(NamedTuple):
-    """The key of a plan: a class of batch sizes, if there is a draft to use, and a kind of request."""
+    """The key of a plan: a class of batch sizes, whether a draft can be used, and a kind of request."""
 
     batch: int
     draft: bool
@@ -178,9 +178,10 @@ class Tuning:
     def wants_draft(self, asked: Speculation) -> bool:
         """Return True if the plan for a request would use a draft, if one were there."""
         present, self._draft = self._draft, True
-        plan = self.plan(PlanKey.of(asked))
-        self._draft = present
-        return plan.mode in DRAFTED
+        try:
+            return self.plan(PlanKey.of(asked)).mode in DRAFTED
+        finally:
+            self._draft = present
 
     def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
         """Return the fastest plan with a draft for a request, and its speed over the best plan's without one.

@@ -307,7 +307,8 @@ class MissedRows:
         """Record why rows that missed do not wait for the draft, or for any more of it."""
         for request in requests:
             self._trace.note(reason, request)
-            log.debug("request %d does not wait: %s", request, reason.words)
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("request %d does not wait: %s", request, reason.words)
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
@@ -337,7 +338,7 @@ class MissedRows:
         for row in self.rows.values():
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
-            else:
+            elif row.policy.uses_draft:
                 self.note_reason([row.sequence.request], Mark.UNSEEN)
         depths: dict[int, int] = {}
         for policy, rows in missed.items():

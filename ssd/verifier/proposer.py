@@ -130,8 +130,8 @@ class Policies:
 class Introductions:
     """Tells the draft of each sequence: when the sequence begins to use it, or with an outcome.
 
-    A draft that shares cores (`team`) hears of every sequence with its first outcome. Another one hears so of those
-    that it lost in a restart or a trial. It is of one sequence a round: the draft must compute its text."""
+    A draft that shares cores (`team`) hears of every sequence with its first outcome. A draft with its own cores hears
+    of it when it begins, or with an outcome if it was lost. It hears so of one a round, as it must compute its text."""
 
     def __init__(self, session: DraftSession, policies: Policies, team: CoreTeam | None) -> None:
         self.session, self.team, self._policies = session, team, policies
@@ -431,7 +431,8 @@ class BoardProposer(Proposer):
         in_flight: int | None = len(sequence.proposal)
         missed = not in_flight and result.taken is None and speculates and policy.decides_later
         if missed and policy.hopeless(sequence, self._costs):
-            self._misses.note_reason([sequence.request], Mark.HOPELESS)
+            if policy.uses_draft:
+                self._misses.note_reason([sequence.request], Mark.HOPELESS)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd.config.params import Speculation
+from ssd.config.params import Mode, Speculation
 from ssd.ipc.board import LinkFigures
 from ssd.speculation import backups as speculators
 from ssd.verifier import misses
@@ -81,6 +81,19 @@ def test_a_draft_that_is_far_away_is_not_waited_for(world: World, monkeypatch: p
         pair = Pair(settings, world.target, draft)
         assert pair.run(PROMPTS, params(2, 30)).ids == plainly(world, PROMPTS, 0.0, 30).ids
         assert bool(waits) == (rtt == 1)
+
+
+@pytest.mark.parametrize(("mode", "notes"), [("ngram", False), ("ssd", True)])
+def test_a_row_that_never_waits_needs_no_reason(
+    world: World, mode: Mode, notes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a draft nothing misses. With one that is silent, a row says why it goes on."""
+    noted: list[int] = []
+    monkeypatch.setattr(misses.MissedRows, "note_reason", lambda rows, requests, reason: noted.extend(requests))
+    settings = config(Speculation(mode, 0 if mode == "ngram" else 4, (1,), "jit"))
+    pair = Pair(settings, world.target, Draft(settings, world.draft, steps=0))
+    assert pair.run(PROMPTS, params(2, 30)).ids == plainly(world, PROMPTS, 0.0, 30).ids
+    assert bool(noted) is notes
 
 
 def test_one_that_is_broken_is_none_and_replaces_no_other(world: World) -> None:

@@ -46,7 +46,7 @@ _CATEGORY = ("category", "task")  # fields of a line that say what kind of promp
 _LOOKAHEAD = 4
 _FAN_OUTS = range(1, 17)  # all, so that the hits of each rank are known
 _STEP_ROWS = (1, 8)  # sizes of a forward of the draft that the card gives times of
-_TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.tuner.kind_of`)
+_TEMPERATURES = (0.0, 0.7, 1.0)  # one of each kind that engines tell apart (`ssd.tuning.estimates.kind_of`)
 
 
 @click.command(help=__doc__)

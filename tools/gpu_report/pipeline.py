@@ -80,7 +80,8 @@ def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> 
 
 def _summary(traces: Mapping[str, tuple[list[Span], list[Moment]]]) -> Row:
     """Return look-ups by result, and for each role the share of time and the median milliseconds of its states."""
-    marks = Counter(moment.mark.name.lower() for _, moments in traces.values() for moment in moments)
+    seen = (moment.mark for _, moments in traces.values() for moment in moments)
+    marks = Counter(mark.name.lower() for mark in seen if mark.of_look_up)
     found: Row = {"look_ups": " ".join(f"{name}={count}" for name, count in marks.most_common())}
     for role, (states, _) in traces.items():
         spans: dict[str, list[int]] = {}
