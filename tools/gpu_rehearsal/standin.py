@@ -45,8 +45,8 @@ _AROUND = (
 )
 _HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
 # Packages that the device lacks; the rest of ssd's dependencies is there.
-_WHEELS = ("pyzmq", "msgspec", "gguf")
-_PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
+_WHEELS = {"pyzmq": "", "msgspec": "", "gguf": "", "llguidance": ">=1.9,<2"}
+_PLATFORMS = ("manylinux_2_31", "manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 _TRY = "import torch; x = torch.ones(3, device='cuda'); print(torch.__version__, torch.cuda.get_device_name(x.device))"
 
 
@@ -57,7 +57,7 @@ def download_wheels(folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", _PYTHON, "--implementation", "cp"]
     command += [word for platform in _PLATFORMS for word in ("--platform", f"{platform}_x86_64")]
-    subprocess.run([*command, "-d", str(folder), *_WHEELS], check=True)
+    subprocess.run([*command, "-d", str(folder), *map("".join, _WHEELS.items())], check=True)
 
 
 class StandIn:
