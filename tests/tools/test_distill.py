@@ -329,7 +329,7 @@ def test_training_goes_on_from_a_saved_state(
 
     whole, log = trained(tmp_path / "whole")
     monkeypatch.setattr(training, "_SAVE_SECONDS", -1)
-    proper, calls = training.loss_of, 0
+    proper, calls = Student.loss, 0
 
     def fails_once(*given: Any) -> Any:
         nonlocal calls
@@ -338,7 +338,7 @@ def test_training_goes_on_from_a_saved_state(
             raise KeyboardInterrupt
         return proper(*given)
 
-    monkeypatch.setattr(training, "loss_of", fails_once)
+    monkeypatch.setattr(Student, "loss", fails_once)
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "broken")
     resumed, again = trained(tmp_path / "broken")

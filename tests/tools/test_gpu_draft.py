@@ -41,10 +41,9 @@ def test_both_calls_run_to_their_ends_and_leave_a_draft_and_its_corpus(
     written = rows["corpus"]["corpus"]
     assert written["state"] == "done" and written["conversations"] == 48
     assert rows["draft"]["corpus-0.tar"]["shards"] == written["shards"] == 2
-    assert rows["draft"]["draft"]["ok"] and "epoch 1" in rows["draft"]
-    assert rows["worth"]["new, all, T = 0.0"]["rounds"] > 0
+    assert rows["draft"]["draft"]["ok"] and any("held_out_agreement" in row for row in rows["draft"].values())
     with tarfile.open(out / "draft.tar") as archive:
-        assert {"model.safetensors", "config.json", "speculation.json", "held_out.jsonl"} <= set(archive.getnames())
+        assert {"model.safetensors", "config.json", "held_out.jsonl"} <= set(archive.getnames())
     assert {file.name for file in out.iterdir()} == {"draft.tar", "corpus-0.tar"}  # a log, rows and a report besides
 
     work = next((tmp_path / "kept").glob("*/work"))
@@ -96,5 +95,5 @@ def test_without_its_target_a_call_says_so(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "config.json").write_text("{}")
     recipe = distilling.recipe(job, tiny=False)
-    assert recipe.begin == "smollm2-draft" and "16384" in recipe.student
+    assert "16384" in recipe.student
     assert distilling.recipe(job, tiny=True).target == tmp_path / "tiny-target"

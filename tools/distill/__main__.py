@@ -54,10 +54,13 @@ class Numbers(click.ParamType):
     "--layers",
     type=Numbers(),
     default=(),
-    help="The target's layers to begin with, over its embedding; of a head: after how many it reads hidden states.",
+    help="The target's layers to begin with, over its embedding; of a head or a block drafter: after how many it "
+    "reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
-@click.option("--depth", type=_POSITIVE, default=4, show_default=True, help="And so many layers.")
+@click.option("--depth", type=_NATURAL, default=0, help="And so many layers (default 4); of a block drafter (2).")
+@click.option("--block", type=_POSITIVE, default=8, show_default=True, help="Of a block drafter: tokens of a pass.")
+@click.option("--rank", type=_POSITIVE, default=64, show_default=True, help="Of its first-order head.")
 @click.option(
     "--draft-vocab", type=_NATURAL, default=0, help="Tokens that it predicts: the most frequent of the corpus; 0: all."
 )
@@ -66,7 +69,7 @@ class Numbers(click.ParamType):
     "--feed-forward",
     type=_NATURAL,
     default=0,
-    help="Of a head: the width of its feed-forward; default: the target's.",
+    help="Of a head or a block drafter: the width of its feed-forward; default: the target's.",
 )
 @click.option("--own-head", is_flag=True, help="Of a head: train an lm_head of its own, which other engines ask for.")
 @click.option(

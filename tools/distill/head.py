@@ -26,7 +26,7 @@ from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
 from tools.distill.teacher import hidden
-from tools.distill.training import Example, SoftLabels, StoredFeatures
+from tools.distill.training import Example, SoftLabelLearner, SoftLabels, StoredFeatures
 
 # The loss of step s has weight _DECAY**s: a draft token is of use only if all before it are accepted.
 _DECAY = 0.8
@@ -153,8 +153,8 @@ class _Rows:
         ]
 
 
-class HeadStudent(nn.Module):
-    """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
+class HeadStudent(SoftLabelLearner):
+    """The head as it is trained. The target and its embedding [V, width] stay as they are.
 
     `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Features are
     divided by `scales` [3 x width], their usual sizes, as a few of them are a thousand times larger than the others;
@@ -178,11 +178,8 @@ class HeadStudent(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     @property
-    def head(self) -> Tensor:
+    def head(self) -> Tensor:  # type: ignore[override]
         return self.lm_head.weight
-
-    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
     def measure(self, batch: Sequence[Example]) -> None:
         """Set `scales` to the root mean squares of the features of some conversations."""
@@ -327,7 +324,7 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
     checkpoint = inspect(target)
-    config = _config(target)
+    config = config_of(target)
     fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
     plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
     if EMBEDDING not in checkpoint.tensors:
@@ -343,7 +340,7 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
 
 def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStudent:
     """Return a head that predicts `ids`, with random weights and the target's embedding and rows."""
-    checkpoint, config = inspect(target), _config(target)
+    checkpoint, config = inspect(target), config_of(target)
     config.intermediate_size = plan.feed_forward or config.intermediate_size
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
@@ -353,7 +350,7 @@ def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStud
         return HeadStudent(config, plan, runner, embedding, table[ids], ids)
 
 
-def _config(target: Path) -> LlamaConfig:
+def config_of(target: Path) -> LlamaConfig:
     """Return the config of a layer of the target's sizes, in the fields of a Llama."""
     known = AutoConfig.from_pretrained(target)
     width, heads = known.hidden_size, known.num_attention_heads

@@ -21,7 +21,8 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
-from tools.distill import head
+from tools.distill import block, head
+from tools.distill.block import BlockPlan, BlockStudent
 from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, Workers, longest_text, write_corpus
 from tools.distill.head import HeadPlan, HeadStudent
@@ -40,11 +41,13 @@ from tools.distill.training import (
     train,
 )
 
-KINDS = ("decoder", "eagle3")
+AnyStudent = Student | HeadStudent | BlockStudent
+KINDS = ("decoder", "eagle3", "block")
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 HELD_OUT_FILE = "held_out.jsonl"
 """In a draft's folder: opening messages that were not trained on, as prompts to evaluate on."""
+_REPORTS = 8  # held-out figures of a block drafter, beside those after epochs
 _HELD_OUT = 128  # conversations, or a few more, that are not trained on
 
 
@@ -64,6 +67,8 @@ class Job:
     layers: tuple[int, ...]
     width: int
     depth: int
+    block: int
+    rank: int
     draft_vocab: int
     unroll: int
     feed_forward: int
@@ -128,19 +133,27 @@ class Job:
 
     @property
     def _training(self) -> TrainingPlan:
-        muon = (self.optimizer or ("muon" if self.kind == "eagle3" else "adamw")) == "muon"
+        muon = (self.optimizer or ("adamw" if self.kind == "decoder" else "muon")) == "muon"
         rate = self.learning_rate or (6e-3 if muon else 1e-3)
-        return TrainingPlan(self.epochs, self.batch_tokens, rate, muon, seed=self.seed)
+        return TrainingPlan(
+            self.epochs, self.batch_tokens, rate, muon, seed=self.seed, reports=_REPORTS * (self.kind == "block")
+        )
 
     @property
-    def _plan(self) -> StudentPlan | HeadPlan:
-        if self.kind == "decoder":
+    def _plan(self) -> StudentPlan | HeadPlan | BlockPlan:
+        if self.kind != "eagle3":
             of_heads = {"--format speculators": self.layout == "speculators", "--own-head": self.own_head}
-            if wrong := [flag for flag, given in (of_heads | {"--feed-forward": self.feed_forward}).items() if given]:
+            if wrong := [flag for flag, given in of_heads.items() if given]:
                 raise UsageError(f"{wrong[0]} is for --kind eagle3")
-            return StudentPlan(self.layers, self.width, self.depth, self.draft_vocab)
+        if self.kind == "decoder":
+            if self.feed_forward:
+                raise UsageError("--feed-forward is for --kind eagle3 and block")
+            return StudentPlan(self.layers, self.width, self.depth or 4, self.draft_vocab)
         if self.width:
-            raise UsageError("--width: a head is as wide as its target")
+            raise UsageError(f"--width: a draft of --kind {self.kind} is as wide as its target")
+        if self.kind == "block":
+            sizes = self.depth or BlockPlan.depth, self.block, self.rank
+            return BlockPlan(self.layers, self.draft_vocab, *sizes, feed_forward=self.feed_forward)
         return HeadPlan(self.layers, self.draft_vocab, self.unroll, self.feed_forward, self.own_head)
 
     def _check_corpus(self, directory: Path, corpus: CorpusPlan) -> None:
@@ -165,7 +178,7 @@ class Job:
     def _check_student(self, directory: Path, corpus: CorpusPlan) -> None:
         """Raise UsageError for a student that does not fit the target, or a corpus that does not fit the student."""
         student = self._build(directory)
-        read = student.plan.layers if isinstance(student, HeadStudent) else ()
+        read = student.plan.layers if isinstance(student, HeadStudent | BlockStudent) else ()
         if corpus.features and (missing := set(read) - set(corpus.features)):
             raise UsageError(f"--keep-features lacks {min(missing)}, which the head reads")
         if corpus.conversations < 10:
@@ -174,17 +187,20 @@ class Job:
     def _runner(self, tokens: int) -> Runner:
         return load_runner(self.target, getattr(torch, self._dtype), device_of(self.device), tokens)
 
-    def _build(self, directory: Path, data: Sequence[Example] = ()) -> Student | HeadStudent:
+    def _build(self, directory: Path, data: Sequence[Example] = ()) -> AnyStudent:
         """Return the student before training."""
         plan, device = self._plan, device_of(self.device)
-        student: Student | HeadStudent
+        student: AnyStudent
         if isinstance(plan, StudentPlan):
             student = build(directory, plan, data).to(device)
             if self._begin is not None:
                 student.begin_with(self._begin)
         else:
             tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
-            student = head.build(directory, plan, self._runner(tokens), data).to(device)
+            if isinstance(plan, BlockPlan):
+                student = block.build(directory, plan, self._runner(tokens), data).to(device)
+            else:
+                student = head.build(directory, plan, self._runner(tokens), data).to(device)
             if self._begin is not None:
                 student.begin_with(self._begin, directory)
         round_in_training(student, self.store)
@@ -192,7 +208,7 @@ class Job:
 
     def _prepare(
         self, directory: Path, work: Path, shards: Sequence[int]
-    ) -> tuple[Student | HeadStudent, list[Example], list[Example]]:
+    ) -> tuple[AnyStudent, list[Example], list[Example]]:
         """Return the student before training, the examples to train on, and those held out."""
         data, held = split(examples(work, shards), _HELD_OUT)
         return self._build(directory, data), data, held

@@ -23,7 +23,7 @@ from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.layouts import quantization_config
 from tools.distill.shards import save
-from tools.distill.training import Example, SoftLabels, padded
+from tools.distill.training import Example, SoftLabelLearner, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
 """The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
@@ -62,8 +62,8 @@ class StudentPlan:
     vocab: int = 0
 
 
-class Student(nn.Module):
-    """A `tools.distill.training.Learner`: a decoder of the target's family and its head [V, width].
+class Student(SoftLabelLearner):
+    """A decoder of the target's family and its head [V, width].
 
     The target's own are frozen. In training it predicts every token, in the engine only `ids`, likeliest first; None:
     all."""
@@ -76,9 +76,6 @@ class Student(nn.Module):
     def shares(self) -> bool:
         """Return whether embedding and head are the target's."""
         return not self.head.requires_grad
-
-    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
     def states(self, batch: Sequence[Example]) -> list[Tensor]:
         ids = padded([example.text for example in batch])

@@ -46,7 +46,7 @@ class TrainingPlan:
     """The optimiser's plan: warm-up, then cosine decay; `batch_tokens` tokens (with padding) a step.
 
     `muon`: the student's matrices are trained by Muon (K. Jordan, 2024), in steps as large as AdamW's would be; all
-    else by AdamW."""
+    else by AdamW. `reports`: held-out figures are taken so many times, and after each epoch."""
 
     epochs: int = 4
     batch_tokens: int = 1024
@@ -55,6 +55,7 @@ class TrainingPlan:
     warm_up: float = 0.05
     weight_decay: float = 0.01
     seed: int = 0
+    reports: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class SoftLabels(NamedTuple):
 
 
 class Learner(Protocol):
-    """A model that `train` trains. Its logits are states @ head.T."""
+    """A model that `train` trains."""
 
     @property
     def head(self) -> Tensor:
@@ -111,12 +112,57 @@ class Learner(Protocol):
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]: ...
 
+    @property
+    def tables(self) -> Sequence[Tensor]:
+        """Return the parameters with a row for each token, which Muon does not train."""
+
+    def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
+        """Return what the examples `own` add to the loss of a batch. `generator` makes the same draws for all `own`."""
+
+    def agreed(self, batch: Sequence[Example]) -> Tensor:
+        """Return float64 [places, 2]: how often student and target have the same best token, and of how many."""
+
+    def figures(self, shares: Sequence[float]) -> dict[str, Any]:
+        """Return what is told of the shares of places at which student and target agree."""
+
+
+class SoftLabelLearner(nn.Module):
+    """A `Learner` of soft labels. Its logits are states @ head.T; `head` is the only table with a row for each token.
+
+    Subclasses have `head`, `states` and `labels`."""
+
+    head: Tensor
+
     def states(self, batch: Sequence[Example]) -> list[Tensor]:
         """Return the states [n, width] that predict tokens of the answers; a head has such states for each step that
         it goes on from its own."""
+        raise NotImplementedError
 
     def labels(self, batch: Sequence[Example]) -> list[SoftLabels]:
         """Return what each tensor of `states` is to predict."""
+        raise NotImplementedError
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+    @property
+    def tables(self) -> Sequence[Tensor]:
+        return [self.head]
+
+    def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
+        return loss_of(self, batch, own, generator)
+
+    def agreed(self, batch: Sequence[Example]) -> Tensor:
+        counts = []
+        with arithmetic(self.head.device):
+            for states, labels in zip(self.states(batch), self.labels(batch), strict=True):
+                best = (states @ self.head.T).argmax(-1).cpu()
+                agreed = ((best == labels.ids[:, 0]) & (labels.probabilities[:, 0].cpu() > 0)).sum()
+                counts.append((int(agreed), len(best)))
+        return torch.tensor(counts, dtype=torch.float64)
+
+    def figures(self, shares: Sequence[float]) -> dict[str, Any]:
+        return {"held_out_agreement": list(shares)}
 
 
 Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
@@ -194,7 +240,9 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
     return ids
 
 
-def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
+def loss_of(
+    student: SoftLabelLearner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator
+) -> Tensor:
     """Return what the examples `own` add to the cross-entropy of a batch to the target.
 
     The softmax runs over the labels of the batch and other tokens, which `generator` draws. The host marks the labels
@@ -228,21 +276,15 @@ def loss_of(student: Learner, batch: Sequence[Example], own: Sequence[Example], 
 
 
 @torch.no_grad()
-def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> list[float]:
-    """Return how often student and target have the same best token on held-out places: one share for each tensor of
-    `Learner.states`."""
+def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> dict[str, Any]:
+    """Return the student's figures on held-out places."""
     rank, processes = _rank()
-    counts = torch.zeros(len(student.labels(data[:1])), 2, dtype=torch.float64)
+    counts = torch.zeros_like(student.agreed(data[:1]))
     for batch in epoch(data, plan, -1)[rank::processes]:
-        with arithmetic(student.head.device):
-            for count, states, labels in zip(counts, student.states(batch), student.labels(batch), strict=True):
-                best = (states @ student.head.T).argmax(-1).cpu()
-                count[0] += ((best == labels.ids[:, 0]) & (labels.probabilities[:, 0].cpu() > 0)).sum()
-                count[1] += len(best)
+        counts += student.agreed(batch)
     if processes > 1:
         dist.all_reduce(counts)
-    shares: list[float] = (counts[:, 0] / counts[:, 1].clamp_min(1)).tolist()
-    return shares
+    return student.figures((counts[:, 0] / counts[:, 1].clamp_min(1)).tolist())
 
 
 @lru_cache
@@ -295,14 +337,16 @@ def train(
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
     began = saved = time.monotonic()
+    way = 0.0  # that is behind
     with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
             spent = _of_the_first((time.monotonic() - began) / seconds) if seconds < math.inf else 0.0
+            before, way = way, min(1.0, max(step / len(steps), spent))
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = group["peak"] * _schedule(min(1.0, max(step / len(steps), spent)), plan.warm_up)
+                group["lr"] = group["peak"] * _schedule(way, plan.warm_up)
             if own := batch[rank::processes] if processes > 1 else batch:
-                loss = loss_of(student, batch, own, torch.Generator().manual_seed(plan.seed + step))
+                loss = student.loss(batch, own, torch.Generator().manual_seed(plan.seed + step))
                 loss.backward()
             else:
                 loss = torch.zeros(())
@@ -313,9 +357,10 @@ def train(
                 optimizer.zero_grad()
             progress.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
             last = step + 1 == len(steps) or steps[step + 1][0] != number or spent >= 1
-            if last:
-                agreed = held_out(student, held, plan)
-                entry = {"epoch": number + 1, "step": step + 1, "loss": fmean(losses), "held_out_agreement": agreed}
+            if last or int(way * plan.reports) > int(before * plan.reports):
+                seen = sum(example.text.answer for _, own in steps[: step + 1] for example in own)
+                entry = {"epoch": number + 1, "step": step + 1, "tokens": seen, "loss": fmean(losses)}
+                entry |= held_out(student, held, plan)
                 losses = []
                 log.append(entry)
                 if rank == 0:
@@ -419,7 +464,8 @@ def _schedule(progress: float, warm_up: float) -> float:
 def _optimizers(student: Learner, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the plan; each has its highest learning rate in its groups as `peak`."""
     parameters = [parameter for _, parameter in student.named_trainable()]
-    matrices = [p for p in parameters if plan.muon and p.dim() == 2 and p is not student.head]
+    tables = {id(table) for table in student.tables}
+    matrices = [p for p in parameters if plan.muon and p.dim() == 2 and id(p) not in tables]
     rest = [p for p in parameters if all(p is not matrix for matrix in matrices)]
     found: list[torch.optim.Optimizer] = []
     if matrices:

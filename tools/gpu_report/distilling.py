@@ -16,7 +16,6 @@ from tools import processes
 from tools.gpu_report.job import Job
 
 FOLDER_VARIABLE = "SSD_DRAFT_FOLDER"
-PACKAGED = "smollm2-draft"
 # Another seed than that of any corpus that the packaged draft has seen.
 _SEED = "3907"
 _TINY_PROMPTS = 48
@@ -29,22 +28,18 @@ def folder() -> Path:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Name what is made in the folder `out`: `corpus` and `student` are flags of `tools.distill`.
-
-    `begin`: the draft that training begins from, and that the new one is compared with."""
+    """Name what is made in the folder `out`: `corpus` and `student` are flags of `tools.distill`."""
 
     target: Path
     out: Path
     corpus: tuple[str, ...]
     student: tuple[str, ...]
-    begin: str | None
     tiny: bool
 
     def command(self, device: str, *more: str) -> list[str]:
         """Return the arguments of `tools.distill`."""
-        begin = ("--begin", self.begin) if self.begin else ()
         where = ("--out", str(self.out), "--device", device)
-        return [str(self.target), *where, *self.corpus, *self.student, *begin, *more]
+        return [str(self.target), *where, *self.corpus, *self.student, *more]
 
 
 def recipe(job: Job, tiny: bool) -> Recipe:
@@ -57,11 +52,9 @@ def recipe(job: Job, tiny: bool) -> Recipe:
         target = folder() / "tiny-target"
         if not target.is_dir():
             _make_tiny(target)
-        student: tuple[str, ...] = ("--layers", "0,2", "--learning-rate", "0.003")
-        begin = None
+        student: tuple[str, ...] = ("--kind", "block", "--layers", "1,2,3", "--rank", "8")
     elif (target / "config.json").is_file():
-        student = ("--layers", "0,1,2,3,26,27,28,29", "--draft-vocab", "16384", "--store", "int4")
-        begin = PACKAGED
+        student = ("--kind", "block", "--draft-vocab", "16384", "--store", "int4")
     else:
         raise UsageError(f"no target in {target}: its pieces were not joined")
     corpus: tuple[str, ...] = ("--conversations", str(2**20), "--shard", "1024", "--seed", _SEED)
@@ -72,7 +65,7 @@ def recipe(job: Job, tiny: bool) -> Recipe:
         lines = (json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(_TINY_PROMPTS))
         prompts.write_text("".join(lines))
         corpus += ("--prompts", str(prompts))
-    return Recipe(target, folder() / (f"{target.name}-draft"), corpus, student, begin, small)
+    return Recipe(target, folder() / (f"{target.name}-draft"), corpus, student, small)
 
 
 def _make_tiny(directory: Path) -> None:

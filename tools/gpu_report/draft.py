@@ -44,7 +44,7 @@ def rows(
     *,
     seconds: float = 110.0,
     batch_tokens: int = 16384,
-    learning_rate: float = 6e-4,
+    learning_rate: float = 4e-3,
     epochs: int = 3,
     files: int = 2,
     tiny: bool = False,
@@ -67,7 +67,7 @@ def rows(
     epochs_done = recipe.out / "training.jsonl"
     for line in epochs_done.read_text().splitlines() if epochs_done.exists() else ():
         entry = json.loads(line)
-        yield {"name": f"epoch {entry.pop('epoch')}", "steps": entry.pop("step")} | entry
+        yield {"name": f"after {entry.pop('step')} steps"} | entry
     size = pack_draft(recipe.out, Path(job.out))
     yield {"name": "draft", "state": state, "seconds": distilling.since(began), "bytes": size, "ok": state == "done"}
 

@@ -1,0 +1,140 @@
+"""`tools/distill --kind block` on a tiny target: what its layers compute, what it learns, what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models import tiny
+from tests.tools.test_distill import distill
+from tools.distill import block
+from tools.distill.block import BlockPlan, Blocks, BlockStudent
+from tools.distill.shards import Conversation
+from tools.distill.student import round_in_training
+from tools.distill.teacher import hidden, load_runner, score
+from tools.distill.training import Example, TrainingPlan, held_out, train
+
+LAYERS, TOKENS, BLOCK = (1, 2, 3), 40, 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tiny.llama(tmp_path_factory.mktemp("target"), num_hidden_layers=3, vocab_size=300)
+    return tiny.tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def data(target: Path) -> list[Example]:
+    """Texts of the target's own, greedy, as examples without soft labels."""
+    runner, found = load_runner(str(target), torch.float32, torch.device("cpu"), 512), []
+    for seed in range(10):
+        ids = torch.randint(300, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+        while len(ids) < TOKENS:
+            ids.append(int(score(runner, [Conversation([*ids, 0], len(ids))])[0].argmax()))
+        found.append(Example(Conversation(ids, 6, str(seed)), torch.empty(0), torch.empty(0)))
+    return found
+
+
+def student_of(target: Path, data: list[Example], vocab: int = 0) -> BlockStudent:
+    runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
+    return block.build(target, BlockPlan(LAYERS, vocab, block=BLOCK, rank=8, missing=3), runner, data)
+
+
+def one_block(student: BlockStudent, features: Tensor, tokens: list[int], places: list[int], seen: int) -> Tensor:
+    """Compute a block by the definition, in double precision, row by row; `tokens` come first, then masks."""
+    context = student.hidden_norm(student.fc(features[:seen] / student.scales))
+    masks = [student.mask_embedding] * (len(places) - len(tokens))
+    x = torch.stack([*student._embedding[torch.tensor(tokens)], *masks])
+    dim, heads, kv_heads = (
+        student.config.head_dim,
+        student.config.num_attention_heads,
+        student.config.num_key_value_heads,
+    )
+
+    def turned(vector: Tensor, place: int) -> Tensor:
+        cos, sin = student._rotary(vector, torch.tensor([[place]]))
+        halves = torch.cat((-vector[dim // 2 :], vector[: dim // 2]))
+        return vector * cos[0, 0] + halves * sin[0, 0]
+
+    for layer in student.layers:
+        attention, normed = layer.self_attn, layer.input_layernorm(x)
+        rows = torch.cat((context, normed))
+        where = [*range(seen), *places]
+        keys, values = (part(rows).unflatten(-1, (kv_heads, dim)) for part in (attention.k_proj, attention.v_proj))
+        outs = []
+        for row, place in enumerate(places):
+            queries = attention.q_proj(normed[row]).unflatten(-1, (heads, dim))
+            parts = []
+            for number in range(heads):
+                own = number // (heads // kv_heads)
+                scores = [
+                    turned(queries[number], place) @ turned(keys[n, own], where[n]) / dim**0.5
+                    for n in range(seen + row + 1)
+                ]
+                parts.append(torch.stack(scores).softmax(0) @ values[: seen + row + 1, own])
+            outs.append(attention.o_proj(torch.cat(parts)))
+        x = x + torch.stack(outs)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    return student.norm(x)[len(tokens) - 1 :]
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_block_is_what_its_definition_says(target: Path, data: list[Example], missing: int) -> None:
+    student = student_of(target, data).double()
+    text = data[0].text
+    features = hidden(student._target, [text], LAYERS)[0].double()
+    anchors = torch.tensor([[9, 20]])
+    ids = torch.tensor([text.token_ids[:-1]])
+    with torch.no_grad():
+        found = student.states(features[None], Blocks(ids, torch.tensor([TOKENS]), anchors, missing))
+        for own, anchor in zip(found[0], anchors[0].tolist(), strict=True):
+            first = anchor - missing
+            tokens, places = text.token_ids[first : anchor + 1], list(range(first, anchor + BLOCK))
+            expected = one_block(student, features, tokens, places, first)
+            torch.testing.assert_close(own, expected)
+
+
+def test_the_losses_of_two_processes_add_up(target: Path, data: list[Example]) -> None:
+    student, batch = student_of(target, data), data[:5]
+    for seed in range(4):  # with and without missing hidden states
+        whole, *parts = (
+            student.loss(batch, own, torch.Generator().manual_seed(seed)) for own in (batch, batch[:2], batch[2:])
+        )
+        torch.testing.assert_close(sum(parts), whole)
+
+
+def test_it_learns_what_the_target_says(target: Path, data: list[Example], tmp_path: Path) -> None:
+    """On texts that it has seen; what it leaves says the same when it is read again."""
+    student = student_of(target, data)
+    round_in_training(student, "int8")
+    plan = TrainingPlan(60, 256, 0.01, muon=True, reports=2)
+    before = held_out(student, data, plan)
+    log = train(student, data, data, plan, tmp_path / "saved")
+    lengths = log[-1]["tokens_a_round, K = 4"]
+    assert lengths["0"] > before["tokens_a_round, K = 4"]["0"] + 0.3
+    student.write(target, tmp_path / "draft", "int8")
+    again = student_of(target, data[:1])
+    again.begin_with(tmp_path / "draft", target)
+    round_in_training(again, "int8")
+    found = held_out(again, data, plan)["tokens_a_round, K = 4"]
+    assert found == pytest.approx(lengths, abs=0.1)  # bfloat16
+
+
+def test_logits_of_a_place_are_those_of_the_block_that_begins_before_it(target: Path, data: list[Example]) -> None:
+    student, texts = student_of(target, data, vocab=100), [example.text for example in data[:3]]
+    places = student.logits(texts, 2)
+    assert [len(each) for each in places] == [sum(text.answer for text in texts)] * 3
+    found = student._run(student._read(texts), 0, torch.full((3, 1), 15))
+    for step, each in enumerate(places):
+        rows = each.split([text.answer for text in texts])
+        for own, expected in zip(rows, found.logits.unflatten(0, (3, BLOCK))[:, step], strict=True):
+            torch.testing.assert_close(own[15 + step + 1 - 6][student.ids], expected)
+
+
+def test_the_command_makes_a_drafter(target: Path, tmp_path: Path) -> None:
+    flags = ["--kind", "block", "--layers", "1,2,3", "--rank", "8", "--until", "train"]
+    distill(target, tmp_path / "draft", *flags)
+    assert (tmp_path / "draft" / "model.safetensors").is_file()

@@ -1,0 +1,421 @@
+"""A student that drafts a block of tokens in one pass, from hidden states of its target (docs/distillation.md).
+
+The shape is that of DFlash and DSpark (arXiv 2607.05147): a few layers, whose keys and values of the committed text are
+made of the target's hidden states, run over a known token and a mask for each further place. A first-order head adds
+to the scores of a place what the token before it says. It is trained as it will be used in `ssd`, too: the hidden
+states of the last tokens are missing, and the block begins with these tokens instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, embedding, pad
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
+
+from ssd.errors import UsageError
+from ssd.execution.runner import Runner
+from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.pairs import DRAFT_VOCAB, LAYER_IDS, check_head
+from ssd.models.weights import from_checkpoint
+from tools.distill.head import config_of, predicted
+from tools.distill.shards import Conversation
+from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
+from tools.distill.teacher import observed
+from tools.distill.training import Example, arithmetic, padded
+
+# Losses (DSpark): shares of the cross-entropy and of the total variation distance; of the confidence.
+_CROSS_ENTROPY, _DISTANCE, _CONFIDENCE = 0.1, 0.9, 0.1
+# Tokens without hidden states, as held-out places are counted, and the K of the figures.
+_COUNTED, _LOOKAHEAD = (0, 1, 2, 4), 4
+ARCHITECTURE = "DSparkDraftModel"
+MARKOV_OUT = "markov_head.markov_w2.weight"
+# A block is begun at one in so many places of a text in each step; held-out ones at every so many.
+_STRIDE, _HELD_OUT_STRIDE = 4, 8
+# Conversations whose hidden states set the scales.
+_MEASURED = 16
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The plan of a drafter of blocks.
+
+    It reads the hidden states after the target's `layers` (none: those of EAGLE-3), has `depth` layers, and predicts
+    `block` tokens in a pass, of the `vocab` most frequent ones of its corpus (0: all). Its first-order head has
+    `rank`. Hidden states of up to `missing` tokens are missing. `feed_forward`: the width of it (0: the target's)."""
+
+    layers: tuple[int, ...] = ()
+    vocab: int = 0
+    depth: int = 2
+    block: int = 8
+    rank: int = 64
+    missing: int = 5
+    feed_forward: int = 0
+
+
+Angles = tuple[Tensor, Tensor]
+
+
+class BlockAttention(nn.Module):
+    """Attention of blocks to the committed text before them and, causally, to themselves.
+
+    Here and below, parameters have the names of the checkpoint."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width, self._dim = config.hidden_size, config.head_dim
+        self._kv_heads = config.num_key_value_heads
+        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
+        self.q_proj = nn.Linear(width, inner, bias=False)
+        self.k_proj = nn.Linear(width, keys, bias=False)
+        self.v_proj = nn.Linear(width, keys, bias=False)
+        self.o_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, angles: Angles, context: Tensor, its_angles: Angles, unseen: Tensor) -> Tensor:
+        """Return the output [texts, blocks, rows, width] for rows `x` of that shape.
+
+        `context` [texts, n, width] are the states of the committed text, `unseen` [texts, blocks, n] is -inf where a
+        block does not see them. `angles` are cosines and sines [texts, blocks, rows, dim] and [texts, n, dim]."""
+        texts, blocks, rows, _ = x.shape
+        heads = self._kv_heads, self._dim
+        q = _rotated(self.q_proj(x).unflatten(-1, (-1, self._dim)), angles, 3) * self._dim**-0.5
+        q = q.unflatten(3, (self._kv_heads, -1)).permute(
+            0, 3, 1, 4, 2, 5
+        )  # [texts, kv heads, blocks, group, rows, dim]
+        own_k = _rotated(self.k_proj(x).unflatten(-1, heads), angles, 3).permute(0, 3, 1, 2, 4)
+        own_v = self.v_proj(x).unflatten(-1, heads).permute(0, 3, 1, 2, 4)  # [texts, kv heads, blocks, rows, dim]
+        k = _rotated(self.k_proj(context).unflatten(-1, heads), its_angles, 2).transpose(1, 2)
+        v = self.v_proj(context).unflatten(-1, heads).transpose(1, 2)  # [texts, kv heads, n, dim]
+        before = (q.flatten(2, 4) @ k.transpose(2, 3)).unflatten(2, q.shape[2:5]) + unseen[:, None, :, None, None]
+        later = torch.ones(rows, rows, dtype=torch.bool, device=x.device).triu(1)
+        within = (q @ own_k[:, :, :, None].transpose(4, 5)).masked_fill(later, -torch.inf)
+        shares = torch.cat((before, within), -1).softmax(-1).to(v.dtype)
+        n = k.shape[2]
+        out = (shares[..., :n].flatten(2, 4) @ v).unflatten(2, q.shape[2:5]) + shares[..., n:] @ own_v[:, :, :, None]
+        return self.o_proj(out.permute(0, 2, 4, 1, 3, 5).reshape(texts, blocks, rows, -1))
+
+
+def _rotated(x: Tensor, angles: Angles, axis: int) -> Tensor:
+    """Apply RoPE to x; its heads are along `axis`, which the angles lack."""
+    cos, sin = (part.unsqueeze(axis) for part in angles)
+    return x * cos + rotate_half(x) * sin
+
+
+class BlockLayer(nn.Module):
+    """A layer of the drafter: that of a Llama, but for the keys and values of the committed text."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(width, eps), LlamaRMSNorm(width, eps)
+        self.self_attn, self.mlp = BlockAttention(config), LlamaMLP(config)
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *rest)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of texts: each begins after the token at `anchors` [texts, blocks]; hidden states of the last `missing`
+    tokens before it are missing. `ids` [texts, a length] are the texts, `counts` their numbers of tokens [texts]."""
+
+    ids: Tensor
+    counts: Tensor
+    anchors: Tensor
+    missing: int
+
+    def tokens(self, places: Tensor) -> Tensor:
+        """Return the tokens at `places` [texts, ...]; those beyond a text are of no meaning."""
+        return self.ids.gather(1, places.flatten(1).clamp_max(self.ids.shape[1] - 1)).view_as(places)
+
+    def predicted(self, block: int) -> tuple[Tensor, Tensor]:
+        """Return the places before the predicted ones [texts, blocks, block], and which of those are in the text."""
+        places = self.anchors[..., None] + torch.arange(block, device=self.ids.device)
+        return places, places + 1 < self.counts[:, None, None]
+
+
+class BlockStudent(nn.Module):
+    """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
+
+    `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Features are
+    divided by `scales` [n x width], their usual sizes; `write` undoes that."""
+
+    def __init__(
+        self, config: LlamaConfig, plan: BlockPlan, target: Runner, table: Tensor, head: Tensor, ids: Tensor
+    ) -> None:
+        super().__init__()
+        width, vocab = config.hidden_size, len(ids)
+        self.config, self.plan, self._target = config, plan, target
+        self.fc = nn.Linear(len(plan.layers) * table.shape[1], width, bias=False)
+        self.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.layers = nn.ModuleList([BlockLayer(config) for _ in range(plan.depth)])
+        self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.mask_embedding = nn.Parameter(table.mean(0))
+        self.markov_head, self.confidence_head = nn.Module(), nn.Module()
+        self.markov_head.markov_w1 = nn.Embedding.from_pretrained(_leading(table, plan.rank), freeze=False)
+        self.markov_head.markov_w2 = nn.Linear(plan.rank, vocab, bias=False)
+        nn.init.zeros_(self.markov_head.markov_w2.weight)
+        self.confidence_head.proj = nn.Linear(width + plan.rank, 1)
+        self._rotary = LlamaRotaryEmbedding(config)
+        tables = {"_embedding": table, "head": head, "ids": ids, "scales": torch.ones(self.fc.in_features)}
+        for name, tensor in tables.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    head: Tensor
+    ids: Tensor
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.named_parameters())
+
+    @property
+    def tables(self) -> Sequence[Tensor]:
+        return [self.markov_head.markov_w1.weight, self.markov_head.markov_w2.weight]
+
+    def begin_as(self, target: Checkpoint) -> None:
+        """Copy the target's last layers and norms, as far as they have the same names and sizes, and let `fc` hand on
+        the last hidden states."""
+        weights, count = from_checkpoint(target, torch.float32, torch.device("cpu")), target.count("num_hidden_layers")
+        first = f"model.layers.{count - self.plan.depth}.input_layernorm.weight"
+        lent = {"norm.weight": "model.norm.weight", "hidden_norm.weight": first}
+        for name in self.layers.state_dict():
+            number, _, rest = name.partition(".")
+            lent[f"layers.{name}"] = f"model.layers.{count - self.plan.depth + int(number)}.{rest}"
+        for name, parameter in self.named_trainable():
+            theirs = target.tensors.get(lent.get(name, ""))
+            if theirs is not None and tuple(theirs.shape) == tuple(parameter.shape):
+                parameter.data.copy_(weights(lent[name], *parameter.shape))
+        width = self.config.hidden_size
+        self.fc.weight.data.mul_(0.1)
+        self.fc.weight.data[:, -width:] += torch.diag(self.scales[-width:])
+
+    def begin_with(self, draft: Path, target: Path) -> None:
+        """Copy the weights of the folder `draft`.
+
+        Rows of the first-order head are matched by token id. Raises UsageError if it has another shape."""
+        checkpoint = inspect(draft)
+        check_same_shape(checkpoint, self.described(), (*SIZES, "num_hidden_layers", "target_layer_ids", "markov_rank"))
+        weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+        theirs = predicted(checkpoint)
+        rows = torch.full((len(self._embedding),), -1).index_copy(0, self.ids.cpu(), torch.arange(len(self.ids)))[
+            theirs
+        ]
+        for name, parameter in self.named_trainable():
+            if name == MARKOV_OUT:
+                known = weights(name, len(theirs), self.plan.rank)
+                parameter.data[rows[rows >= 0].to(parameter.device)] = known[rows >= 0].to(parameter.device)
+            else:
+                parameter.data.copy_(weights(name, *parameter.shape))
+        self.fc.weight.data.mul_(self.scales)
+
+    def measure(self, batch: Sequence[Example]) -> None:
+        """Set `scales` to the root mean squares of the features of some conversations."""
+        rows = torch.cat([observed(self._target, [e.text], self.plan.layers)[0][0] for e in batch]).float()
+        self.scales.copy_(rows.pow(2).mean(0).sqrt().clamp_min(1e-6))
+
+    def states(self, features: Tensor, blocks: Blocks) -> Tensor:
+        """Return the states [texts, blocks, block, width] that predict the tokens of each block.
+
+        `features` [texts, a length, n x width] are the target's hidden states of all tokens."""
+        ids, missing, device = blocks.ids, blocks.missing, blocks.ids.device
+        context = self.hidden_norm(self.fc(features / self.scales))
+        offsets = torch.arange(-missing, self.plan.block, device=device)
+        places = blocks.anchors[..., None] + offsets
+        known = blocks.tokens(places[..., : missing + 1])
+        masks = self.mask_embedding.expand(*known.shape[:2], self.plan.block - 1, -1)
+        x = torch.cat((embedding(known, self._embedding), masks), 2)
+        seen = torch.arange(ids.shape[1], device=device) < (blocks.anchors - missing)[..., None]
+        unseen = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)
+        its_angles = self._angles(x, torch.arange(ids.shape[1], device=device)[None])
+        angles = tuple(part.unflatten(1, places.shape[1:]) for part in self._angles(x, places.flatten(1)))
+        for layer in self.layers:
+            x = layer(x, angles, context, its_angles, unseen)
+        states: Tensor = self.norm(x[:, :, missing:])
+        return states
+
+    def _angles(self, x: Tensor, places: Tensor) -> Angles:
+        cos, sin = self._rotary(x, places)
+        return cos, sin
+
+    def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
+        """Return what the examples `own` add to the loss of a batch.
+
+        Each place counts as much as the student trusts that the target accepts all places before it (D-PACE, arXiv
+        2605.18810)."""
+        # Half of the steps are those of `sd`, where no hidden states are missing.
+        several = torch.rand((), generator=generator) < 0.5
+        missing = int(torch.randint(1, self.plan.missing + 1, (), generator=generator)) if several else 0
+        count = max(1, max(len(example.text.token_ids) for example in batch) // _STRIDE)
+        drawn = dict(zip(map(id, batch), torch.rand(len(batch), count, generator=generator), strict=True))
+        places = [_anchors(e.text, missing, drawn[id(e)]) for e in own]
+        found = self._run(self._read([example.text for example in own]), missing, torch.stack(places))
+        apart = (found.target - found.logits.softmax(-1)).abs().sum(-1)
+        distance = (apart + found.outside) / 2
+        entropy = -(found.target * found.logits.log_softmax(-1)).sum(-1)
+        accepted = found.in_blocks(1 - distance.detach())
+        weights = pad(accepted, (1, 0), value=1.0)[..., :-1].cumprod(-1)[found.valid]
+        confidence = binary_cross_entropy_with_logits(found.trusted, 1 - distance.detach(), reduction="none")
+        losses = _CROSS_ENTROPY * entropy + _DISTANCE * distance + _CONFIDENCE * confidence
+        return (weights * losses).sum() / (len(batch) * count)
+
+    @torch.no_grad()
+    def agreed(self, batch: Sequence[Example]) -> Tensor:
+        """Return `Learner.agreed`: `block` places without missing hidden states, then with some, as in _COUNTED.
+
+        A place counts if the target accepts all before it."""
+        counts, texts = [], self._read([example.text for example in batch])
+        steps = torch.arange(0, max(len(e.text.token_ids) for e in batch), _HELD_OUT_STRIDE)
+        for missing in _COUNTED:
+            anchors = torch.stack([max(e.text.prompt - 1, missing) + steps for e in batch])
+            found = self._run(texts, missing, anchors)
+            right = found.in_blocks((self.ids[found.logits.argmax(-1)] == found.best).float())
+            tried = pad(right, (1, 0), value=1.0)[..., :-1].cumprod(-1) * found.valid
+            counts.append(torch.stack(((tried * right).sum((0, 1)), tried.sum((0, 1))), -1))
+        return torch.cat(counts).double().cpu()
+
+    def figures(self, shares: Sequence[float]) -> dict[str, Any]:
+        """Return the shares of accepted places, and tokens a round at T = 0, by the number of missing hidden states."""
+        rates = torch.tensor(shares).unflatten(0, (len(_COUNTED), -1))
+        tokens = (1 + rates.cumprod(-1)[:, :_LOOKAHEAD].sum(-1)).tolist()
+        told = {str(missing): round(value, 3) for missing, value in zip(_COUNTED, tokens, strict=True)}
+        return {"held_out_agreement": rates[0].tolist(), f"tokens_a_round, K = {_LOOKAHEAD}": told}
+
+    @torch.no_grad()
+    def logits(self, texts: Sequence[Conversation], lookahead: int, missing: int = 0) -> list[Tensor]:
+        """Return the logits that a `tools.distill.evaluation.Draft` returns, with hidden states missing."""
+        longest = max(text.answer for text in texts)
+        anchors = torch.stack([torch.arange(longest) + text.prompt - 1 for text in texts])
+        found = self._run(self._read(texts), missing, anchors.clamp_min(missing))
+        scores = torch.full((*found.valid.shape, len(self._embedding)), -torch.inf)
+        scores[found.valid.cpu()] = torch.full((len(found.logits), len(self._embedding)), -torch.inf).index_copy(
+            1, self.ids.cpu(), found.logits.cpu()
+        )
+        places = []
+        for step in range(lookahead + 1):
+            rows = [
+                pad(own[: max(0, text.answer - step), step], (0, 0, min(step, text.answer), 0))
+                for own, text in zip(scores, texts, strict=True)
+            ]
+            places.append(torch.cat(rows))
+        return places
+
+    def _read(self, texts: Sequence[Conversation]) -> _Texts:
+        """Run the target over some texts."""
+        device = self.head.device
+        features, scores = observed(self._target, texts, self.plan.layers)
+        ids = padded(texts).to(device)
+        states = pad_sequence([part.to(self.fc.weight) for part in features], batch_first=True)
+        states = pad(states, (0, 0, 0, ids.shape[1] - states.shape[1]))
+        counts = torch.tensor([len(text.token_ids) for text in texts], device=device)
+        ends = list(accumulate((text.answer for text in texts), initial=0))
+        firsts = [end - (text.prompt - 1) for end, text in zip(ends, texts, strict=False)]
+        with torch.no_grad():
+            target = scores.float().softmax(-1)[:, self.ids]
+            best = scores.argmax(-1)
+        return _Texts(ids, counts, states, torch.tensor(firsts, device=device), target, best)
+
+    def _run(self, texts: _Texts, missing: int, anchors: Tensor) -> _Found:
+        """Run blocks behind the `anchors` [texts, blocks]."""
+        blocks = Blocks(texts.ids, texts.counts, anchors.to(self.head.device), missing)
+        places, valid = blocks.predicted(self.plan.block)
+        before, rows = blocks.tokens(places)[valid], (places + texts.firsts[:, None, None])[valid]
+        with arithmetic(self.head.device):
+            predicting = self.states(texts.states, blocks)[valid]
+            first = self.markov_head.markov_w1(before)
+            logits = (predicting @ self.head.T + self.markov_head.markov_w2(first)).float()
+            trusted = self.confidence_head.proj(torch.cat((predicting, first), -1).detach()).float().squeeze(-1)
+        target = texts.target[rows]
+        return _Found(logits, trusted, target, 1 - target.sum(-1), texts.best[rows], valid)
+
+    def described(self) -> dict[str, Any]:
+        """Return the config of the checkpoint."""
+        config = self.config.to_dict() | {"architectures": [ARCHITECTURE], "num_hidden_layers": self.plan.depth}
+        config |= {DRAFT_VOCAB: len(self.ids), "target_layer_ids": [layer - 1 for layer in self.plan.layers]}
+        return config | {"block_size": self.plan.block, "is_causal": True, "markov_rank": self.plan.rank}
+
+    def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
+        """Write a checkpoint folder. Embedding and head stay in the target's."""
+        state = self.state_dict()
+        state["fc.weight"] = self.fc.weight / self.scales
+        if len(self.ids) < len(self._embedding):
+            state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
+        write_folder(directory, state, self.described(), target, store)
+
+
+class _Texts(NamedTuple):
+    """Texts as the target reads them: `ids` [texts, a length], their `counts` of tokens, hidden states `states` [texts,
+    a length, n x width]. Row `firsts` + p of `target` [all answers, ids], probabilities, and `best` [all answers] is of
+    the token behind place p of a text."""
+
+    ids: Tensor
+    counts: Tensor
+    states: Tensor
+    firsts: Tensor
+    target: Tensor
+    best: Tensor
+
+
+class _Found(NamedTuple):
+    """The rows of blocks that predict a token of an answer: `valid` [texts, blocks, block] marks these n.
+
+    `logits` and the target's probabilities `target` [n, ids], the logits of the confidence `trusted` [n], the
+    probability of all other tokens `outside` [n], and the target's `best` token [n]."""
+
+    logits: Tensor
+    trusted: Tensor
+    target: Tensor
+    outside: Tensor
+    best: Tensor
+    valid: Tensor
+
+    def in_blocks(self, values: Tensor) -> Tensor:
+        """Return `values` [n] as [texts, blocks, block], 0 elsewhere."""
+        return torch.zeros(self.valid.shape, device=values.device).masked_scatter(self.valid, values)
+
+
+def _anchors(text: Conversation, missing: int, drawn: Tensor) -> Tensor:
+    """Return int64 [n], the tokens behind which blocks begin, from n random numbers of [0, 1)."""
+    first = max(text.prompt - 1, missing)
+    return first + (drawn * max(0, len(text.token_ids) - 1 - first)).long()
+
+
+def _leading(table: Tensor, rank: int) -> Tensor:
+    """Return the rows of `table` [n, width] in its `rank` strongest directions [n, rank], of unit variance."""
+    _, vectors = torch.linalg.eigh(table.T @ table)
+    rows = table @ vectors[:, -rank:]
+    return rows / rows.std(0)
+
+
+def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]) -> BlockStudent:
+    """Return the drafter before training, over the target that `runner` runs.
+
+    Its layers begin as the target's last ones, and its `fc` hands the last hidden states on. It predicts the tokens
+    that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit the target."""
+    checkpoint, config = inspect(target), config_of(target)
+    fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
+    plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
+    if EMBEDDING not in checkpoint.tensors:
+        raise UsageError(f"{target} has no tensor {EMBEDDING}, which a drafter reads of its target")
+    if not 0 <= plan.vocab <= config.vocab_size:
+        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
+    observed(runner, [Conversation([0, 0], 1)], plan.layers)  # raises UsageError if its family does not show them
+    config.intermediate_size = plan.feed_forward or config.intermediate_size
+    config.num_hidden_layers = plan.depth
+    weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
+    table = weights(EMBEDDING, config.vocab_size, config.hidden_size)
+    head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table
+    ids = frequent(data, plan.vocab, config.vocab_size).sort().values
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        student = BlockStudent(config, plan, runner, table, head[ids], ids)
+    if data:
+        student.measure(data[:_MEASURED])
+    student.begin_as(checkpoint)
+    return student
