@@ -26,7 +26,6 @@ _TIMEOUT_S = 5.0
 
 # Percent of the processors. A draft mostly waits; a memory-bound verification loses little. Guessed, not measured.
 DRAFT_SHARE = 20
-_BELOW_NORMAL = 1  # of CUDA_MPS_CLIENT_PRIORITY; 0 is normal
 
 State = Literal["running", "stopped", "missing"]
 
@@ -78,5 +77,5 @@ def advice(found: State) -> str:
 
 def draft_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a draft that shares the target's GPU, without those that the user has `given`."""
-    ours = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(DRAFT_SHARE), "CUDA_MPS_CLIENT_PRIORITY": str(_BELOW_NORMAL)}
+    ours = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(DRAFT_SHARE)}
     return {name: value for name, value in ours.items() if name not in given}

@@ -143,17 +143,17 @@ def test_a_daemon_that_runs_already_is_used_and_left_running(program: Path, pipe
 @pytest.mark.parametrize(
     ("role", "device", "draft_device", "given", "expected"),
     [
-        ("draft", "cuda", "cuda:0", {}, (str(mps.DRAFT_SHARE), "1")),
-        ("draft", "cuda:1", "cuda:2", {}, (str(mps.DRAFT_SHARE), "1")),
-        ("draft", "cuda:0", "cuda:0", {PERCENTAGE: "50"}, ("50", "1")),
-        ("draft", "cuda:0", "cuda:0", {PRIORITY: "0"}, (str(mps.DRAFT_SHARE), "0")),
+        ("draft", "cuda", "cuda:0", {}, (str(mps.DRAFT_SHARE), "")),
+        ("draft", "cuda:1", "cuda:2", {}, (str(mps.DRAFT_SHARE), "")),
+        ("draft", "cuda:0", "cuda:0", {PERCENTAGE: "50"}, ("50", "")),
+        ("draft", "cuda:0", "cuda:0", {PRIORITY: "1"}, (str(mps.DRAFT_SHARE), "1")),
         ("target", "cuda", "cuda:0", {}, ("", "")),
         ("draft", "cuda", "cuda:2", {}, ("", "")),
         ("draft", "cuda", "cpu", {}, ("", "")),
         ("draft", "cpu", "cuda", {}, ("", "")),
     ],
 )
-def test_a_draft_beside_the_target_has_a_small_share_and_gives_way(
+def test_a_draft_beside_the_target_has_a_small_share(
     role: str,
     device: str,
     draft_device: str,
