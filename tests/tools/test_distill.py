@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch.multiprocessing import ProcessRaisedException
 
+from ssd.bench import datasets
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
@@ -30,6 +31,7 @@ from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
 from tools.distill.corpus import CorpusPlan, ShardWriter, Workers, write_corpus
+from tools.distill.kinds import DOCUMENT_TASKS, FOLLOW_UPS, KINDS
 from tools.distill.shards import Conversation, conversations
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner
@@ -217,9 +219,9 @@ def test_a_corpus_that_stops_at_its_limit_keeps_what_was_written(
 
     whole = written(math.inf)
     steps, parts = next(clock), []
-    for share in (0.1, 0.5, 0.8, 0.95):
+    for stop in (0.1 * steps, 0.5 * steps, *range(steps - 40, steps, 6)):
         clock = itertools.count()
-        parts.append(written(share * steps))
+        parts.append(written(stop))
     assert not parts[0] and parts[-1]
     for part in parts:
         assert all(text.answer for text in part)
@@ -255,6 +257,20 @@ def test_texts_written_in_graph_shapes_are_those_of_ragged_batches(target: Path)
         assert plain.token_ids == static.token_ids and plain.ended == static.ended
         assert torch.equal(torch.stack(plain.ids), torch.stack(static.ids))
         assert torch.cat(plain.features).float().allclose(torch.cat(static.features).float(), atol=0.05)
+
+
+def test_no_opening_is_taken_from_a_benchmark() -> None:
+    """One of three words or more begins no prompt that the repository has; none has the form of a benchmark's."""
+    texts = (text.split("{text}")[0] for group in (*KINDS.values(), FOLLOW_UPS, DOCUMENT_TASKS) for text in group)
+    openings = [text.lower() for text in texts if text]
+    files = (datasets.BUILTIN, *map(str, (Path(__file__).parents[2] / "examples").glob("*.jsonl")))
+    prompts = [prompt.lower() for file in files for prompt in datasets.texts(file, 1000)]
+    assert len(prompts) > 32
+    for opening in openings:
+        if len(opening.split()) >= 3:
+            assert not [prompt for prompt in prompts if prompt.startswith(opening)], opening
+    forms = ("summarize:", "(cnn)", "translate german to english", "from typing import", "import math", "document [")
+    assert not [opening for opening in openings for form in forms if form in opening]
 
 
 def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
