@@ -43,6 +43,8 @@ _MARK = "\u2603"
 _MESSAGE_TOKENS = 200  # of a user message that the target writes
 _DOCUMENT_TOKENS = 60  # a shorter answer is no document
 _MESSAGE_TEMPERATURE = 0.9
+_FREE_TEMPERATURE = 1.0  # of a message that the target begins, too
+_FREE = 3  # one opening message of so many has no opening of ours
 _TRIES = 20
 
 Messages = list[ChatMessage]
@@ -189,10 +191,12 @@ class ShardWriter:
         return Request(prompt, temperature, max_tokens, self._rng.randrange(2**62))
 
     def _opened(self, count: int) -> list[Messages]:
-        """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt."""
-        names, found = sorted(KINDS), dict[str, Messages]()
+        """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt.
+
+        Every third message is sampled after the chat template alone (Magpie, arXiv 2406.08464)."""
+        kinds, found = cycle(KINDS[name] for name in sorted(KINDS)), dict[str, Messages]()
         for _ in range(_TRIES):
-            openers = [self._rng.choice(KINDS[names[i % len(names)]]) for i in range(count)]
+            openers = ["" if i % _FREE == _FREE - 1 else self._rng.choice(next(kinds)) for i in range(count)]
             for message in filter(None, self._continued([[] for _ in openers], openers)):
                 system = [ChatMessage("system", self._rng.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
                 found[message] = [*system, ChatMessage("user", message)]
@@ -227,12 +231,18 @@ class ShardWriter:
     def _continued(self, chats: Sequence[Messages], openers: Sequence[str], keep_unfinished: bool = False) -> list[str]:
         """Let the target continue `openers` as the next user messages of `chats`; return a message for each.
 
-        One that did not end within _MESSAGE_TOKENS is empty, unless `keep_unfinished`."""
+        It samples a message with an empty opener from its whole distribution. One that did not end within
+        _MESSAGE_TOKENS is empty, unless `keep_unfinished`."""
         prompts = [
             self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
             for chat, opener in zip(chats, openers, strict=True)
         ]
-        written = self._writer.write([self._request(ids, _MESSAGE_TEMPERATURE, _MESSAGE_TOKENS) for ids in prompts])
+        temperatures = (_MESSAGE_TEMPERATURE if opener else _FREE_TEMPERATURE for opener in openers)
+        requests = [
+            self._request(ids, temperature, _MESSAGE_TOKENS)
+            for ids, temperature in zip(prompts, temperatures, strict=True)
+        ]
+        written = self._writer.write(requests)
         messages = [
             (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
             for opener, text in zip(openers, written, strict=True)
