@@ -306,6 +306,20 @@ def metadata(shard: Path) -> list[str]:
     return found
 
 
+def test_a_corpus_without_labels_has_the_same_conversations(target: Path, tmp_path: Path) -> None:
+    folders = tmp_path / "bare", tmp_path / "labelled"
+    for folder in folders:
+        plan = CorpusPlan(16, 16, 24, labels=folder.name == "labelled")
+        ShardWriter(str(target), folder, plan, [], Workers(batch=16)).write_shard(0)
+    bare, labelled = (load_file(folder / "corpus-00000.safetensors") for folder in folders)
+    assert labelled.keys() - bare.keys() == {"ids", "logprobs"}
+    assert all(torch.equal(tensor, labelled[name]) for name, tensor in bare.items())
+    texts = [[example.text for example in training.examples(folder, [0], labels=False)] for folder in folders]
+    assert texts[0] == texts[1] and len(texts[0]) >= 10
+    with pytest.raises(UsageError, match="has no soft labels"):
+        training.examples(folders[0], [0])
+
+
 def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
     """It opens with that message, or is about an answer to it."""
     sizes = {"vocab_size": 300, "max_position_embeddings": 1280}
