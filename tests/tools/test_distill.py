@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.multiprocessing import ProcessRaisedException
 
+from ssd.bench import datasets
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
+from ssd.ipc.public import ChatMessage
 from ssd.tuning import knowledge
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge
@@ -30,6 +33,7 @@ from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
 from tools.distill.corpus import CorpusPlan, ShardWriter, Workers, write_corpus
+from tools.distill.kinds import DOCUMENT_TASKS, FOLLOW_UPS, KINDS
 from tools.distill.shards import Conversation, conversations
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import load_runner
@@ -209,7 +213,7 @@ def test_a_corpus_that_stops_at_its_limit_keeps_what_was_written(
 
     def written(stop: float) -> list[Conversation]:
         directory = tmp_path / str(stop)
-        writer = ShardWriter(str(target), directory, CorpusPlan(48, 16, 24), [], Workers(batch=16, stop=stop))
+        writer = ShardWriter(str(target), directory, CorpusPlan(48, 16, 24, seed=1), [], Workers(batch=16, stop=stop))
         writer.write_shard(0)
         assert writer.is_over == (stop < math.inf)
         file = directory / "corpus-00000.safetensors"
@@ -217,9 +221,9 @@ def test_a_corpus_that_stops_at_its_limit_keeps_what_was_written(
 
     whole = written(math.inf)
     steps, parts = next(clock), []
-    for share in (0.1, 0.5, 0.8, 0.95):
+    for stop in (0.1 * steps, 0.5 * steps, *range(steps - 40, steps, 6)):
         clock = itertools.count()
-        parts.append(written(share * steps))
+        parts.append(written(stop))
     assert not parts[0] and parts[-1]
     for part in parts:
         assert all(text.answer for text in part)
@@ -257,11 +261,70 @@ def test_texts_written_in_graph_shapes_are_those_of_ragged_batches(target: Path)
         assert torch.cat(plain.features).float().allclose(torch.cat(static.features).float(), atol=0.05)
 
 
+def test_no_opening_is_taken_from_a_benchmark() -> None:
+    """One of three words or more begins no prompt that the repository has; none has the form of a benchmark's."""
+    texts = (text.split("{text}")[0] for group in (*KINDS.values(), FOLLOW_UPS, DOCUMENT_TASKS) for text in group)
+    openings = [text.lower() for text in texts if text]
+    files = (datasets.BUILTIN, *map(str, (Path(__file__).parents[2] / "examples").glob("*.jsonl")))
+    prompts = [prompt.lower() for file in files for prompt in datasets.texts(file, 1000)]
+    assert len(prompts) > 32
+    for opening in openings:
+        if len(opening.split()) >= 3:
+            assert not [prompt for prompt in prompts if prompt.startswith(opening)], opening
+    forms = ("summarize:", "(cnn)", "translate german to english", "from typing import", "import math", "document [")
+    assert not [opening for opening in openings for form in forms if form in opening]
+
+
+def test_every_third_opening_message_is_sampled_after_the_chat_template_alone(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 1; the others begin with an opening of every kind in turn."""
+    asked, write = list[list[writing.Request]](), writing.Writer.write
+
+    def spied_write(self: writing.Writer, requests: list[writing.Request], record: bool = False) -> Any:
+        asked.append(requests)
+        return write(self, requests, record)
+
+    monkeypatch.setattr(writing.Writer, "write", spied_write)
+    ShardWriter(str(target), tmp_path, CorpusPlan(64, 64, 24), [], Workers(batch=20)).write_shard(0)
+    tokenizer = Tokenizer(target)
+    before = tokenizer.encode(tokenizer.render_chat([ChatMessage("user", "MARK")]).split("MARK")[0], False)
+    assert all(list(request.prompt[: len(before)]) == before for request in asked[0])
+    opened = [(tokenizer.decode(r.prompt[len(before) :]), r.temperature) for r in asked[0]]
+    assert len(opened) == 20
+    assert opened[2::3] == [("", 1.0)] * 6
+    ours = [pair for number, pair in enumerate(opened) if number % 3 != 2]
+    for kind, (opening, temperature) in zip([*sorted(KINDS)] * 2, ours, strict=False):
+        assert opening in KINDS[kind] and temperature == 0.9
+    messages = {message for file in tmp_path.glob("*.safetensors") for message in metadata(file)}
+    assert len(messages) == 20 and "" not in messages
+
+
+def metadata(shard: Path) -> list[str]:
+    with safe_open(shard, framework="pt") as file:
+        found: list[str] = json.loads(file.metadata()["prompts"])
+    return found
+
+
+def test_a_corpus_without_labels_has_the_same_conversations(target: Path, tmp_path: Path) -> None:
+    folders = tmp_path / "bare", tmp_path / "labelled"
+    for folder in folders:
+        plan = CorpusPlan(16, 16, 24, labels=folder.name == "labelled")
+        ShardWriter(str(target), folder, plan, [], Workers(batch=16)).write_shard(0)
+    bare, labelled = (load_file(folder / "corpus-00000.safetensors") for folder in folders)
+    assert labelled.keys() - bare.keys() == {"ids", "logprobs"}
+    assert all(torch.equal(tensor, labelled[name]) for name, tensor in bare.items())
+    texts = [[example.text for example in training.examples(folder, [0], labels=False)] for folder in folders]
+    assert texts[0] == texts[1] and len(texts[0]) >= 10
+    with pytest.raises(UsageError, match="has no soft labels"):
+        training.examples(folders[0], [0])
+
+
 def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
     """It opens with that message, or is about an answer to it."""
     sizes = {"vocab_size": 300, "max_position_embeddings": 1280}
     target = tiny.tokenizer(tiny.llama(tmp_path / "target", **sizes))
-    write_corpus(str(target), tmp_path, CorpusPlan(32, 32, 80), [], Workers(batch=16))
+    write_corpus(str(target), tmp_path, CorpusPlan(32, 32, 80, seed=3), [], Workers(batch=16))
     tokenizer, found = Tokenizer(target), conversations(tmp_path / "corpus-00000.safetensors")
     assert len({text.opening for text in found}) == 10
     answers = defaultdict[str, list[str]](list)

@@ -1,10 +1,11 @@
 """Stage corpus: the target writes prompts and answers them, and every answer is stored with what a student learns from.
 
 A shard has, of all its conversations one after the other, `token_ids` int32 [sum of lengths], `lengths` and
-`prompt_lengths` int32 [n], and of every token of the answers the TOP likeliest tokens, `ids` int32 and `logprobs`
-float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states, `features` bfloat16 [sum of
-lengths - n, layers x width]. The metadata has the opening messages as `prompts`, and which `layers` the hidden states
-are of. `openings` int32 [n] is the index in `prompts` of the message that a conversation opens with or derives from."""
+`prompt_lengths` int32 [n]. If the plan has `labels`, also the TOP likeliest tokens at every token of the answers, `ids`
+int32 and `logprobs` float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states,
+`features` bfloat16 [sum of lengths - n, layers x width]. The metadata has the opening messages as `prompts`, and which
+`layers` the hidden states are of. `openings` int32 [n] is the index in `prompts` of the message that a conversation
+opens with or derives from."""
 
 from __future__ import annotations
 
@@ -43,6 +44,8 @@ _MARK = "\u2603"
 _MESSAGE_TOKENS = 200  # of a user message that the target writes
 _DOCUMENT_TOKENS = 60  # a shorter answer is no document
 _MESSAGE_TEMPERATURE = 0.9
+_FREE_TEMPERATURE = 1.0  # of a message that the target begins, too
+_FREE = 3  # one opening message of so many has no opening of ours
 _TRIES = 20
 
 Messages = list[ChatMessage]
@@ -59,7 +62,8 @@ class Chat(NamedTuple):
 class CorpusPlan:
     """The corpus to write: `conversations` in shards of `shard`, each answer at one of `temperatures`.
 
-    `features`: after which of the target's layers hidden states are stored; without any, training runs the target."""
+    `features`: after which of the target's layers hidden states are stored; without any, training runs the target.
+    `labels`: the likeliest tokens are stored, which a student needs that does not run the target in training."""
 
     conversations: int = 4096
     shard: int = 128
@@ -67,6 +71,7 @@ class CorpusPlan:
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.0, 0.8, 0.0, 1.0)
     features: tuple[int, ...] = ()
     seed: int = 0
+    labels: bool = True
 
     @property
     def shards(self) -> range:
@@ -141,7 +146,8 @@ class ShardWriter:
         runner = load_runner(target, dtype, device, longest, copies=workers.batch, **options)
         self._tokenizer = Tokenizer(checkpoint.directory)
         stop = stop_token_ids(checkpoint)
-        self._writer = Writer(runner, stop, workers.batch, longest, plan.features, TOP, workers.stop)
+        top = TOP if plan.labels else 0
+        self._writer = Writer(runner, stop, workers.batch, longest, plan.features, top, workers.stop)
         self._room = longest - plan.answer_tokens
         self._directory, self._plan, self._prompts = directory, plan, prompts
         self._rng = Random()
@@ -169,7 +175,7 @@ class ShardWriter:
             answered += self._answer(self._fitting(more))
         if not answered and self.is_over:
             return
-        tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered])
+        tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered], plan.labels)
         metadata = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
         save(shard_path(self._directory, "corpus", index), tensors, metadata)
 
@@ -189,10 +195,12 @@ class ShardWriter:
         return Request(prompt, temperature, max_tokens, self._rng.randrange(2**62))
 
     def _opened(self, count: int) -> list[Messages]:
-        """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt."""
-        names, found = sorted(KINDS), dict[str, Messages]()
+        """Return chats of one user message each, every kind of task in turn; one in eight has a system prompt.
+
+        Every third message is sampled after the chat template alone (Magpie, arXiv 2406.08464)."""
+        kinds, found = cycle(KINDS[name] for name in sorted(KINDS)), dict[str, Messages]()
         for _ in range(_TRIES):
-            openers = [self._rng.choice(KINDS[names[i % len(names)]]) for i in range(count)]
+            openers = ["" if i % _FREE == _FREE - 1 else self._rng.choice(next(kinds)) for i in range(count)]
             for message in filter(None, self._continued([[] for _ in openers], openers)):
                 system = [ChatMessage("system", self._rng.choice(SYSTEM_PROMPTS))] if len(found) % 8 == 7 else []
                 found[message] = [*system, ChatMessage("user", message)]
@@ -227,12 +235,18 @@ class ShardWriter:
     def _continued(self, chats: Sequence[Messages], openers: Sequence[str], keep_unfinished: bool = False) -> list[str]:
         """Let the target continue `openers` as the next user messages of `chats`; return a message for each.
 
-        One that did not end within _MESSAGE_TOKENS is empty, unless `keep_unfinished`."""
+        It samples a message with an empty opener from its whole distribution. One that did not end within
+        _MESSAGE_TOKENS is empty, unless `keep_unfinished`."""
         prompts = [
             self._tokenizer.encode(self._before_user(chat) + opener, add_special_tokens=False)
             for chat, opener in zip(chats, openers, strict=True)
         ]
-        written = self._writer.write([self._request(ids, _MESSAGE_TEMPERATURE, _MESSAGE_TOKENS) for ids in prompts])
+        temperatures = (_MESSAGE_TEMPERATURE if opener else _FREE_TEMPERATURE for opener in openers)
+        requests = [
+            self._request(ids, temperature, _MESSAGE_TOKENS)
+            for ids, temperature in zip(prompts, temperatures, strict=True)
+        ]
+        written = self._writer.write(requests)
         messages = [
             (opener + self._tokenizer.decode(text.token_ids[text.prompt :])).strip()
             for opener, text in zip(openers, written, strict=True)
@@ -262,17 +276,18 @@ def _fits(tokenizer: Tokenizer, messages: Messages, room: int) -> bool:
     return len(tokenizer.encode_chat(messages)) <= room
 
 
-def packed(texts: Sequence[Text], openings: Sequence[int]) -> dict[str, Tensor]:
+def packed(texts: Sequence[Text], openings: Sequence[int], labels: bool) -> dict[str, Tensor]:
     """Return a shard's tensors."""
-    ids = [row for text in texts for row in text.ids]
-    logprobs = [row for text in texts for row in text.logprobs]
     tensors = {
         "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
         "prompt_lengths": torch.tensor([text.prompt for text in texts], dtype=torch.int32),
         "openings": torch.tensor(openings, dtype=torch.int32),
-        "ids": torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32),
-        "logprobs": torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16),
     }
+    if labels:
+        ids = [row for text in texts for row in text.ids]
+        logprobs = [row for text in texts for row in text.logprobs]
+        tensors["ids"] = torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32)
+        tensors["logprobs"] = torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16)
     features = [part for text in texts for part in text.features]
     return tensors | ({"features": torch.cat(features)} if features else {})

@@ -43,6 +43,7 @@ from tools.distill.training import (
 
 AnyStudent = Student | HeadStudent | BlockStudent
 KINDS = ("decoder", "eagle3", "block")
+_LABELLED = ("decoder", "eagle3")  # the kinds that learn from stored soft labels
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 HELD_OUT_FILE = "held_out.jsonl"
@@ -97,7 +98,14 @@ class Job:
         directory = hub.ensure(self.target)
         prompts = texts(self.prompts, _ALL) if self.prompts else []
         asked = min(self.conversations, len(prompts) or self.conversations)
-        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, features=self.keep_features, seed=self.seed)
+        corpus = CorpusPlan(
+            asked,
+            self.shard,
+            self.answer_tokens,
+            features=self.keep_features,
+            seed=self.seed,
+            labels=self.kind in _LABELLED,
+        )
         self._check_corpus(directory, corpus)
         sets = fitting(directory, prompt_sets(self.evaluate_on), self.answer_tokens, self.evaluate_prompts)
         if "train" in stages:
@@ -210,7 +218,7 @@ class Job:
         self, directory: Path, work: Path, shards: Sequence[int]
     ) -> tuple[AnyStudent, list[Example], list[Example]]:
         """Return the student before training, the examples to train on, and those held out."""
-        data, held = split(examples(work, shards), _HELD_OUT)
+        data, held = split(examples(work, shards, self.kind in _LABELLED), _HELD_OUT)
         return self._build(directory, data), data, held
 
     def _train(self, directory: Path, work: Path, shards: Sequence[int]) -> tuple[list[str], list[dict[str, Any]]]:

@@ -41,7 +41,7 @@ def claim(path: Path, recipe: Mapping[str, object]) -> None:
     path.write_text(json.dumps(wanted, indent=1) + "\n")
 
 
-SHARD_VERSION = 2
+SHARD_VERSION = 3
 """What a corpus folder was written as; a folder of another version is refused."""
 
 

@@ -7,11 +7,11 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -34,6 +34,7 @@ _TOP = 16
 _NEGATIVES = 1024
 # AdamW's learning rate for the parameters that Muon does not train.
 _BESIDE_MUON = 1e-3
+_NONE = torch.empty(0, 0)
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
 _TIMED_WIDTH, _TIMED_PRODUCTS = 1024, 4
@@ -84,7 +85,9 @@ def _opened(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation and the target's soft labels along its answer: `ids` and `probabilities` [answer, top]."""
+    """A conversation and the target's soft labels along its answer: `ids` and `probabilities` [answer, top].
+
+    Both are empty if the labels were not read."""
 
     text: Conversation
     ids: Tensor
@@ -169,30 +172,38 @@ Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
 """Returns a student before training, the examples to train on, and those held out."""
 
 
-def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
-    """Return the examples of the given shards. The probabilities of a place are scaled to sum to 1."""
+def examples(directory: Path, shards: Sequence[int], labels: bool = True) -> list[Example]:
+    """Return the examples of the given shards, with soft labels if `labels`.
+
+    The probabilities of a place are scaled to sum to 1. Raises UsageError if the shards have no soft labels."""
     found = []
     for index in shards:
         path = shard_path(directory, "corpus", index)
         texts = conversations(path)
         if not texts:
             continue
+        soft: Iterable[tuple[Tensor, Tensor]] = repeat((_NONE, _NONE), len(texts))
         with safe_open(path, framework="pt") as file:
-            labels = [file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs")]
+            if labels:
+                soft = _soft_labels(file, path, [text.answer for text in texts])
             shape = file.get_slice("features").get_shape() if "features" in file.keys() else None  # noqa: SIM118
             layers = json.loads(file.metadata()["layers"])
-        counts = [text.answer for text in texts]
-        ids, probabilities = labels[0].long(), labels[1].float().softmax(-1)
         stored: list[StoredFeatures | None] = [None] * len(texts)
         if shape is not None:
             width = shape[1] // len(layers)
             columns = {layer: slice(i * width, (i + 1) * width) for i, layer in enumerate(layers)}
             ends = list(accumulate((len(text.token_ids) - 1 for text in texts), initial=0))
             stored = [StoredFeatures(path, *rows, columns) for rows in pairwise(ends)]
-        found += [
-            Example(*part) for part in zip(texts, ids.split(counts), probabilities.split(counts), stored, strict=True)
-        ]
+        found += [Example(text, *own, rows) for text, own, rows in zip(texts, soft, stored, strict=True)]
     return found
+
+
+def _soft_labels(file: Any, path: Path, counts: list[int]) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return `ids` and `probabilities` of each text of an open shard; `counts`: the tokens of their answers."""
+    if "ids" not in file.keys():  # noqa: SIM118
+        raise UsageError(f"{path} has no soft labels, which this student learns from: write another corpus")
+    ids, logprobs = (file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs"))
+    return zip(ids.long().split(counts), logprobs.float().softmax(-1).split(counts), strict=True)
 
 
 def split(data: Sequence[Example], most: int) -> tuple[list[Example], list[Example]]:

@@ -44,7 +44,7 @@ def rows(
     work = recipe.out / "work"
     command = recipe.command(job.device, *more)
     with (
-        service() if mps else nullcontext(dict[str, str]()) as variables,
+        service() if mps and job.device.startswith("cuda") else nullcontext(dict[str, str]()) as variables,
         distilling.started("tools.distill", command, variables) as process,
     ):
         for _ in distilling.ticks(process, job):
