@@ -89,7 +89,7 @@ def test_a_block_is_what_its_definition_says(target: Path, data: list[Example], 
     anchors = torch.tensor([[9, 20]])
     ids = torch.tensor([text.token_ids[:-1]])
     with torch.no_grad():
-        found = student.states(features[None], Blocks(ids, torch.tensor([TOKENS]), anchors, missing))
+        found = student.states(features[None], Blocks(ids, torch.tensor([TOKENS]), anchors, missing, BLOCK))
         for own, anchor in zip(found[0], anchors[0].tolist(), strict=True):
             first = anchor - missing
             tokens, places = text.token_ids[first : anchor + 1], list(range(first, anchor + BLOCK))

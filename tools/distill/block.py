@@ -122,24 +122,29 @@ class BlockLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-@dataclass(frozen=True)
 class Blocks:
-    """Blocks of texts: each begins after the token at `anchors` [texts, blocks]; hidden states of the last `missing`
-    tokens before it are missing. `ids` [texts, a length] are the texts, `counts` their numbers of tokens [texts]."""
+    """Blocks of texts, on the host: each begins after the token at `anchors` [texts, blocks]; hidden states of the last
+    `missing` tokens before it are missing.
 
-    ids: Tensor
-    counts: Tensor
-    anchors: Tensor
-    missing: int
+    `ids` int64 [texts, a length] are the texts, `counts` [texts] their numbers of tokens. `places` [texts, blocks,
+    block] are the places before the predicted ones, `known` [texts, blocks, missing + 1] the tokens that a block begins
+    with. `index` [n]: which of the places, flattened, are before a token of the text, and `before` [n] their tokens."""
 
-    def tokens(self, places: Tensor) -> Tensor:
+    def __init__(self, ids: Tensor, counts: Tensor, anchors: Tensor, missing: int, block: int) -> None:
+        self.anchors, self.missing, self._ids = anchors, missing, ids
+        self.places = anchors[..., None] + torch.arange(block)
+        self.known = self._tokens(anchors[..., None] + torch.arange(-missing, 1))
+        valid = (self.places + 1 < counts[:, None, None]).flatten()
+        self.index = valid.nonzero().squeeze(1)
+        self.before = self._tokens(self.places).flatten()[self.index]
+
+    def _tokens(self, places: Tensor) -> Tensor:
         """Return the tokens at `places` [texts, ...]; those beyond a text are of no meaning."""
-        return self.ids.gather(1, places.flatten(1).clamp_max(self.ids.shape[1] - 1)).view_as(places)
+        return self._ids.gather(1, places.flatten(1).clamp_max(self._ids.shape[1] - 1)).view_as(places)
 
-    def predicted(self, block: int) -> tuple[Tensor, Tensor]:
-        """Return the places before the predicted ones [texts, blocks, block], and which of those are in the text."""
-        places = self.anchors[..., None] + torch.arange(block, device=self.ids.device)
-        return places, places + 1 < self.counts[:, None, None]
+    def rows_of(self, first: Sequence[int]) -> Tensor:
+        """Return int64 [n]: a row for each place of `index`, that of place p of a text is its `first` + p."""
+        return (self.places + torch.tensor(first)[:, None, None]).flatten()[self.index]
 
 
 class BlockStudent(nn.Module):
@@ -224,17 +229,18 @@ class BlockStudent(nn.Module):
         """Return the states [texts, blocks, block, width] that predict the tokens of each block.
 
         `features` [texts, a length, n x width] are the target's hidden states of all tokens."""
-        ids, missing, device = blocks.ids, blocks.missing, blocks.ids.device
+        missing, device = blocks.missing, features.device
         context = self.hidden_norm(self.fc(features / self.scales))
-        offsets = torch.arange(-missing, self.plan.block, device=device)
-        places = blocks.anchors[..., None] + offsets
-        known = blocks.tokens(places[..., : missing + 1])
+        places = blocks.anchors[..., None] + torch.arange(-missing, self.plan.block)
+        known = embedding(blocks.known.to(device), self._embedding)
         masks = self.mask_embedding.expand(*known.shape[:2], self.plan.block - 1, -1)
-        x = torch.cat((embedding(known, self._embedding), masks), 2)
-        seen = torch.arange(ids.shape[1], device=device) < (blocks.anchors - missing)[..., None]
-        unseen = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)
-        its_angles = self._angles(x, torch.arange(ids.shape[1], device=device)[None])
-        angles = tuple(part.unflatten(1, places.shape[1:]) for part in self._angles(x, places.flatten(1)))
+        x = torch.cat((known, masks), 2)
+        committed = torch.arange(features.shape[1])
+        seen = committed < (blocks.anchors - missing)[..., None]
+        unseen = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).to(device)
+        its_angles = self._angles(x, committed[None].to(device))
+        cos, sin = self._angles(x, places.flatten(1).to(device))
+        angles = cos.unflatten(1, places.shape[1:]), sin.unflatten(1, places.shape[1:])
         for layer in self.layers:
             x = layer(x, angles, context, its_angles, unseen)
         states: Tensor = self.norm(x[:, :, missing:])
@@ -260,7 +266,7 @@ class BlockStudent(nn.Module):
         distance = (apart + found.outside) / 2
         entropy = -(found.target * found.logits.log_softmax(-1)).sum(-1)
         accepted = found.in_blocks(1 - distance.detach())
-        weights = pad(accepted, (1, 0), value=1.0)[..., :-1].cumprod(-1)[found.valid]
+        weights = pad(accepted, (1, 0), value=1.0)[..., :-1].cumprod(-1).flatten()[found.index]
         confidence = binary_cross_entropy_with_logits(found.trusted, 1 - distance.detach(), reduction="none")
         losses = _CROSS_ENTROPY * entropy + _DISTANCE * distance + _CONFIDENCE * confidence
         return (weights * losses).sum() / (len(batch) * count)
@@ -276,7 +282,9 @@ class BlockStudent(nn.Module):
             anchors = torch.stack([max(e.text.prompt - 1, missing) + steps for e in batch])
             found = self._run(texts, missing, anchors)
             right = found.in_blocks((self.ids[found.logits.argmax(-1)] == found.best).float())
-            tried = pad(right, (1, 0), value=1.0)[..., :-1].cumprod(-1) * found.valid
+            tried = pad(right, (1, 0), value=1.0)[..., :-1].cumprod(-1) * found.in_blocks(
+                torch.ones_like(found.trusted)
+            )
             counts.append(torch.stack(((tried * right).sum((0, 1)), tried.sum((0, 1))), -1))
         return torch.cat(counts).double().cpu()
 
@@ -293,10 +301,10 @@ class BlockStudent(nn.Module):
         longest = max(text.answer for text in texts)
         anchors = torch.stack([torch.arange(longest) + text.prompt - 1 for text in texts])
         found = self._run(self._read(texts), missing, anchors.clamp_min(missing))
-        scores = torch.full((*found.valid.shape, len(self._embedding)), -torch.inf)
-        scores[found.valid.cpu()] = torch.full((len(found.logits), len(self._embedding)), -torch.inf).index_copy(
-            1, self.ids.cpu(), found.logits.cpu()
-        )
+        vocab = len(self._embedding)
+        own = torch.full((len(found.logits), vocab), -torch.inf).index_copy(1, self.ids.cpu(), found.logits.cpu())
+        scores = torch.full((found.shape.numel(), vocab), -torch.inf).index_copy(0, found.index.cpu(), own)
+        scores = scores.view(*found.shape, vocab)
         places = []
         for step in range(lookahead + 1):
             rows = [
@@ -308,31 +316,28 @@ class BlockStudent(nn.Module):
 
     def _read(self, texts: Sequence[Conversation]) -> _Texts:
         """Run the target over some texts."""
-        device = self.head.device
         features, scores = observed(self._target, texts, self.plan.layers)
-        ids = padded(texts).to(device)
+        ids = padded(texts)
         states = pad_sequence([part.to(self.fc.weight) for part in features], batch_first=True)
         states = pad(states, (0, 0, 0, ids.shape[1] - states.shape[1]))
-        counts = torch.tensor([len(text.token_ids) for text in texts], device=device)
-        ends = list(accumulate((text.answer for text in texts), initial=0))
+        ends = accumulate((text.answer for text in texts), initial=0)
         firsts = [end - (text.prompt - 1) for end, text in zip(ends, texts, strict=False)]
         with torch.no_grad():
             target = scores.float().softmax(-1)[:, self.ids]
             best = scores.argmax(-1)
-        return _Texts(ids, counts, states, torch.tensor(firsts, device=device), target, best)
+        return _Texts(ids, torch.tensor([len(text.token_ids) for text in texts]), states, firsts, target, best)
 
     def _run(self, texts: _Texts, missing: int, anchors: Tensor) -> _Found:
         """Run blocks behind the `anchors` [texts, blocks]."""
-        blocks = Blocks(texts.ids, texts.counts, anchors.to(self.head.device), missing)
-        places, valid = blocks.predicted(self.plan.block)
-        before, rows = blocks.tokens(places)[valid], (places + texts.firsts[:, None, None])[valid]
-        with arithmetic(self.head.device):
-            predicting = self.states(texts.states, blocks)[valid]
-            first = self.markov_head.markov_w1(before)
+        device, blocks = self.head.device, Blocks(texts.ids, texts.counts, anchors, missing, self.plan.block)
+        index, rows = blocks.index.to(device), blocks.rows_of(texts.firsts).to(device)
+        with arithmetic(device):
+            predicting = self.states(texts.states, blocks).flatten(0, 2)[index]
+            first = self.markov_head.markov_w1(blocks.before.to(device))
             logits = (predicting @ self.head.T + self.markov_head.markov_w2(first)).float()
             trusted = self.confidence_head.proj(torch.cat((predicting, first), -1).detach()).float().squeeze(-1)
         target = texts.target[rows]
-        return _Found(logits, trusted, target, 1 - target.sum(-1), texts.best[rows], valid)
+        return _Found(logits, trusted, target, 1 - target.sum(-1), texts.best[rows], index, blocks.places.shape)
 
     def described(self) -> dict[str, Any]:
         """Return the config of the checkpoint."""
@@ -350,20 +355,20 @@ class BlockStudent(nn.Module):
 
 
 class _Texts(NamedTuple):
-    """Texts as the target reads them: `ids` [texts, a length], their `counts` of tokens, hidden states `states` [texts,
-    a length, n x width]. Row `firsts` + p of `target` [all answers, ids], probabilities, and `best` [all answers] is of
-    the token behind place p of a text."""
+    """Texts as the target reads them: `ids` [texts, a length] and `counts` [texts] of tokens on the host, hidden states
+    `states` [texts, a length, n x width]. Row `firsts` + p of `target` [all answers, ids], probabilities, and `best`
+    [all answers] is of the token behind place p of a text."""
 
     ids: Tensor
     counts: Tensor
     states: Tensor
-    firsts: Tensor
+    firsts: Sequence[int]
     target: Tensor
     best: Tensor
 
 
 class _Found(NamedTuple):
-    """The rows of blocks that predict a token of an answer: `valid` [texts, blocks, block] marks these n.
+    """The n rows of blocks that predict a token of an answer, `index` among all rows of `shape` [texts, blocks, block].
 
     `logits` and the target's probabilities `target` [n, ids], the logits of the confidence `trusted` [n], the
     probability of all other tokens `outside` [n], and the target's `best` token [n]."""
@@ -373,11 +378,12 @@ class _Found(NamedTuple):
     target: Tensor
     outside: Tensor
     best: Tensor
-    valid: Tensor
+    index: Tensor
+    shape: torch.Size
 
     def in_blocks(self, values: Tensor) -> Tensor:
         """Return `values` [n] as [texts, blocks, block], 0 elsewhere."""
-        return torch.zeros(self.valid.shape, device=values.device).masked_scatter(self.valid, values)
+        return values.new_zeros(self.shape.numel()).index_copy(0, self.index, values).view(self.shape)
 
 
 def _anchors(text: Conversation, missing: int, drawn: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 HELD_OUT_FILE = "held_out.jsonl"
 """In a draft's folder: opening messages that were not trained on, as prompts to evaluate on."""
-_REPORTS = 8  # held-out figures of a block drafter, beside those after epochs
+_REPORTS = 6  # held-out figures of a block drafter, beside those after epochs
 _HELD_OUT = 128  # conversations, or a few more, that are not trained on
 
 

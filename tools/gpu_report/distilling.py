@@ -57,7 +57,7 @@ def recipe(job: Job, tiny: bool) -> Recipe:
         student = ("--kind", "block", "--draft-vocab", "16384", "--store", "int4")
     else:
         raise UsageError(f"no target in {target}: its pieces were not joined")
-    corpus: tuple[str, ...] = ("--conversations", str(2**20), "--shard", "1024", "--seed", _SEED)
+    corpus: tuple[str, ...] = ("--conversations", str(2**20), "--shard", "2048", "--seed", _SEED)
     if small:
         corpus = ("--conversations", "96", "--shard", "24", "--answer-tokens", "24")
     if job.tiny:  # what is rehearsed need not be able to end a message
