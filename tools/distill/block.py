@@ -412,16 +412,32 @@ def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]
     if not 0 <= plan.vocab <= config.vocab_size:
         raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
     observed(runner, [Conversation([0, 0], 1)], plan.layers)  # raises UsageError if its family does not show them
+    student = _over(target, plan, runner, frequent(data, plan.vocab, config.vocab_size).sort().values)
+    if data:
+        student.measure(data[:_MEASURED])
+    student.begin_as(checkpoint)
+    return student
+
+
+def _over(target: Path, plan: BlockPlan, runner: Runner, ids: Tensor) -> BlockStudent:
+    """Return a drafter that predicts `ids`, with random weights and the target's embedding and rows."""
+    checkpoint, config = inspect(target), config_of(target)
     config.intermediate_size = plan.feed_forward or config.intermediate_size
     config.num_hidden_layers = plan.depth
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     table = weights(EMBEDDING, config.vocab_size, config.hidden_size)
     head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table
-    ids = frequent(data, plan.vocab, config.vocab_size).sort().values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        student = BlockStudent(config, plan, runner, table, head[ids], ids)
-    if data:
-        student.measure(data[:_MEASURED])
-    student.begin_as(checkpoint)
+        return BlockStudent(config, plan, runner, table, head[ids], ids)
+
+
+def load(target: Path, draft: Path, runner: Runner) -> BlockStudent:
+    """Return the drafter that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
+    checkpoint = inspect(draft)
+    layers = tuple(layer + 1 for layer in checkpoint.config["target_layer_ids"])
+    sizes = (checkpoint.count(name) for name in ("num_hidden_layers", "block_size", "markov_rank"))
+    plan = BlockPlan(layers, 0, *sizes, feed_forward=checkpoint.count("intermediate_size"))
+    student = _over(target, plan, runner, predicted(checkpoint))
+    student.begin_with(draft, target)
     return student
