@@ -17,6 +17,7 @@ from ssd.errors import SsdError
 from tools.distill.job import KINDS, STAGES, Job
 from tools.distill.layouts import Layout
 from tools.distill.student import Store
+from tools.distill.text import TextPlan
 
 _SECONDS = click.FloatRange(min=0)
 _POSITIVE, _NATURAL = click.IntRange(min=1), click.IntRange(min=0)
@@ -39,6 +40,10 @@ class Numbers(click.ParamType):
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), help="Where the corpus is; default OUT/work.")
 @click.option("--prompts", help="User messages: humaneval, a JSONL file, hub:org/name. Default: the target's own.")
+@click.option("--text", multiple=True, help="A folder or a file of raw text to train on, too.")
+@click.option(
+    "--text-tokens", type=_POSITIVE, default=TextPlan.tokens, show_default=True, help="At most so many of it."
+)
 @click.option("--conversations", type=_POSITIVE, default=4096, show_default=True)
 @click.option("--shard", type=_POSITIVE, default=128, show_default=True, help="Conversations of a shard.")
 @click.option("--answer-tokens", type=_POSITIVE, default=320, show_default=True)

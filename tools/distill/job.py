@@ -31,6 +31,8 @@ from tools.distill.report import fitting, measured, prompt_sets, write
 from tools.distill.shards import SHARD_VERSION, Conversation, claim, is_done
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import hidden, load_runner
+from tools.distill.text import NAME as TEXT
+from tools.distill.text import TextPlan, text_files, text_shards, write_text
 from tools.distill.training import (
     Example,
     TrainingPlan,
@@ -91,6 +93,8 @@ class Job:
     until: str
     write_seconds: float | None = None
     train_seconds: float | None = None
+    text: tuple[str, ...] = ()
+    text_tokens: int = TextPlan.tokens
 
     def run(self) -> None:
         """Run the stages up to `until`. Raises UsageError before the first one for flags that do not fit."""
@@ -107,6 +111,11 @@ class Job:
             labels=self.kind in _LABELLED,
         )
         self._check_corpus(directory, corpus)
+        piece = min(TextPlan.piece, longest_text(inspect(directory)))
+        text = TextPlan(self.text, self.text_tokens, piece, self.seed)
+        if self.text and corpus.labels:
+            raise UsageError(f"--text has no soft labels, which a student of --kind {self.kind} learns from")
+        text_files(self.text)
         sets = fitting(directory, prompt_sets(self.evaluate_on), self.answer_tokens, self.evaluate_prompts)
         if "train" in stages:
             self._check_student(directory, corpus)
@@ -117,8 +126,10 @@ class Job:
         if "train" in stages:
             begun = {"store": self.store, "begin": inspect(self._begin).digest if self._begin else None}
             student, training = asdict(self._plan) | begun, asdict(self._training)
-            made = {"target": digest, "corpus": asdict(corpus), "student": student, "training": training}
-            claim(self.out / "recipe.json", made)
+            used = {"corpus": asdict(corpus), "text": asdict(text) if self.text else None}
+            claim(self.out / "recipe.json", {"target": digest, "student": student, "training": training} | used)
+        if self.text:
+            write_text(directory, digest, work, text)
         stop = math.inf if self.write_seconds is None else time.monotonic() + self.write_seconds
         write_corpus(
             self.target, work, corpus, prompts, Workers(self.workers, self.batch, self.device, self._dtype, stop)
@@ -219,7 +230,10 @@ class Job:
     ) -> tuple[AnyStudent, list[Example], list[Example]]:
         """Return the student before training, the examples to train on, and those held out."""
         data, held = split(examples(work, shards, self.kind in _LABELLED), _HELD_OUT)
-        return self._build(directory, data), data, held
+        student = self._build(directory, data)  # --draft-vocab counts the tokens of answers alone
+        if self.text:
+            data += examples(work, text_shards(work), labels=False, name=TEXT)
+        return student, data, held
 
     def _train(self, directory: Path, work: Path, shards: Sequence[int]) -> tuple[list[str], list[dict[str, Any]]]:
         """Return the opening messages that were not trained on, and the figures of the epochs."""

@@ -172,13 +172,13 @@ Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
 """Returns a student before training, the examples to train on, and those held out."""
 
 
-def examples(directory: Path, shards: Sequence[int], labels: bool = True) -> list[Example]:
-    """Return the examples of the given shards, with soft labels if `labels`.
+def examples(directory: Path, shards: Sequence[int], labels: bool = True, name: str = "corpus") -> list[Example]:
+    """Return the examples of the given shards of this name, with soft labels if `labels`.
 
     The probabilities of a place are scaled to sum to 1. Raises UsageError if the shards have no soft labels."""
     found = []
     for index in shards:
-        path = shard_path(directory, "corpus", index)
+        path = shard_path(directory, name, index)
         texts = conversations(path)
         if not texts:
             continue
