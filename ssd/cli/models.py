@@ -129,8 +129,8 @@ def _described(options: EngineOptions) -> dict[str, Any]:
 
 def _family(model: Checkpoint) -> str:
     """Return the source of the model's family, or why it is not supported."""
-    if pairs.is_head(model):
-        return "EAGLE-3 head: a draft only"
+    if pairs.reads_hidden(model):
+        return f"{pairs.name_of(model)}, a draft only"
     known = registry.families().get(str(model.config.get("model_type")))
     if known is not None:
         return known
@@ -153,12 +153,12 @@ def _rope(config: Mapping[str, Any]) -> str:
 def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:
     """Return why `draft` cannot draft for `target`; None if it can."""
     try:
-        if pairs.is_head(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
+        if pairs.reads_hidden(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
             raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
         pairs.check_pair(target, draft)
         pairs.borrowed(draft, target)
-        if pairs.is_head(draft):
-            pairs.check_head(draft, target)
+        if pairs.reads_hidden(draft):
+            pairs.check_hidden(draft, target)
     except UsageError as error:
         return str(error)
     return None

@@ -72,6 +72,13 @@ def warm_up(runner: Runner, rows: int) -> None:
         )
 
 
+def read_features(arena: FeatureArena, tree: Tree, count: int) -> Tensor:
+    """Return the target's hidden states of the tokens before the next `count` path tokens, as far as they are there."""
+    before = tree.computed - 1
+    extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
+    return arena.read(tree.slot, before, tree.tags[before : before + count])
+
+
 class HeadDrafter(Drafter):
     """Owns an EAGLE-3 head with its pages and chain cache. In `features` the target publishes its hidden states."""
 
@@ -97,10 +104,8 @@ class HeadDrafter(Drafter):
 
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
         if not tokens or tree.computed >= tree.base:
-            return tokens
-        before = tree.computed - 1
-        extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
-        rows = self._features.read(tree.slot, before, tree.tags[before : before + len(tokens)])
+            return tokens[:1]
+        rows = read_features(self._features, tree, min(len(tokens), tree.base - tree.computed))
         self._read[tree.request] = rows.to(self._head.device, self._head.dtype)
         return tokens[: len(rows)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
+from ssd.draft.block import BlockDrafter
 from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.depth_policy import DepthPolicy
@@ -32,6 +33,7 @@ from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
+from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.speculation.noise import NoiseCache
 from ssd.system import failpoints
@@ -194,7 +196,9 @@ class DraftEngine:
         if self.cascade.smaller:
             found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._publisher.post), 1
         else:
-            depths = self._depths.depths(self.trees.values(), began) if self.drafter.goes_on else 1
+            depths = self.drafter.block or 1
+            if self.drafter.goes_on:
+                depths = self._depths.depths(self.trees.values(), began)
             found, depths = forward(self.drafter, paths, growing, self._publisher.post, depths)
         self._publish(paths, growing, found)
         self._note_step(time.perf_counter() - began, depths, paths, found)
@@ -266,6 +270,9 @@ def _drafter(
     config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena | None = None
 ) -> Drafter:
     known = noise, vocab_size
+    if isinstance(runner.model, BlockDraft):
+        assert features is not None, "a block drafter reads hidden states"
+        return BlockDrafter(config, runner, *known, features)
     if isinstance(runner, TreeRunner):
         if features is not None:
             return StaticHeadDrafter(config, runner, *known, features=features)

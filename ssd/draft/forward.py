@@ -27,7 +27,9 @@ def forward(
     The guesses are those for each path's outputs, then for each chain's last token. Each later forward adds one where a
     guess is wanted, and so does each right token of `_foreseen`. At most `depths` forwards run, one after the other;
     `meanwhile` runs while a device computes."""
-    foreseen = [_foreseen(drafter, tree, chain) for tree, chains in growing for chain in chains]
+    foreseen = [
+        [] if drafter.block else _foreseen(drafter, tree, chain) for tree, chains in growing for chain in chains
+    ]
     more = [] if depths == 1 or any(foreseen) else _later_forwards(drafter, paths, growing, depths - 1)
     rows = chain_rows(growing, foreseen)
     if any(more) and (found := drafter.several(paths, rows, more, meanwhile)) is not None:
@@ -85,10 +87,7 @@ def wanted(tree: Tree) -> int:
 
 def pending(tree: Tree, most: int) -> list[int]:
     """Return the next path tokens without keys and values that one forward can compute, at most `most`."""
-    stop = min(wanted(tree), tree.computed + most)
-    if tree.recurrent:
-        stop = min(stop, max(tree.base, tree.computed + 1))
-    return tree.path[tree.computed : stop]
+    return tree.path[tree.computed : min(wanted(tree), tree.computed + most)]
 
 
 def outputs(tree: Tree, count: int) -> int:

@@ -15,7 +15,7 @@ import zmq
 
 from ssd.config.engine import Activations, EngineConfig, WeightFormat
 from ssd.config.params import MAX_LOOKAHEAD
-from ssd.draft import eagle3
+from ssd.draft import block, eagle3
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
 from ssd.emulation import pacing, synthetic
@@ -32,10 +32,11 @@ from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build
 from ssd.models import registry
+from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
 from ssd.models.head import with_list
-from ssd.models.pairs import SHARED, borrowed, check_pair, is_head, translated
+from ssd.models.pairs import SHARED, borrowed, check_pair, reads_hidden, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
 from ssd.system import failpoints
@@ -103,7 +104,9 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
 
 
 def _warm_up(runner: Runner, tokens: int) -> None:
-    if isinstance(runner.model, Eagle3) and not isinstance(runner, TreeRunner):
+    if isinstance(runner.model, BlockDraft):
+        block.warm_up(runner, tokens)
+    elif isinstance(runner.model, Eagle3) and not isinstance(runner, TreeRunner):
         eagle3.warm_up(runner, tokens)
     else:
         runner.warm_up(tokens)
@@ -115,7 +118,7 @@ def _load(
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
     checkpoint = inspect(directory, not dummy)
-    lends = bool(checkpoint.config.get(SHARED)) or is_head(checkpoint)
+    lends = bool(checkpoint.config.get(SHARED)) or reads_hidden(checkpoint)
     target = inspect(Path(config.target), lends and not dummy)
     if not dummy:
         checkpoint = with_list(borrowed(checkpoint, target))
@@ -137,7 +140,7 @@ def _load(
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
-    if device.type == "cuda" and takes is None:
+    if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft):
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
         runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)

@@ -186,7 +186,7 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
-    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.is_head(target):
+    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.reads_hidden(target):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
@@ -225,21 +225,22 @@ def _sampling(directory: Path) -> SamplingDefaults:
 def _features(
     options: ChosenOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 ) -> Features | None:
-    """Return the hidden states that an EAGLE-3 head among the drafts reads of the target; None without one.
+    """Return the hidden states that a draft reads of the target; None if none does.
 
     Raises UsageError."""
-    found = [draft for draft in drafts if pairs.is_head(draft)]
+    found = [draft for draft in drafts if pairs.reads_hidden(draft)]
     if not found:
         return None
+    name = pairs.name_of(found[0])
     if len(drafts) > 1:
-        raise UsageError(f"{found[0].directory} is an EAGLE-3 head, which speculates alone: give one --draft")
+        raise UsageError(f"{found[0].directory} is {name}, which speculates alone: give one --draft")
     if options.synthetic_acceptance_length is not None:
         raise UsageError(
-            f"{found[0].directory} is an EAGLE-3 head, which goes on from hidden states: --synthetic-acceptance-length "
-            "needs another --draft"
+            f"{found[0].directory} is {name}, which goes on from hidden states: --synthetic-acceptance-length needs "
+            "another --draft"
         )
-    layers = pairs.check_head(found[0], target)
-    return Features(layers=layers, width=pairs.FUSED * pairs.target_width(found[0].config))
+    layers = pairs.check_hidden(found[0], target)
+    return Features(layers=layers, width=len(layers) * pairs.target_width(found[0].config))
 
 
 def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:

@@ -14,15 +14,13 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.decoder import Decoder, DecoderLayer
-from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
-from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import Attention, FeedForward, guess_step, shape_of
-from ssd.models.head import Head, check_ids, embedding_table
+from ssd.models.head import predicting
 from ssd.models.interface import ForwardContext
-from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, SHARED, TARGET_EMBEDDING, target_width
+from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, flag, number
 
@@ -58,7 +56,7 @@ class Eagle3:
         self._rotary = Rotary(frequencies(shape.head_dim, config, max_position), max_position, dtype, device)
         own = weights.has(EMBEDDING)
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
-        self.head, self._embed = self._predicting(config, weights, embedding, not own)
+        self.head, self._embed = predicting(config, weights, shape, device, embedding, not own)
         self.width, self.fused = width, FUSED * target_width(config)
         self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
@@ -71,30 +69,6 @@ class Eagle3:
         self._feed_forward = FeedForward(config, layer.below("mlp"))
         self._eps, self._normed_residual = eps, flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-
-    def _predicting(
-        self, config: Config, weights: Weights, embedding: Tensor | Groups, theirs: bool
-    ) -> tuple[Head, Table]:
-        """Return the head over the tokens that it predicts, and the table of its embedding.
-
-        The rows are its own, or those of the target's table, which has rows for all other ids, too. `d2t` has each
-        predicted token's id less its place in the list. `theirs`: the embedding is the target's."""
-        count, known, width = self.shape.outputs, self.shape.vocab_size, int(config["hidden_size"])
-        own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
-        if own:
-            rows = weights.whole(OUTPUTS, count, width)
-        elif weights.has(OUTPUTS):
-            rows = table = weights.whole(OUTPUTS, known, width)
-        else:
-            rows = table = embedding if theirs else weights.whole(TARGET_EMBEDDING, known, width)
-        if weights.has("d2t"):
-            ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(self.device)
-            check_ids(ids, known, "d2t")
-            rows = rows if own else outputs_of(rows, ids)
-        kept = None if table is None or count == known else Table(table, dots=True)
-        head = Head(weights.linear(rows, None), ids, kept)
-        predicting = rows if table is None or kept is None else table
-        return head, embedding_table(embedding, predicting, head)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return features [n, width] of hidden states [n, fused] after three target layers, low to high."""

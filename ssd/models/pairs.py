@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ssd.errors import UsageError
+from ssd.models.blocks import check_block, is_block
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
 from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
 
@@ -31,6 +32,21 @@ def is_head(model: Checkpoint) -> bool:
     names = model.config.get("architectures")
     named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
     return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
+
+
+def reads_hidden(model: Checkpoint) -> bool:
+    """Return True for a draft that reads hidden states of its target: an EAGLE-3 head or a block drafter."""
+    return is_head(model) or is_block(model)
+
+
+def name_of(model: Checkpoint) -> str:
+    """Return what people call such a draft."""
+    return "a block drafter" if is_block(model) else "an EAGLE-3 head"
+
+
+def check_hidden(draft: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
+    """Return after how many target layers such a draft reads hidden states. Raises UsageError if it does not fit."""
+    return check_block(draft, target).layers if is_block(draft) else check_head(draft, target)
 
 
 def target_width(config: Mapping[str, Any]) -> int:
@@ -139,7 +155,7 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, targ
     if vocabulary is None or ours is None or vocabulary == ours:
         return draft
     try:
-        if is_head(draft) or draft.config.get(SHARED):
+        if reads_hidden(draft) or draft.config.get(SHARED):
             differing = readable(min(vocabulary.items() ^ ours.items())[0])
             raise UsageError(f"it reads tensors of a model with the same tokenizer, but {differing} differs")
         found = translation(vocabulary, size, ours, draft.count("vocab_size"))
@@ -157,7 +173,7 @@ def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
-    if is_head(draft):
+    if reads_hidden(draft):
         outputs = OUTPUTS if OUTPUTS in target.tensors else TARGET_EMBEDDING
         lacking = {EMBEDDING: TARGET_EMBEDDING, OUTPUTS: outputs}
         names = [*names, *(theirs for ours, theirs in lacking.items() if ours not in draft.tensors)]

@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
-from ssd.models.pairs import is_head
+from ssd.models.blocks import is_block
+from ssd.models.pairs import reads_hidden
 from ssd.system.allocator import give_back_freed
 from ssd.system.registered import entries
 
@@ -44,7 +45,7 @@ def _source(entry: EntryPoint) -> str:
 
 def has_file(checkpoint: Checkpoint) -> bool:
     """Return True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
-    return str(checkpoint.config.get("model_type")) in _entries() or is_head(checkpoint)
+    return str(checkpoint.config.get("model_type")) in _entries() or reads_hidden(checkpoint)
 
 
 def load(
@@ -70,6 +71,7 @@ def load(
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear
     from ssd.models import fallback, weights
+    from ssd.models.block import BlockDraft
     from ssd.models.eagle3 import Eagle3
     from ssd.models.split import Share
 
@@ -96,7 +98,8 @@ def load(
             ) from error
     parts = PARTS[activations]
     linear = partial(Int8Linear, parts=parts or 2) if int8 else partial(Linear, parts=parts)
-    family: Any = Eagle3 if is_head(checkpoint) else known[kind].load()
+    hidden: Any = BlockDraft if is_block(checkpoint) else Eagle3
+    family: Any = hidden if reads_hidden(checkpoint) else known[kind].load()
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:

@@ -60,7 +60,7 @@ def test_a_gguf(tmp_path: Path) -> None:
 
 def test_an_eagle_head(tmp_path: Path) -> None:
     target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head")
-    assert described(head)["family"] == "EAGLE-3 head: a draft only"
+    assert described(head)["family"] == "an EAGLE-3 head, a draft only"
     assert described(target, "--draft", head)["draft_fits"] is True
     assert "can only be a draft" in described(head, "--draft", target)["draft_why_not"]
 

@@ -45,7 +45,7 @@ _MEASURED = 16
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The plan of a drafter of blocks.
+    """The plan of a block drafter.
 
     It reads the hidden states after the target's `layers` (none: those of EAGLE-3), has `depth` layers, and predicts
     `block` tokens in a pass, of the `vocab` most frequent ones of its corpus (0: all). Its first-order head has

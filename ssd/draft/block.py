@@ -1,0 +1,184 @@
+"""Runs a block drafter: one pass predicts several tokens after a path, and after every chain.
+
+Keys and values of committed tokens are made of the target's hidden states of the tokens before them, as `ready` finds
+them. The tokens behind them (the last committed one, those of the trunk, those of a chain) are rows of a block, which
+no page keeps: each pass computes them again, with a mask for each further token that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_LOOKAHEAD
+from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells
+from ssd.draft.eagle3 import read_features
+from ssd.draft.tree import Guess, Tree
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.execution.meanwhile import Task, nothing
+from ssd.execution.runner import Runner
+from ssd.ipc.features import FeatureArena
+from ssd.models.block import MASK, BlockDraft
+from ssd.speculation.noise import NoiseCache
+
+# Rows of a block: up to a whole speculation's tokens, those before it whose hidden states are missing, and one more.
+_DEPTH = 2 * (MAX_LOOKAHEAD + 1)
+
+
+@dataclass
+class _Block:
+    """A block: the tokens that it begins with, the first at the place of the last committed one, and in `cell` its keys
+    and values. Guesses are wanted after the last `outputs` of them, and `more` after these."""
+
+    tree: Tree
+    cell: int
+    known: list[int]
+    outputs: int
+    more: int
+    guesses: list[Guess] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.known + [MASK] * self.more
+
+    @property
+    def count(self) -> int:
+        return self.outputs + self.more
+
+    def next_row(self) -> tuple[LogitRows, int]:
+        """Return the row of logits of the next guess, and the token before it."""
+        done, first = len(self.guesses), len(self.known) - self.outputs
+        node = first + done  # tokens behind the committed ones, before the next guess
+        before = [guess.token for guess in self.guesses[self.outputs - 1 :]] if done >= self.outputs else []
+        drafts = [*self.known[1 : node + 1], *before][:node]
+        token = self.known[node] if done < self.outputs else self.guesses[-1].token
+        drafts_known = [] if self.tree.grammar is None else [drafts]
+        return LogitRows(self.tree, [self.tree.base + node], [node], drafts_known), token
+
+
+class BlockDrafter(Drafter):
+    """Owns a block drafter. In `features` the target publishes its hidden states."""
+
+    recurrent = True
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
+    ) -> None:
+        model = cast(BlockDraft, runner.model)
+        # A cell for each chain, and one for the path of each slot.
+        cache = ChainCache.new(model.shape, cells(config) + config.max_num_seqs, _DEPTH, model.dtype, model.device)
+        super().__init__(config, runner, noise, vocab_size, cache)
+        self._model, self._features = model, features
+        self._own = [cast(int, cache.take()) for _ in range(config.max_num_seqs)]
+        self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
+        self.block = model.fields.block - (not model.fields.from_anchor)
+
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        missing = tree.base - tree.computed
+        if not tokens or missing <= 0:
+            return tokens
+        rows = read_features(self._features, tree, min(len(tokens), missing))
+        self._read[tree.request] = rows.to(self._model.device, self._model.dtype)
+        return tokens if len(rows) == missing else tokens[: len(rows)]
+
+    def forward(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
+    ) -> Iterator[Guess]:
+        frontiers = len(paths) + sum(len(own.tokens) for _, own in chains)
+        return chain.from_iterable(self.several(paths, chains, [0] * frontiers, meanwhile))
+
+    def several(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
+    ) -> list[list[Guess]]:
+        """Return the guesses for each path's outputs, and for the last token of each chain; after each, `more`."""
+        self._remember(paths)
+        blocks = self._blocks(paths, chains, more)
+        self._guess([block for block in blocks if block.count], meanwhile)
+        return [block.guesses for block in blocks]
+
+    def _remember(self, paths: Sequence[PathRow]) -> None:
+        """Store keys and values of the tokens before those of the rows, as far as these are committed."""
+        cache = self.runner.cache
+        for tree, row in paths:
+            if row.start >= tree.base:
+                continue
+            states, first = self._read.pop(tree.request), row.start - 1
+            stop = first + len(states)
+            slots = torch.tensor(cache.slots(row.pages, first, stop), device=self._model.device)
+            with torch.inference_mode():
+                made = self._model.context(states, torch.arange(first, stop, device=self._model.device))
+                for layer, (keys, values) in enumerate(made):
+                    cache.keys[layer][slots], cache.values[layer][slots] = keys, values
+
+    def _blocks(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int]) -> list[_Block]:
+        found, rest = list[_Block](), iter(more)
+        for tree, row in paths:
+            known = [tree.tokens[-1], *tree.trunk[: max(0, row.stop - tree.base)]]
+            found.append(_Block(tree, self._own[tree.slot], known, row.outputs, next(rest)))
+        for tree, own in chains:
+            known_chains = {one.cell: one for one in tree.chains}
+            for cell, fork in zip(own.cells, own.forks, strict=True):
+                tokens = known_chains[cell].tokens if cell in known_chains else [0]  # of a rehearsal
+                known = [tree.tokens[-1], *tree.trunk[:fork], *tokens]
+                found.append(_Block(tree, cell, known, 1, next(rest)))
+        return found
+
+    def _guess(self, blocks: Sequence[_Block], meanwhile: Task) -> None:
+        """Run the blocks and draw their guesses, each after the one before it."""
+        if not blocks:
+            self.runner.compute(0, lambda: None, meanwhile)
+            return
+        texts = self.vocabulary.texts([block.tree for block in blocks])
+        counts = [block.count for block in blocks]
+
+        def logits() -> Tensor:
+            hidden = self.runner.states(*self._inputs(blocks))
+            return self.vocabulary.logits(hidden, counts, texts)
+
+        found = self.runner.compute(sum(len(block.tokens) for block in blocks), logits, meanwhile)
+        starts = list(accumulate(counts, initial=0))
+        for step in range(max(counts)):
+            places = [place for place, count in enumerate(counts) if step < count]
+            rows, before = zip(*(blocks[place].next_row() for place in places), strict=True)
+            scores = found[[starts[place] + step for place in places]]
+            bias = self._model.bias(torch.tensor(before, device=scores.device))
+            if bias is not None:
+                scores = scores + F.pad(
+                    bias[:, : self.vocabulary.listed], (0, scores.shape[1] - self.vocabulary.listed)
+                )
+            own = [texts[place] for place in places] if texts else []
+            for place, guess in zip(places, self._sampler(scores, rows, own), strict=True):
+                blocks[place].guesses.append(guess)
+
+    def _inputs(self, blocks: Sequence[_Block]) -> tuple[list[int], TreeContext, list[int]]:
+        """Return the tokens of a forward over the blocks, its context, and the rows that guesses are wanted of."""
+        rows, wanted, tokens = list[ChainTokens](), list[int](), list[int]()
+        for block in blocks:
+            own = ChainTokens(block.tree.table.pages, block.tree.base - 1)
+            own.add(0, block.cell, 0, block.tokens)
+            rows.append(own)
+            last = len(tokens) + len(block.tokens)
+            wanted += range(last - block.count, last)
+            tokens += block.tokens
+        runner = self.runner
+        return tokens, TreeContext(runner.context([]), rows, runner.cache, self.chain_cache, runner.paged), wanted
+
+
+def warm_up(runner: Runner, rows: int) -> None:
+    """Do `Runner.warm_up` for a block drafter, from hidden states that are zero."""
+    model = cast(BlockDraft, runner.model)
+    cache = ChainCache.new(model.shape, 1, rows, model.dtype, model.device)
+    positions = torch.arange(rows, device=model.device)
+    with torch.inference_mode():
+        model.context(torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device), positions)
+    for count in (1, rows):
+        own = ChainTokens(range(runner.cache.pages), 1)
+        own.add(0, 0, 0, [0] + [MASK] * (count - 1))
+        context = TreeContext(runner.context([]), [own], runner.cache, cache, runner.paged)
+        runner.run(own.tokens, context, range(count))
