@@ -17,13 +17,15 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
-from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells
+from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells, ranked_guesses
 from ssd.draft.eagle3 import read_features
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.features import FeatureArena
+from ssd.kernels.decoder import Views
+from ssd.kernels.guess import GuessStep
 from ssd.models.block import MASK, BlockDraft
 from ssd.speculation.noise import NoiseCache
 
@@ -51,15 +53,21 @@ class _Block:
     def count(self) -> int:
         return self.outputs + self.more
 
+    def row(self, step: int) -> LogitRows:
+        """Return the row of logits of the guess number `step`, without the tokens before it."""
+        node = len(self.known) - self.outputs + step  # tokens behind the committed ones, before the guess
+        return LogitRows(self.tree, [self.tree.base + node], [node])
+
     def next_row(self) -> tuple[LogitRows, int]:
         """Return the row of logits of the next guess, and the token before it."""
-        done, first = len(self.guesses), len(self.known) - self.outputs
-        node = first + done  # tokens behind the committed ones, before the next guess
+        done = len(self.guesses)
+        row = self.row(done)
+        (node,) = row.nodes
         before = [guess.token for guess in self.guesses[self.outputs - 1 :]] if done >= self.outputs else []
         drafts = [*self.known[1 : node + 1], *before][:node]
         token = self.known[node] if done < self.outputs else self.guesses[-1].token
         drafts_known = [] if self.tree.grammar is None else [drafts]
-        return LogitRows(self.tree, [self.tree.base + node], [node], drafts_known), token
+        return row._replace(drafts=drafts_known), token
 
 
 class BlockDrafter(Drafter):
@@ -109,12 +117,9 @@ class BlockDrafter(Drafter):
             if row.start >= tree.base:
                 continue
             states, first = self._read.pop(tree.request), row.start - 1
-            stop = first + len(states)
-            slots = torch.tensor(cache.slots(row.pages, first, stop), device=self._model.device)
+            slots = cache.slots(row.pages, first, first + len(states))
             with torch.inference_mode():
-                made = self._model.context(states, torch.arange(first, stop, device=self._model.device))
-                for layer, (keys, values) in enumerate(made):
-                    cache.keys[layer][slots], cache.values[layer][slots] = keys, values
+                self._model.remember(states, first, slots, cache.keys, cache.values)
 
     def _blocks(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int]) -> list[_Block]:
         found, rest = list[_Block](), iter(more)
@@ -134,14 +139,19 @@ class BlockDrafter(Drafter):
         if not blocks:
             self.runner.compute(0, lambda: None, meanwhile)
             return
+        tokens, context, wanted = self._inputs(blocks)
+        kernel = self._step if self._sampler.only_ranks([block.row(0) for block in blocks]) else None
+        if kernel is not None and (views := context.views()) is not None:
+            self._guess_in_one_call(kernel, blocks, tokens, views, wanted, meanwhile)
+            return
         texts = self.vocabulary.texts([block.tree for block in blocks])
         counts = [block.count for block in blocks]
 
         def logits() -> Tensor:
-            hidden = self.runner.states(*self._inputs(blocks))
+            hidden = self.runner.states(tokens, context, wanted)
             return self.vocabulary.logits(hidden, counts, texts)
 
-        found = self.runner.compute(sum(len(block.tokens) for block in blocks), logits, meanwhile)
+        found = self.runner.compute(len(tokens), logits, meanwhile)
         starts = list(accumulate(counts, initial=0))
         for step in range(max(counts)):
             places = [place for place, count in enumerate(counts) if step < count]
@@ -155,6 +165,37 @@ class BlockDrafter(Drafter):
             own = [texts[place] for place in places] if texts else []
             for place, guess in zip(places, self._sampler(scores, rows, own), strict=True):
                 blocks[place].guesses.append(guess)
+
+    def _guess_in_one_call(
+        self,
+        kernel: GuessStep,
+        blocks: Sequence[_Block],
+        tokens: list[int],
+        views: Views,
+        wanted: Sequence[int],
+        meanwhile: Task,
+    ) -> None:
+        """Do `_guess` by our kernels, which go on from the best guess of the row before."""
+        starts = list(accumulate((block.count for block in blocks), initial=0))
+        longest = max(block.count for block in blocks)
+        order = [
+            (place, number) for number in range(longest) for place, block in enumerate(blocks) if number < block.count
+        ]
+        asks, count = self._sampler.asks([blocks[place].row(number) for place, number in order])
+        asked = dict[int, int]()  # by block, its last ask so far
+        for index, (place, number) in enumerate(order):
+            block = blocks[place]
+            if number < block.outputs:
+                asks[index] = asks[index]._replace(before=block.known[number - block.outputs])
+            else:
+                asks[index] = asks[index]._replace(after=asked[place])
+            asked[place] = index
+        rows = [wanted[starts[place] + number] for place, number in order]
+        (ids, scores), _ = self.runner.compute(
+            len(tokens), lambda: kernel(tokens, (), views, rows, asks, self.vocabulary.listed, count), meanwhile
+        )
+        for (place, _), guess in zip(order, ranked_guesses(ids, scores), strict=True):
+            blocks[place].guesses.append(guess)
 
     def _inputs(self, blocks: Sequence[_Block]) -> tuple[list[int], TreeContext, list[int]]:
         """Return the tokens of a forward over the blocks, its context, and the rows that guesses are wanted of."""
@@ -174,9 +215,9 @@ def warm_up(runner: Runner, rows: int) -> None:
     """Do `Runner.warm_up` for a block drafter, from hidden states that are zero."""
     model = cast(BlockDraft, runner.model)
     cache = ChainCache.new(model.shape, 1, rows, model.dtype, model.device)
-    positions = torch.arange(rows, device=model.device)
+    states = torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device)
     with torch.inference_mode():
-        model.context(torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device), positions)
+        model.remember(states, 0, range(rows), runner.cache.keys, runner.cache.values)
     for count in (1, rows):
         own = ChainTokens(range(runner.cache.pages), 1)
         own.add(0, 0, 0, [0] + [MASK] * (count - 1))

@@ -110,7 +110,7 @@ class Drafter:
             meanwhile,
         )
         each = made.unbind() if context.parts else ()
-        return iter(_ranked_guesses(ids, scores, [each[index] for index in wanted] if each else ()))
+        return iter(ranked_guesses(ids, scores, [each[index] for index in wanted] if each else ()))
 
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
@@ -221,7 +221,7 @@ def candidates_of(trees: Iterable[Tree]) -> int:
     return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
 
 
-def _ranked_guesses(
+def ranked_guesses(
     ids: Sequence[list[int]], scores: Sequence[list[float]], features: Sequence[Tensor] = ()
 ) -> list[Guess]:
     """Return a guess for each row, with the best of its `ids` as token and its feature, if there are any."""
@@ -273,7 +273,7 @@ class DraftSampler:
         scores, warmth = scores_of(logits, asked)
         found = ranked(scores, self._count(rows), warmth)
         row_texts = [text for own, text in zip(rows, texts, strict=False) for _ in own.positions]
-        guesses = _ranked_guesses(self._vocabulary.names(found.ids, row_texts), found.scores)
+        guesses = ranked_guesses(self._vocabulary.names(found.ids, row_texts), found.scores)
         if any(own.drafts or own.tree.law.filters for own in rows):
             guesses = [possible(guess) for guess in guesses]
         start, parts = 0, scores.split([len(own.positions) for own in rows])

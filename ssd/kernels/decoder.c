@@ -58,6 +58,23 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
     add(y, normed, y, rows * width);
 }
 
+/* Puts keys and values that the `count` layers make of normed x [rows, width] to where `to` has each row's own. */
+void remember(const layer_t *layers, int64_t count, const float *cosines, const float *sines, const int64_t *positions,
+              const float *x, int64_t rows, const store_t *to, float *scratch) {
+    const int64_t dim = layers->dim, attended = layers->heads * dim, kv = layers->kv_heads * dim, projected = attended + 2 * kv;
+    float *cos = scratch, *sin = cos + rows * dim, *qkv = sin + rows * dim, *rotated = qkv + rows * projected;
+    float *keys = qkv + attended, *rest = rotated + rows * kv;
+    gather(cosines, dim, positions, cos, rows);
+    gather(sines, dim, positions, sin, rows);
+    for (int64_t layer = 0; layer < count; layer++) {
+        const layer_t *by = layers + layer;
+        multiply(&by->qkv, x, by->qkv.inputs, qkv, rows, rest);
+        if (by->k_norm) norm_heads(keys, by->k_norm, by->kv_heads, by, rows, projected);
+        rotate(keys, projected, cos, sin, rotated, rows, by->kv_heads, dim);
+        put(to, layer, rotated, kv, keys + kv, projected, rows, kv);
+    }
+}
+
 /* x [rows, width] -> y, by the layers from `first` to `stop` - 1 of all `layers`. `cosines` and `sines` are the tables
    of every position, and `positions` [rows] those of the rows. */
 void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
-from ctypes import pointer
+from ctypes import byref, pointer
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.attention import NO_WINDOW, View, scores_bytes
+from ssd.kernels.attention import NO_WINDOW, KVSpans, View, scores_bytes
 from ssd.kernels.cpu import Product, check
 from ssd.kernels.library import address
 
@@ -95,8 +95,22 @@ class Decoder:
         """Raise `ValueError` or `IndexError` unless `views` has n tokens at positions that exist."""
         if len(views.positions) != n or views.tokens != n:
             raise ValueError(f"{n} tokens with {len(views.positions)} positions and {views.tokens} views")
-        if not 0 <= min(views.positions, default=0) <= max(views.positions, default=0) < self._positions:
+        self._check(views.positions)
+
+    def _check(self, positions: array[int]) -> None:
+        if not 0 <= min(positions, default=0) <= max(positions, default=0) < self._positions:
             raise IndexError(f"positions beyond the {self._positions} that the model has")
+
+    def remember(self, x: Tensor, positions: array[int], to: KVSpans) -> None:
+        """Store the keys and values of all layers for normed x [n, width] as each token's own in `to`."""
+        check(x)
+        n = len(positions)
+        if x.shape != (n, self.width) or not x.is_contiguous() or to.tokens != n:
+            raise ValueError(f"{n} positions of {self.width} numbers expected, not {list(x.shape)} and {to.tokens}")
+        self._check(positions)
+        memory = library.scratch(n * (self._row_bytes + self._product_bytes))
+        addresses = *self.tables, address(positions), x.data_ptr(), n, byref(to.struct), memory.data_ptr()
+        library.call().remember(self.structs, len(self), *addresses)
 
     def scratch_bytes(self, views: Views) -> int:
         """Return the bytes of scratch that a call needs."""

@@ -1,10 +1,13 @@
 /* A step of a draft: from tokens to the likeliest next ones, from the kernels of the other files. Bit for bit what
-   `ssd.models.families.llama`, `ssd.models.eagle3` and `ssd.draft.drafter` do in single calls. */
+   `ssd.models.families.llama`, `ssd.models.eagle3`, `ssd.models.block` and `ssd.draft` do in single calls. */
 
 #include "kernels.h"
 
 /* A model. `embedding` has a row for every id. `head` has a logit for each of the `ids`, or, if these are missing, for
-   the ids from 0 on. `table` has a row for every id; missing if none is wanted. */
+   the ids from 0 on. `table` has a row for every id; missing if none is wanted.
+
+   `mask` is the embedding of a negative id; missing if there are none. With `first` [ids, rank] and `second` [outputs,
+   rank], the logits after a token are the head's, and the token's row of `first` times `second`. */
 typedef struct {
     const product_t *embedding;
     const layer_t *layers;
@@ -14,12 +17,15 @@ typedef struct {
     product_t head;
     const int64_t *ids;
     const product_t *table;
+    const float *mask;
+    const product_t *first, *second;
 } model_t;
 
 /* A ranking after token `index` of a batch: the best of the first `listed` logits and of the ids `text` [texts], over
-   the temperature and with the noise of `key` if there is `noise` (that of the listed ids). */
+   the temperature and with the noise of `key` if there is `noise` (that of the listed ids). `first` reads `before`, or
+   the best id of the ranking `after`, an earlier one, if that is not negative. */
 typedef struct {
-    int64_t index;
+    int64_t index, before, after;
     const int64_t *text;
     int64_t texts;
     const float *noise;
@@ -42,6 +48,31 @@ static void rank_one(const model_t *by, const ask_t *ask, const float *hidden, c
         else if (by->ids) ids[i] = by->ids[ids[i]];
 }
 
+static void embed(const model_t *by, const int64_t *tokens, float *y, int64_t rows) {
+    const int64_t width = by->embedding->inputs;
+    for (int64_t row = 0; row < rows; row++, y += width)
+        if (tokens[row] < 0) memcpy(y, by->mask, width * sizeof *y);
+        else look_up(by->embedding, tokens + row, y, 1);
+}
+
+/* How many of the asks from `from` on read the best ids of none of these. */
+static int64_t apart(const ask_t *asks, int64_t from, int64_t asked) {
+    int64_t stop = from;
+    while (stop < asked && asks[stop].after < from) stop++;
+    return stop - from;
+}
+
+/* Adds to logits [asked, outputs] what the tokens before say. `ids` [all asks, best] has those of the earlier asks. */
+static void add_first(const model_t *by, const ask_t *asks, int64_t asked, const int64_t *ids, int64_t best,
+                      float *logits, float *scratch) {
+    const int64_t rank = by->first->inputs, count = asked * by->head.outputs;
+    float *rows = scratch, *more = rows + asked * rank;
+    for (int64_t i = 0; i < asked; i++)
+        look_up(by->first, asks[i].after < 0 ? &asks[i].before : ids + asks[i].after * best, rows + i * rank, 1);
+    multiply(by->second, rows, rank, more, asked, more + count);
+    for (int64_t i = 0; i < count; i++) logits[i] += more[i];
+}
+
 /* `tokens` [rows] at `positions` [rows] -> made [rows, width], what the layers make of them; and for each of the `asks`
    its `best` likeliest ids [asked, best] and their scores. `features` are for pairs, a row [width] each, else missing. */
 void guess(const model_t *by, const int64_t *tokens, const float *const *features, const int64_t *positions, int64_t rows,
@@ -49,7 +80,7 @@ void guess(const model_t *by, const int64_t *tokens, const float *const *feature
            float *made, int64_t *ids, float *scores, float *scratch) {
     const int64_t width = by->head.inputs, outputs = by->head.outputs;
     float *embedded = scratch, *rest = embedded + rows * width;
-    look_up(by->embedding, tokens, embedded, rows);
+    embed(by, tokens, embedded, rows);
     if (features)
         for (int64_t row = 0; row < rows; row++) memcpy(made + row * width, features[row], width * sizeof *made);
     decoder(by->layers, 0, by->count, by->cosines, by->sines, positions, features ? made : embedded, embedded, made,
@@ -59,6 +90,11 @@ void guess(const model_t *by, const int64_t *tokens, const float *const *feature
     for (int64_t i = 0; i < asked; i++)
         rms_norm(made + asks[i].index * width, width, by->norm, hidden + i * width, 1, width, by->eps);
     multiply(&by->head, hidden, width, logits, asked, rest);
-    for (int64_t i = 0; i < asked; i++, ids += best, scores += best)
-        rank_one(by, asks + i, hidden + i * width, logits + i * outputs, listed, ids, scores, best, rest);
+    for (int64_t from = 0, stop; from < asked; from = stop) {
+        stop = by->first ? from + apart(asks, from, asked) : asked;
+        if (by->first) add_first(by, asks + from, stop - from, ids, best, logits + from * outputs, rest);
+        for (int64_t i = from; i < stop; i++)
+            rank_one(by, asks + i, hidden + i * width, logits + i * outputs, listed, ids + i * best, scores + i * best,
+                     best, rest);
+    }
 }

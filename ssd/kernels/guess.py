@@ -21,19 +21,23 @@ class Ask(NamedTuple):
     """Says which ids to rank after one token of a batch, and by which noise.
 
     `text`: ids that are ranked beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row.
-    `key`: noise key of the other ids (`ssd.speculation.noise.halves`)."""
+    `key`: noise key of the other ids (`ssd.speculation.noise.halves`). A first-order head reads the token `before`, or,
+    if `after` is not negative, the best id of that ask, an earlier one."""
 
     text: array[int]
     temperature: float = 0.0
     noise: Tensor | None = None
     key: tuple[int, int] = (0, 0)
+    before: int = 0
+    after: int = -1
 
 
 class GuessStep:
-    """Runs a model of `ssd.models.families.llama` or `ssd.models.eagle3`, and ranks its logits.
+    """Runs a model of `ssd.models.families.llama`, `eagle3` or `block` (`ssd.models`), and ranks its logits.
 
     `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last norm. `head` has a logit for each of the
-    `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none."""
+    `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none. `mask`
+    float32 [width] is the embedding of negative ids. `first` [V, rank] and [n, rank]: a first-order head."""
 
     def __init__(
         self,
@@ -43,15 +47,21 @@ class GuessStep:
         head: Product,
         ids: Tensor | None = None,
         table: Product | None = None,
+        mask: Tensor | None = None,
+        first: tuple[Product, Product] | None = None,
     ) -> None:
-        self._decoder, self._kept = decoder, (embedding, norm, head, ids, table)
+        self._decoder, self._kept = decoder, (embedding, norm, head, ids, table, mask, first)
         self._known, self._width = int(embedding.struct.outputs), decoder.width
+        self._least = 0 if mask is None else -1
         struct = head.struct
         rows = pointer(embedding.struct), None if table is None else pointer(table.struct)
         parts = rows[0], decoder.structs, len(decoder), *decoder.tables, norm[0].data_ptr(), norm[1]
-        self._struct = library.Model(*parts, struct, library.pointer(ids), rows[1])
+        firsts = (None, None) if first is None else tuple(pointer(product.struct) for product in first)
+        self._struct = library.Model(*parts, struct, library.pointer(ids), rows[1], library.pointer(mask), *firsts)
         self._reference = byref(self._struct)
-        self._ask_bytes = 4 * (int(struct.inputs) + int(struct.outputs)) + head.row_bytes
+        outputs = int(struct.outputs)
+        more = 0 if first is None else 4 * (int(first[0].struct.inputs) + outputs) + first[1].row_bytes
+        self._ask_bytes = 4 * (int(struct.inputs) + outputs) + max(head.row_bytes, more)
         self._table_bytes = 0 if table is None else table.dots_bytes
 
     def __call__(
@@ -70,14 +80,14 @@ class GuessStep:
         Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table."""
         n, asked = len(tokens), len(asks)
         self._decoder.check(views, n)
-        if not 0 <= min(tokens) <= max(tokens) < self._known:
+        if not self._least <= min(tokens) <= max(tokens) < self._known:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
         made, numbers = torch.empty(n, self._width), array("q", tokens)
         structs = (library.Ask * asked)(
             *(
-                library.Ask(index, address(text), len(text), library.pointer(noise), temperature, key)
-                for index, (text, temperature, noise, key) in zip(wanted, asks, strict=True)
+                library.Ask(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)
+                for index, (text, temperature, noise, key, before, after) in zip(wanted, asks, strict=True)
             )
         )
         texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0) + self._table_bytes

@@ -93,6 +93,9 @@ class Model(ctypes.Structure):
         ("head", Product),
         ("ids", c_void_p),
         ("table", POINTER(Product)),
+        ("mask", c_void_p),
+        ("first", POINTER(Product)),
+        ("second", POINTER(Product)),
     )
 
 
@@ -101,6 +104,8 @@ class Ask(ctypes.Structure):
 
     _fields_ = (
         ("index", c_int64),
+        ("before", c_int64),
+        ("after", c_int64),
         ("text", c_void_p),
         ("texts", c_int64),
         ("noise", c_void_p),
@@ -132,6 +137,9 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "decoder": (
         *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(View), c_int64, c_void_p),
+    ),
+    "remember": (
+        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Store), c_void_p),
     ),
     "guess": (
         *(POINTER(Model), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(View), c_int64),

@@ -36,7 +36,7 @@ from tests.draft.audit import PROMPTS
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget
 from tests.draft.steps import assert_alike, grown, trees_of
 from tests.exactness.plain import Plain
-from tests.models import heads, tiny
+from tests.models import blocks, heads, tiny
 
 GREEDY, WARM = Law(), Law(temperature=0.8, seed=77)
 FILTERED = WARM._replace(top_k=9, top_p=0.9, min_p=0.01)
@@ -296,9 +296,11 @@ def head_in(folder: Path, predicted: int = 40, shared: bool = False, **fields: A
 
 
 def played(draft: Draft, law: Law) -> list[Any]:
-    """All that a head says in some rounds, from features that are random."""
+    """All that a draft says in some rounds, from hidden states of the target that are random."""
     found: list[Any] = []
-    choice, states = random.Random(3), torch.randn(200, heads.WIDTH, generator=torch.Generator().manual_seed(1))
+    assert draft.config.features is not None
+    width = draft.config.features.width
+    choice, states = random.Random(3), torch.randn(200, width, generator=torch.Generator().manual_seed(1))
 
     def show(tokens: list[int]) -> None:
         tags: list[int] = []
@@ -310,7 +312,7 @@ def played(draft: Draft, law: Law) -> list[Any]:
         for tree in engine.trees.values():
             guesses = [*tree.guesses.values(), *(guess for chain in tree.chains for guess in chain.guesses)]
             found.append([guess._replace(feature=None) for guess in guesses])
-            found.append([guess.feature.tolist() for guess in guesses])
+            found.append([guess.feature.tolist() for guess in guesses if guess.feature is not None])
 
     draft.watch = watch
     draft.engine._scheduler.note_step = lambda *measured: None  # type: ignore[method-assign]  # or times would choose
@@ -349,3 +351,40 @@ def test_one_call_of_a_head_says_what_single_calls_do(case: str, int8: bool, law
     ids = runner.model.head.ids
     unlisted = said - set(range(VOCABULARY) if ids is None else ids.tolist())
     assert bool(unlisted) == (case == "rows of the target")
+
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "own": {"predicted": 40},
+    "norms": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
+    "all": {},
+    "no first-order head": {"predicted": 40, "markov_rank": None},
+}
+
+
+@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
+@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+@pytest.mark.parametrize("case", BLOCKS)
+def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: bool, law: Law, tmp_path: Path) -> None:
+    """Guesses in one call, then one after the other behind all layers in one call, then from single calls alone."""
+    target = heads.target(tmp_path / "target", tie_word_embeddings=True)
+    directory, width = blocks.block(tmp_path / "draft", **BLOCKS[case]), len(blocks.LAYERS) * tiny.SIZES["hidden_size"]
+    features = Features(layers=blocks.LAYERS, width=width)
+    found = []
+    calls: list[int] = []
+    for way in ("one call", "layers", "single calls"):
+        runner = load(directory, torch.float32, int8, target)
+        draft = Draft(pair.config(settings().speculation, features=features), runner)
+        if way == "one call":
+            steps_of(draft.engine.drafter, calls)
+        else:
+            draft.engine.drafter._step = None
+        if way == "single calls":
+            runner.model._decoder = None
+        found.append(played(draft, law))
+    assert found[0] == found[1] == found[2] and len(calls) > 12
+    guesses = [guess for part in found[0][::2] for guess in part]
+    ids = runner.model.head.ids
+    unlisted = {token for guess in guesses for token in guess.candidates}
+    unlisted -= set(range(VOCABULARY) if ids is None else ids.tolist())
+    assert bool(unlisted) == (case != "all") and len({guess.token for guess in guesses}) > 20

@@ -20,7 +20,7 @@ from tests.exactness.plain import Plain
 from tests.models import heads, tiny
 
 LAYERS = (1, 3)  # of the target, after which hidden states are read
-BLOCK, MASK, RANK, DEPTH = 5, 7, 6, 2
+BLOCK, MASK, RANK, DEPTH = 5, 7, 8, 2
 DIM = 8
 THETA = 10000.0
 

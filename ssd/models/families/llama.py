@@ -103,13 +103,21 @@ def kernel_of(linear: LinearLayer) -> Product | None:
     return product if isinstance(product, Product) else None
 
 
-def guess_step(embed: LinearLayer, decoder: Decoder, norm: RMSNorm, head: Head) -> GuessStep | None:
+def guess_step(
+    embed: LinearLayer,
+    decoder: Decoder,
+    norm: RMSNorm,
+    head: Head,
+    mask: Tensor | None = None,
+    first: tuple[Product, Product] | None = None,
+) -> GuessStep | None:
     """Return the parts of a model as one call of our kernels, or None if the kernels do not compute one of them."""
     product, kernel = kernel_of(head.linear), norm.kernel
     rows = embed.product if isinstance(embed, Table) else None
     if product is None or kernel is None or rows is None:
         return None
-    return GuessStep(rows, decoder, kernel, product, head.ids, None if head.table is None else head.table.product)
+    table = None if head.table is None else head.table.product
+    return GuessStep(rows, decoder, kernel, product, head.ids, table, mask, first)
 
 
 class Attention:
@@ -133,14 +141,25 @@ class Attention:
         self._scores = Scores(window=window_of(config, layer))
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        heads, kv_heads = self._shape.heads, self._shape.kv_heads
-        projected = self._qkv(x).view(x.shape[0], heads + 2 * kv_heads, self._shape.head_dim)
+        projected, kv_heads = self._projected(x), self._shape.kv_heads
         places = context.cache_places(self._layer) if fuses(x.device) else None
         if places is not None and (norms := self.fused_norms) is not None:
             return self._out(places.attend(turned(projected, kv_heads, table, norms, places), self._scores))
+        return self._out(context.attend(self._layer, *self._rotated(projected, table), self._scores))
+
+    def keys_and_values(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values [n, kv_heads, dim] of x [n, width], which are all that others attend to."""
+        return self._rotated(self._projected(x), table)[1:]
+
+    def _projected(self, x: Tensor) -> Tensor:
+        shape = self._shape
+        return self._qkv(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
+
+    def _rotated(self, projected: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as attention takes them."""
+        heads, kv_heads = self._shape.heads, self._shape.kv_heads
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
-        k, v = rotated[:, heads:], projected[:, heads + kv_heads :]
-        return self._out(context.attend(self._layer, rotated[:, :heads], k, v, self._scores))
+        return rotated[:, :heads], rotated[:, heads:], projected[:, heads + kv_heads :]
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
@@ -239,6 +258,12 @@ class Layer:
         x.add(self._feed_forward(x.normed(self._forward_norm)))
 
 
+def decoder_of(layers: Sequence[Layer], rotary: Rotary) -> Decoder | None:
+    """Return the layers as one call of our kernels, or None if one has none. Heads must be rotated whole."""
+    whole = [kernel for layer in layers if (kernel := layer.whole()) is not None]
+    return Decoder(whole, rotary.tables) if len(whole) == len(layers) else None
+
+
 def through_layers(
     x: Tensor,
     layers: Sequence[Callable[..., None]],
@@ -282,10 +307,8 @@ class Llama:
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
-        whole = [layer.whole() for layer in self._layers]
-        kernels = [layer for layer in whole if layer is not None]
-        served = len(kernels) == len(whole) and 2 * turned.inverse.shape[0] == self.shape.head_dim
-        self._decoder = Decoder(kernels, self._rotary.tables) if served else None
+        whole = 2 * turned.inverse.shape[0] == self.shape.head_dim
+        self._decoder = decoder_of(self._layers, self._rotary) if whole else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
 
     def check(self, config: Config) -> None:
