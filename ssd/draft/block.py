@@ -71,11 +71,11 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # A cell for each chain, and one for the path of each slot.
-        cache = ChainCache.new(model.shape, cells(config) + config.max_num_seqs, _DEPTH, model.dtype, model.device)
+        # Behind the cells of chains is one for the path of each slot.
+        sizes, self._paths = (_DEPTH, model.dtype, model.device), cells(config)
+        cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
-        self._own = [cast(int, cache.take()) for _ in range(config.max_num_seqs)]
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
         self.block = model.fields.block - (not model.fields.from_anchor)
 
@@ -120,7 +120,7 @@ class BlockDrafter(Drafter):
         found, rest = list[_Block](), iter(more)
         for tree, row in paths:
             known = [tree.tokens[-1], *tree.trunk[: max(0, row.stop - tree.base)]]
-            found.append(_Block(tree, self._own[tree.slot], known, row.outputs, next(rest)))
+            found.append(_Block(tree, self._paths + tree.slot, known, row.outputs, next(rest)))
         for tree, own in chains:
             known_chains = {one.cell: one for one in tree.chains}
             for cell, fork in zip(own.cells, own.forks, strict=True):
