@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import BLOCK_ROWS
 from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells
 from ssd.draft.eagle3 import read_features
 from ssd.draft.tree import Guess, Tree
@@ -26,9 +26,6 @@ from ssd.execution.runner import Runner
 from ssd.ipc.features import FeatureArena
 from ssd.models.block import MASK, BlockDraft
 from ssd.speculation.noise import NoiseCache
-
-# Rows of a block: up to a whole speculation's tokens, those before it whose hidden states are missing, and one more.
-_DEPTH = 2 * (MAX_LOOKAHEAD + 1)
 
 
 @dataclass
@@ -72,7 +69,7 @@ class BlockDrafter(Drafter):
     ) -> None:
         model = cast(BlockDraft, runner.model)
         # Behind the cells of chains is one for the path of each slot.
-        sizes, self._paths = (_DEPTH, model.dtype, model.device), cells(config)
+        sizes, self._paths = (BLOCK_ROWS, model.dtype, model.device), cells(config)
         cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
