@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import BLOCK_ROWS
 from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells, ranked_guesses
 from ssd.draft.eagle3 import read_features
 from ssd.draft.tree import Guess, Tree
@@ -28,9 +28,6 @@ from ssd.kernels.decoder import Views
 from ssd.kernels.guess import GuessStep
 from ssd.models.block import MASK, BlockDraft
 from ssd.speculation.noise import NoiseCache
-
-# Rows of a block: up to a whole speculation's tokens, those before it whose hidden states are missing, and one more.
-_DEPTH = 2 * (MAX_LOOKAHEAD + 1)
 
 
 @dataclass
@@ -79,11 +76,11 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # A cell for each chain, and one for the path of each slot.
-        cache = ChainCache.new(model.shape, cells(config) + config.max_num_seqs, _DEPTH, model.dtype, model.device)
+        # Behind the cells of chains is one for the path of each slot.
+        sizes, self._paths = (BLOCK_ROWS, model.dtype, model.device), cells(config)
+        cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
-        self._own = [cast(int, cache.take()) for _ in range(config.max_num_seqs)]
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
         self.block = model.fields.block - (not model.fields.from_anchor)
 
@@ -125,7 +122,7 @@ class BlockDrafter(Drafter):
         found, rest = list[_Block](), iter(more)
         for tree, row in paths:
             known = [tree.tokens[-1], *tree.trunk[: max(0, row.stop - tree.base)]]
-            found.append(_Block(tree, self._own[tree.slot], known, row.outputs, next(rest)))
+            found.append(_Block(tree, self._paths + tree.slot, known, row.outputs, next(rest)))
         for tree, own in chains:
             known_chains = {one.cell: one for one in tree.chains}
             for cell, fork in zip(own.cells, own.forks, strict=True):
