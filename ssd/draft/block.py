@@ -33,19 +33,26 @@ _DEPTH = 2 * (MAX_LOOKAHEAD + 1)
 
 @dataclass
 class _Block:
-    """A block: the tokens that it begins with, the first at the place of the last committed one, and in `cell` its keys
-    and values. Guesses are wanted after the last `outputs` of them, and `more` after these."""
+    """A block: the tokens that it begins with, the first at the place of the last committed one, and `cells` for keys
+    and values. Guesses are wanted after the last `outputs` of the tokens, and `more` after these."""
 
     tree: Tree
-    cell: int
+    cells: Sequence[int]
     known: list[int]
     outputs: int
     more: int
     guesses: list[Guess] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> list[int]:
-        return self.known + [MASK] * self.more
+    def parts(self, from_anchor: bool) -> list[tuple[list[int], int]]:
+        """Return the parts that a forward runs, each in a cell: their tokens, and how many of the last rows predict.
+
+        Unless rows of known tokens predict the next one (`from_anchor`), each output needs a part that ends with a
+        mask in the place of the next token."""
+        if from_anchor:
+            return [(self.known + [MASK] * self.more, self.count)]
+        last = len(self.known)
+        shorter = [([*self.known[:stop], MASK], 1) for stop in range(last - self.outputs + 1, last)]
+        return [*shorter, (self.known + [MASK] * (self.more + 1), self.more + 1)]
 
     @property
     def count(self) -> int:
@@ -71,11 +78,14 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # A cell for each chain, and one for the path of each slot.
-        cache = ChainCache.new(model.shape, cells(config) + config.max_num_seqs, _DEPTH, model.dtype, model.device)
+        # A cell for each chain, and those for the path of each slot: one, or one for each output that needs a mask.
+        own = 1 if model.fields.from_anchor else MAX_LOOKAHEAD + 1
+        count = cells(config) + config.max_num_seqs * own
+        depth = _DEPTH + (not model.fields.from_anchor)
+        cache = ChainCache.new(model.shape, count, depth, model.dtype, model.device)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
-        self._own = [cast(int, cache.take()) for _ in range(config.max_num_seqs)]
+        self._own = [[cast(int, cache.take()) for _ in range(own)] for _ in range(config.max_num_seqs)]
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
         self.block = model.fields.block - (not model.fields.from_anchor)
 
@@ -126,7 +136,7 @@ class BlockDrafter(Drafter):
             for cell, fork in zip(own.cells, own.forks, strict=True):
                 tokens = known_chains[cell].tokens if cell in known_chains else [0]  # of a rehearsal
                 known = [tree.tokens[-1], *tree.trunk[:fork], *tokens]
-                found.append(_Block(tree, cell, known, 1, next(rest)))
+                found.append(_Block(tree, [cell], known, 1, next(rest)))
         return found
 
     def _guess(self, blocks: Sequence[_Block], meanwhile: Task) -> None:
@@ -134,14 +144,15 @@ class BlockDrafter(Drafter):
         if not blocks:
             self.runner.compute(0, lambda: None, meanwhile)
             return
+        tokens, context, wanted = self._inputs(blocks)
         texts = self.vocabulary.texts([block.tree for block in blocks])
         counts = [block.count for block in blocks]
 
         def logits() -> Tensor:
-            hidden = self.runner.states(*self._inputs(blocks))
+            hidden = self.runner.states(tokens, context, wanted)
             return self.vocabulary.logits(hidden, counts, texts)
 
-        found = self.runner.compute(sum(len(block.tokens) for block in blocks), logits, meanwhile)
+        found = self.runner.compute(len(tokens), logits, meanwhile)
         starts = list(accumulate(counts, initial=0))
         for step in range(max(counts)):
             places = [place for place, count in enumerate(counts) if step < count]
@@ -158,14 +169,15 @@ class BlockDrafter(Drafter):
 
     def _inputs(self, blocks: Sequence[_Block]) -> tuple[list[int], TreeContext, list[int]]:
         """Return the tokens of a forward over the blocks, its context, and the rows that guesses are wanted of."""
-        rows, wanted, tokens = list[ChainTokens](), list[int](), list[int]()
+        rows, wanted, tokens, fields = list[ChainTokens](), list[int](), list[int](), self._model.fields
         for block in blocks:
-            own = ChainTokens(block.tree.table.pages, block.tree.base - 1)
-            own.add(0, block.cell, 0, block.tokens)
-            rows.append(own)
-            last = len(tokens) + len(block.tokens)
-            wanted += range(last - block.count, last)
-            tokens += block.tokens
+            for cell, (part, count) in zip(block.cells, block.parts(fields.from_anchor), strict=False):
+                own = ChainTokens(block.tree.table.pages, block.tree.base - 1)
+                # Rows before the last known token never see later ones: they would see the tokens that they predict.
+                own.add(0, cell, 0, part, None if fields.causal else max(0, len(part) - part.count(MASK) - 1))
+                rows.append(own)
+                tokens += part
+                wanted += range(len(tokens) - count, len(tokens))
         runner = self.runner
         return tokens, TreeContext(runner.context([]), rows, runner.cache, self.chain_cache, runner.paged), wanted
 

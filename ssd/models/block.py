@@ -43,8 +43,9 @@ class BlockAttention:
         self._q = linear([("q_proj", q_size)], width)
         self._kv = linear([("k_proj", kv_size), ("v_proj", kv_size)], width)
         self._out = linear([("o_proj", width)], q_size)
+        normed = config.get("model_type") != "llama"
         self._norms = tuple(
-            RMSNorm(weights(f"{name}.weight", shape.head_dim), eps) if weights.has(f"{name}.weight") else None
+            RMSNorm(weights(f"{name}.weight", shape.head_dim), eps) if normed or weights.has(f"{name}.weight") else None
             for name in ("q_norm", "k_norm")
         )
         self._shape, self._layer, self._rotary = shape, layer, model.rotary
