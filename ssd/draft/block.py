@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
 from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells
 from ssd.draft.eagle3 import read_features
 from ssd.draft.tree import Guess, Tree
@@ -26,9 +26,6 @@ from ssd.execution.runner import Runner
 from ssd.ipc.features import FeatureArena
 from ssd.models.block import MASK, BlockDraft
 from ssd.speculation.noise import NoiseCache
-
-# Rows of a block: up to a whole speculation's tokens, those before it whose hidden states are missing, and one more.
-_DEPTH = 2 * (MAX_LOOKAHEAD + 1)
 
 
 @dataclass
@@ -78,14 +75,12 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # A cell for each chain, and those for the path of each slot: one, or one for each output that needs a mask.
-        own = 1 if model.fields.from_anchor else MAX_LOOKAHEAD + 1
-        count = cells(config) + config.max_num_seqs * own
-        depth = _DEPTH + (not model.fields.from_anchor)
-        cache = ChainCache.new(model.shape, count, depth, model.dtype, model.device)
+        # Behind the cells of chains are those for the path of each slot: one, or one for each output that needs a mask.
+        self._paths, self._path_cells = cells(config), 1 if model.fields.from_anchor else MAX_LOOKAHEAD + 1
+        sizes = BLOCK_ROWS + (not model.fields.from_anchor), model.dtype, model.device
+        cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs * self._path_cells)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
-        self._own = [[cast(int, cache.take()) for _ in range(own)] for _ in range(config.max_num_seqs)]
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
         self.block = model.fields.block - (not model.fields.from_anchor)
 
@@ -130,7 +125,8 @@ class BlockDrafter(Drafter):
         found, rest = list[_Block](), iter(more)
         for tree, row in paths:
             known = [tree.tokens[-1], *tree.trunk[: max(0, row.stop - tree.base)]]
-            found.append(_Block(tree, self._own[tree.slot], known, row.outputs, next(rest)))
+            first = self._paths + tree.slot * self._path_cells
+            found.append(_Block(tree, range(first, first + self._path_cells), known, row.outputs, next(rest)))
         for tree, own in chains:
             known_chains = {one.cell: one for one in tree.chains}
             for cell, fork in zip(own.cells, own.forks, strict=True):

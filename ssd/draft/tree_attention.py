@@ -30,17 +30,20 @@ from ssd.models.interface import Shape
 class ChainCache:
     """Owns keys and values of chains, [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
 
-    All cells are free at first. They must hold finite numbers: attention multiplies masked places by 0."""
+    All cells are free at first, but for the last `kept` ones, which are never taken. They must hold finite numbers:
+    attention multiplies masked places by 0."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, kept: int = 0) -> None:
         self.keys, self.values = keys, values
-        self._free = list(range(keys.shape[1]))[::-1]
+        self._free = list(range(keys.shape[1] - kept))[::-1]
 
     @classmethod
-    def new(cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device) -> ChainCache:
-        """Make a cache with memory of its own."""
-        size = (shape.layers, cells, depth, shape.kv_heads, shape.head_dim)
-        return cls(_zeros(size, dtype, device), _zeros(size, dtype, device))
+    def new(
+        cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device, kept: int = 0
+    ) -> ChainCache:
+        """Make a cache with memory of its own, of `cells` and the `kept` ones."""
+        size = (shape.layers, cells + kept, depth, shape.kv_heads, shape.head_dim)
+        return cls(_zeros(size, dtype, device), _zeros(size, dtype, device), kept)
 
     @cached_property
     def slots(self) -> array[int]:

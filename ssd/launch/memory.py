@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
-from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
 from ssd.launch.options import ChosenOptions
 from ssd.models import pairs
+from ssd.models.blocks import is_block
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.resident import device_bytes, resident_bytes
 from ssd.models.sizes import ModelSizes
@@ -172,9 +173,13 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     total = Need(0, 0, 0)
     for draft in drafts:
         whole = _whole(draft.model, target.model)
+        logits, cells, depth = rows + chains, chains, MAX_LOOKAHEAD + 1
+        if is_block(draft.model):  # a pass has the rows of whole speculations, after every chain and every path
+            cells, depth = chains + options.max_num_seqs, BLOCK_ROWS
+            logits = cells * (1 + speculation.longest)
         # A draft keeps the logits of its largest shape only.
-        own = _need(Sized(whole, draft.dtype), options, rows + chains, 1, [largest])
-        branches = own.page // options.page_size * chains * (MAX_LOOKAHEAD + 1)
+        own = _need(Sized(whole, draft.dtype), options, logits, 1, [largest])
+        branches = own.page // options.page_size * cells * depth
         own = own._replace(working=own.working + branches)
         total = Need(*map(sum, zip(total, own, strict=True)))
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,8 @@ def test_logits_of_a_place_are_those_of_the_block_that_begins_before_it(target: 
 
 
 def test_the_command_makes_a_drafter(target: Path, tmp_path: Path) -> None:
-    flags = ["--kind", "block", "--layers", "1,2,3", "--rank", "8", "--until", "train"]
+    flags = ["--kind", "block", "--layers", "1,2,3", "--rank", "8", "--evaluate-prompts", "2"]
     distill(target, tmp_path / "draft", *flags)
-    assert (tmp_path / "draft" / "model.safetensors").is_file()
+    report = json.loads((tmp_path / "draft" / "evaluation.json").read_text())
+    assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"} and report["tree_step_ms"] > 0
+    assert "tokens per round" in (tmp_path / "draft" / "README.md").read_text()

@@ -20,6 +20,7 @@ from tools.distill.job import HELD_OUT_FILE
 from tools.gpu_report import distilling
 from tools.gpu_report.corpus import counted
 from tools.gpu_report.job import Job, Row
+from tools.gpu_report.pieces import CARRIED
 
 # What the command needs besides the time in which it trains: to read the corpus before, to write the draft behind it.
 _AROUND_S = 35.0
@@ -51,15 +52,19 @@ def rows(
 ) -> Iterator[Row]:
     """Train for at most `seconds` while the corpus is packed; yield what each epoch brought.
 
-    Leaves draft.tar, and corpus-N.tar in at most `files` files."""
+    A corpus that the call carries is unpacked in place of one written before. Leaves draft.tar, and of a corpus that
+    was written there corpus-N.tar in at most `files` files."""
     recipe = distilling.recipe(job, tiny)
+    work = recipe.out / "work"
+    if carried := sorted(CARRIED.glob("corpus-*.tar")):
+        yield {"name": "carried corpus"} | unpacked(carried, work)
     limit = max(1.0, min(seconds, job.left() - _AROUND_S))
     more = ["--until", "train", "--write-seconds", "0", "--train-seconds", f"{limit:.0f}", "--epochs", str(epochs)]
     if not recipe.tiny:
         more += ["--batch-tokens", str(batch_tokens), "--learning-rate", str(learning_rate)]
     began = time.monotonic()
     with distilling.started("tools.distill", recipe.command(job.device, *more)) as process:
-        for number, packed in enumerate(pack_corpus(recipe.out / "work", Path(job.out), files)):
+        for number, packed in enumerate(() if carried else pack_corpus(work, Path(job.out), files)):
             yield {"name": f"corpus-{number}.tar"} | packed
         for _ in distilling.ticks(process, job):
             pass

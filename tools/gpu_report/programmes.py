@@ -282,6 +282,18 @@ _DRAFT = (
     ),
 )
 
+_DRAFT_OF_A_CORPUS = (
+    Step("pieces", 40.0, "target of a carried corpus", {"join": True}, expected=12),
+    Step(
+        "draft",
+        540.0,
+        "draft of a carried corpus",
+        {"seconds": 490.0},
+        expected=530,
+        prediction="2,800 steps of 16,384 tokens; at T = 0 1.9 tokens a round of K = 4.",
+    ),
+)
+
 CALLS: dict[str, Sequence[Step]] = {
     "1a": _CORRECTNESS,
     "1b": _FIGURES,
@@ -290,5 +302,6 @@ CALLS: dict[str, Sequence[Step]] = {
     "2b": _MODES,
     "3a": _FIRST_PIECE,
     "3b": _DRAFT,
+    "3c": _DRAFT_OF_A_CORPUS,
 }
 """Programme 1, correctness, programme 2, performance, and programme 3, a draft, call by call."""

@@ -1,0 +1,242 @@
+"""A block drafter as draft: exact whatever it guesses, and each guess what the trained drafter says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from ssd.config.engine import EngineConfig, Features
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.draft.engine import DraftEngine
+from ssd.draft.tree import Tree
+from ssd.execution.runner import Runner
+from ssd.ipc.messages import Rehearse
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import borrowed
+from ssd.speculation.noise import gumbel
+from ssd.speculation.sampling import perturbed
+from tests.draft import pair
+from tests.draft.pair import Draft, Pair, Texts
+from tests.models import heads, tiny
+from tools.distill import block
+from tools.distill.block import BlockPlan, Blocks, BlockStudent
+from tools.distill.shards import Conversation
+from tools.distill.teacher import hidden, load_runner
+from tools.distill.training import Example, TrainingPlan, train
+
+PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
+TOKENS, LOOKAHEAD = 32, 3
+LENGTH = 13 + TOKENS
+FEATURES = Features(layers=heads.LAYERS, width=heads.WIDTH)
+PLAN = BlockPlan(heads.LAYERS, block=6, rank=16, missing=LOOKAHEAD + 1)
+
+
+def config(mode: Mode, **fields: object) -> EngineConfig:
+    return pair.config(Speculation(mode, LOOKAHEAD, (3,), "jit"), features=FEATURES, **fields)
+
+
+def params(temperature: float, count: int = len(PROMPTS), **fields: object) -> list[SamplingParams]:
+    return pair.params(count, TOKENS, temperature, **fields)
+
+
+@dataclass(frozen=True)
+class World:
+    """A target, its texts after PROMPTS by temperature, and two drafters: one trained on these very texts, with the
+    student that it was, and one of random weights."""
+
+    target: Runner
+    alone: dict[float, list[list[int]]]
+    trained: Runner
+    student: BlockStudent
+    random: Runner
+
+
+def runner_of(folder: Path, target: Path) -> Runner:
+    checkpoint = borrowed(inspect(folder), inspect(target))
+    return Runner(registry.load(checkpoint, torch.float64, tiny.CPU, tiny.MAX_POSITION), 512, 4)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("blocks")
+    checkpoint = tiny.tokenizer(heads.target(folder / "target"))
+    target = tiny.runner(checkpoint, torch.float64)
+    longer = [
+        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
+    ]
+    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
+    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
+    teacher = load_runner(str(checkpoint), torch.float32, tiny.CPU, 1024)
+    texts = [Conversation([*p, *text], len(p)) for p, text in zip(PROMPTS * 2, ids, strict=True)]
+    data = [Example(text, torch.empty(0, 0), torch.empty(0, 0)) for text in texts]
+    student = block.build(checkpoint, PLAN, teacher, data)
+    student.write(checkpoint, folder / "random")
+    train(student, data, data, TrainingPlan(150, 2 * LENGTH, 0.01, muon=True), folder / "training")
+    student.write(checkpoint, folder / "trained")
+    again = block.load(checkpoint, folder / "trained", teacher)
+    return World(
+        target, alone, runner_of(folder / "trained", checkpoint), again, runner_of(folder / "random", checkpoint)
+    )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
+    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
+
+
+class Auditor:
+    """After every step, each chain and each trunk is what the drafter says: from hidden states of all committed tokens
+    but the last, and from the tokens behind these."""
+
+    def __init__(self, world: World, draft: Draft) -> None:
+        self._world, self.chains, self.behind = world, 0, 0
+        draft.watch = self
+
+    def __call__(self, engine: DraftEngine) -> None:
+        engine.drafter.pool.check()
+        for tree in engine.trees.values():
+            for chain in tree.chains:
+                if chain.computed:
+                    self._check(tree, [*tree.trunk[: chain.fork], chain.tokens[0]], chain.tokens[1:])
+                    self.chains += 1
+                    self.behind += chain.fork > 0
+            if tree.speculation.mode == "sd" and tree.trunk:
+                self._check(tree, [], tree.trunk)
+
+    @torch.no_grad()
+    def _check(self, tree: Tree, behind: list[int], tokens: list[int]) -> None:
+        """Check the first tokens of a block that begins after `behind`, draft tokens after the committed ones."""
+        student, ids, missing = self._world.student, [*tree.tokens, *behind], len(behind)
+        features = hidden(student._target, [Conversation([*ids, 0], 1)], heads.LAYERS)[0].float()
+        anchor = torch.tensor([[len(ids) - 1]])
+        blocks = Blocks(torch.tensor([ids]), torch.tensor([len(ids) + PLAN.block]), anchor, missing, PLAN.block)
+        states = student.states(features[None], blocks)[0, 0]
+        for token, before, state, place in zip(tokens, [ids[-1], *tokens], states, range(len(ids), 999), strict=False):
+            first = student.markov_head.markov_w1(torch.tensor(before))
+            scores = torch.full((131,), -torch.inf)
+            scores[student.ids] = state @ student.head.T + student.markov_head.markov_w2(first)
+            found = perturbed(scores[None], tree.law, [place], lambda seed, at: gumbel(seed, at, 131))[0]
+            assert found[token] >= found.max() - 1e-3
+
+
+def total(texts: Texts, name: str) -> int:
+    return sum(getattr(metrics, name) for metrics in texts.metrics)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_the_text_is_the_targets_whatever_the_drafter_thinks(world: World, mode: Mode, temperature: float) -> None:
+    accepted = []
+    for drafter in (world.random, world.trained):
+        draft = Draft(config(mode), drafter)
+        texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(temperature))
+        assert texts.ids == world.alone[temperature]
+        draft.assert_empty()
+        accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
+    assert accepted[1] > 1.0 > 0.5 > accepted[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_every_guess_is_what_the_trained_drafter_says(world: World, mode: Mode, temperature: float) -> None:
+    draft = Draft(config(mode), world.trained)
+    audit = Auditor(world, draft)
+    Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(temperature, 2))
+    if mode == "ssd":
+        assert audit.chains > 100 and audit.behind > 20
+
+
+def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
+    """K beyond the block: the second pass begins with all tokens of the first."""
+    speculation = Speculation("sd", PLAN.block + 3, (3,), "jit")
+    draft = Draft(pair.config(speculation, features=FEATURES), world.trained)
+    Auditor(world, draft)
+    longest = 0
+
+    def watch(engine: DraftEngine) -> None:
+        nonlocal longest
+        longest = max(longest, *(len(tree.trunk) for tree in engine.trees.values()), 0)
+
+    draft.watch = watch
+    texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(0.0))
+    assert texts.ids == world.alone[0.0] and longest == PLAN.block + 3
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("sampler", ["coupled", "rejection"])
+def test_other_rules_and_filters_have_the_targets_tokens(world: World, sampler: str) -> None:
+    """Filters need scores, the ratio rule draft probabilities: each guess is drawn from the row that it conditions."""
+    speculation = Speculation("ssd", LOOKAHEAD, (3,), "jit", sampler=sampler)
+    draft = Draft(pair.config(speculation, features=FEATURES), world.trained)
+    asked = params(0.8, top_k=20, top_p=0.9)
+    texts = Pair(draft.config, world.target, draft).run(PROMPTS, asked)
+    if sampler == "coupled":
+        assert texts.ids == Pair(pair.config(Speculation("ar")), world.target).run(PROMPTS, asked).ids
+    assert total(texts, "accepted_tokens") > 0
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_draft_that_is_lost_finds_all_hidden_states_again(world: World, mode: Mode) -> None:
+    draft = Draft(config(mode), world.trained)
+    both = Pair(draft.config, world.target, draft)
+    steps = 0
+
+    def kill() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            draft.restart()
+            both.proposer.join(draft.epoch)
+
+    both.between_steps = kill
+    texts = both.run(PROMPTS, params(0.0))
+    assert texts.ids == world.alone[0.0]
+    assert total(texts, "accepted_tokens") > total(texts, "rounds")
+    draft.assert_empty()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: float) -> None:
+    """Long prompts beside short ones, in chunks, with a target that must preempt: the same tokens, no page left."""
+    prompts = [*PROMPTS, tiny.token_ids(90, 90), tiny.token_ids(90, 90)[:70], tiny.token_ids(1, 1)]
+    asked = params(temperature, len(prompts))
+    alone = Pair(pair.config(Speculation("ar")), world.target).run(prompts, asked)
+    settings = config("ssd", max_num_batched_tokens=16, num_pages=60, max_model_len=200)
+    draft = Draft(settings, world.trained, steps=4)
+    texts = Pair(settings, world.target, draft).run(prompts, asked)
+    assert texts.ids == alone.ids and texts.preemptions > 0
+    assert total(texts, "accepted_tokens") > 0
+    draft.assert_empty()
+
+
+def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
+    """The arena is scribbled over after every step: nothing is drafted from it, nothing fails."""
+    draft = Draft(config("ssd"), world.trained)
+    both = Pair(draft.config, world.target, draft)
+    assert draft.shown is not None
+    arena, choice = draft.shown, random.Random(5)
+
+    def scribble() -> None:
+        for words in (arena._versions, arena._tags, arena._table):
+            words.flat[choice.randrange(words.size) :: 3] = choice.randint(-(2**40), 2**40)
+        arena._rows[choice.randrange(len(arena._rows)) :: 2] = choice.choice((float("nan"), 1e30))
+
+    both.between_steps = scribble
+    assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
+    draft.assert_empty()
+
+
+def test_steps_can_be_rehearsed(world: World) -> None:
+    draft = Draft(config("ssd"), world.trained)
+    draft.engine.handle(Rehearse(4, in_turn=True))
+    assert draft.engine.step() and draft.board.telemetry().grown == 4
+    draft.engine.handle(Rehearse(0))
+    draft.assert_empty()
