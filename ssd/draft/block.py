@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import BLOCK_ROWS
+from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
 from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells, ranked_guesses
 from ssd.draft.eagle3 import read_features
 from ssd.draft.tree import Guess, Tree
@@ -32,19 +32,26 @@ from ssd.speculation.noise import NoiseCache
 
 @dataclass
 class _Block:
-    """A block: the tokens that it begins with, the first at the place of the last committed one, and in `cell` its keys
-    and values. Guesses are wanted after the last `outputs` of them, and `more` after these."""
+    """A block: the tokens that it begins with, the first at the place of the last committed one, and `cells` for keys
+    and values. Guesses are wanted after the last `outputs` of the tokens, and `more` after these."""
 
     tree: Tree
-    cell: int
+    cells: Sequence[int]
     known: list[int]
     outputs: int
     more: int
     guesses: list[Guess] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> list[int]:
-        return self.known + [MASK] * self.more
+    def parts(self, from_anchor: bool) -> list[tuple[list[int], int]]:
+        """Return the parts that a forward runs, each in a cell: their tokens, and how many of the last rows predict.
+
+        Unless rows of known tokens predict the next one (`from_anchor`), each output needs a part that ends with a
+        mask in the place of the next token."""
+        if from_anchor:
+            return [(self.known + [MASK] * self.more, self.count)]
+        last = len(self.known)
+        shorter = [([*self.known[:stop], MASK], 1) for stop in range(last - self.outputs + 1, last)]
+        return [*shorter, (self.known + [MASK] * (self.more + 1), self.more + 1)]
 
     @property
     def count(self) -> int:
@@ -76,9 +83,10 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # Behind the cells of chains is one for the path of each slot.
-        sizes, self._paths = (BLOCK_ROWS, model.dtype, model.device), cells(config)
-        cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs)
+        # Behind the cells of chains are those for the path of each slot: one, or one for each output that needs a mask.
+        self._paths, self._path_cells = cells(config), 1 if model.fields.from_anchor else MAX_LOOKAHEAD + 1
+        sizes = BLOCK_ROWS + (not model.fields.from_anchor), model.dtype, model.device
+        cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs * self._path_cells)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
@@ -122,13 +130,14 @@ class BlockDrafter(Drafter):
         found, rest = list[_Block](), iter(more)
         for tree, row in paths:
             known = [tree.tokens[-1], *tree.trunk[: max(0, row.stop - tree.base)]]
-            found.append(_Block(tree, self._paths + tree.slot, known, row.outputs, next(rest)))
+            first = self._paths + tree.slot * self._path_cells
+            found.append(_Block(tree, range(first, first + self._path_cells), known, row.outputs, next(rest)))
         for tree, own in chains:
             known_chains = {one.cell: one for one in tree.chains}
             for cell, fork in zip(own.cells, own.forks, strict=True):
                 tokens = known_chains[cell].tokens if cell in known_chains else [0]  # of a rehearsal
                 known = [tree.tokens[-1], *tree.trunk[:fork], *tokens]
-                found.append(_Block(tree, cell, known, 1, next(rest)))
+                found.append(_Block(tree, [cell], known, 1, next(rest)))
         return found
 
     def _guess(self, blocks: Sequence[_Block], meanwhile: Task) -> None:
@@ -196,14 +205,15 @@ class BlockDrafter(Drafter):
 
     def _inputs(self, blocks: Sequence[_Block]) -> tuple[list[int], TreeContext, list[int]]:
         """Return the tokens of a forward over the blocks, its context, and the rows that guesses are wanted of."""
-        rows, wanted, tokens = list[ChainTokens](), list[int](), list[int]()
+        rows, wanted, tokens, fields = list[ChainTokens](), list[int](), list[int](), self._model.fields
         for block in blocks:
-            own = ChainTokens(block.tree.table.pages, block.tree.base - 1)
-            own.add(0, block.cell, 0, block.tokens)
-            rows.append(own)
-            last = len(tokens) + len(block.tokens)
-            wanted += range(last - block.count, last)
-            tokens += block.tokens
+            for cell, (part, count) in zip(block.cells, block.parts(fields.from_anchor), strict=False):
+                own = ChainTokens(block.tree.table.pages, block.tree.base - 1)
+                # Rows before the last known token never see later ones: they would see the tokens that they predict.
+                own.add(0, cell, 0, part, None if fields.causal else max(0, len(part) - part.count(MASK) - 1))
+                rows.append(own)
+                tokens += part
+                wanted += range(len(tokens) - count, len(tokens))
         runner = self.runner
         return tokens, TreeContext(runner.context([]), rows, runner.cache, self.chain_cache, runner.paged), wanted
 

@@ -77,20 +77,26 @@ class ChainTokens:
     """The chain tokens of one sequence in a batch, chain after chain.
 
     All chains share the path in `pages`: `base` committed tokens, then trunk tokens up to the deepest fork. By token,
-    `forks` has the number of trunk tokens that it sees, `cells` and `depths` the place of its keys and values."""
+    `forks` has the number of trunk tokens that it sees, `cells` and `depths` the place of its keys and values, and
+    `seen` how many places of its cell it sees."""
 
     def __init__(self, pages: Sequence[int], base: int) -> None:
         self.pages, self.base = pages, base
         self.forks: list[int] = []
         self.cells: list[int] = []
         self.depths: list[int] = []
+        self.seen: list[int] = []
         self.tokens: list[int] = []
 
-    def add(self, fork: int, cell: int, depth: int, tokens: Sequence[int]) -> None:
-        """Add the tokens of a chain from its `depth`-th on."""
+    def add(self, fork: int, cell: int, depth: int, tokens: Sequence[int], causal: int | None = None) -> None:
+        """Add the tokens of a chain from its `depth`-th on.
+
+        Each sees the chain up to itself; those behind the first `causal` ones see all of these tokens."""
+        causal, stop = len(tokens) if causal is None else causal, depth + len(tokens)
         self.forks += [fork] * len(tokens)
         self.cells += [cell] * len(tokens)
-        self.depths += range(depth, depth + len(tokens))
+        self.depths += range(depth, stop)
+        self.seen += [*range(depth + 1, depth + 1 + causal), *[stop] * (len(tokens) - causal)]
         self.tokens += tokens
 
     @property
@@ -124,7 +130,7 @@ class TreeContext:
         kernels = bool(chains) and attention is None and cpu.serve(cache.keys)
         self._places = _places(chains, cache, chain_cache) if kernels else None
         if cache.keys.device.type != "cpu":  # now: a copy sent after the launches would wait for them
-            self.positions, self._cells, self._depths  # noqa: B018
+            self.positions, self._cells, self._depths, self._seen  # noqa: B018
         self._own_masks: dict[int | None, Tensor] = {}
         self._found: dict[int | None, list[_SharedSpan]] = {}
 
@@ -147,14 +153,18 @@ class TreeContext:
         return self._numbers("depths")
 
     @cached_property
+    def _seen(self) -> Tensor:
+        return self._numbers("seen")
+
+    @cached_property
     def _longest(self) -> int:
-        return max((depth + 1 for own in self._chains for depth in own.depths), default=0)
+        return max((seen for own in self._chains for seen in own.seen), default=0)
 
     def _own_mask(self, window: int | None) -> Tensor:
         """Return the mask of tokens over their own chains, [n, 1, 1, longest], in layers with this window."""
         if window not in self._own_masks:
             places = torch.arange(self._longest, device=self._depths.device)
-            hidden = places > self._depths[:, None]
+            hidden = places >= self._seen[:, None]
             if window is not None:
                 hidden |= places <= self._depths[:, None] - window
             self._own_masks[window] = minus_infinity(hidden, self._cache.keys.dtype)[:, None, None]
@@ -171,10 +181,10 @@ class TreeContext:
             return None
         if not self._chains:
             return paged.views()
-        if self._places is None:
+        if self._places is None or self._places.own is not self._places.stored:  # no kernel lets a token see later ones
             return None
         positions = array("q", [position for own in self._chains for position in own.positions])
-        chains = View(*self._places)
+        chains = View(self._places.shared, self._places.own)
         return Views([chains] if paged.view is None else [paged.view, chains], paged.places + positions)
 
     def cache_places(self, layer: int) -> None:
@@ -195,10 +205,11 @@ class TreeContext:
     def _attend_chains(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         if self._places is not None:
-            shared, chains = self._places
-            chains.put(layer, k, v)
+            places = self._places
+            places.stored.put(layer, k, v)
             attended = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-            shared.attend(layer, q, attended, range(len(q)), scale, rule.softcap, rule.window, own=chains)
+            rest = scale, rule.softcap, rule.window, places.own
+            places.shared.attend(layer, q, attended, range(len(q)), *rest)
             return attended
         keys, values = self._chain_cache.keys[layer], self._chain_cache.values[layer]
         keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
@@ -240,15 +251,27 @@ class TreeContext:
         )
 
 
-def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCache) -> tuple[KVSpans, KVSpans]:
-    """Return the places that our kernels read for each chain token: its sequence's path, and its own chain."""
+class _Places(NamedTuple):
+    """The places that our kernels read for each chain token: its sequence's path `shared`, and its `own` chain.
+
+    Its keys and values go to the last place of `stored`, which is `own` if no token sees later ones."""
+
+    shared: KVSpans
+    own: KVSpans
+    stored: KVSpans
+
+
+def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCache) -> _Places:
     slots, starts = cache.all_slots([own.pages for own in chains], [own.base + max(own.forks) for own in chains])
     begin = [start for start, own in zip(starts, chains, strict=True) for _ in own.forks]
     shared = KVSpans(cache.keys, cache.values, slots, begin, [own.base + fork for own in chains for fork in own.forks])
     depth = chain_cache.keys.shape[2]
     own_begin = [cell * depth for own in chains for cell in own.cells]
-    own_count = [place + 1 for own in chains for place in own.depths]
-    return shared, KVSpans(chain_cache.keys, chain_cache.values, chain_cache.slots, own_begin, own_count)
+    stored_count = [place + 1 for own in chains for place in own.depths]
+    own_count = [seen for own in chains for seen in own.seen]
+    cells = chain_cache.keys, chain_cache.values, chain_cache.slots, own_begin
+    stored = KVSpans(*cells, stored_count)
+    return _Places(shared, stored if own_count == stored_count else KVSpans(*cells, own_count), stored)
 
 
 class _SharedSpan(NamedTuple):

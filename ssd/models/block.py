@@ -62,7 +62,8 @@ class BlockDraft:
         self.fused = len(self.fields.layers) * width
         self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         self._hidden_norm = RMSNorm(weights("hidden_norm.weight", width), eps)
-        attention = Qwen3Attention if weights.has("layers.0.self_attn.q_norm.weight") else Attention
+        normed = config.get("model_type") != "llama" or weights.has("layers.0.self_attn.q_norm.weight")
+        attention = Qwen3Attention if normed else Attention
         below = [weights.below(f"layers.{index}") for index in range(self.shape.layers)]
         self._attentions = [
             attention(config, self.shape, layer.below("self_attn"), index, self._rotary)

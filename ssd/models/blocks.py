@@ -1,18 +1,49 @@
 """Reads the config of a block drafter, and checks that it fits its target. Reads configs and headers only.
 
-Layouts: DSpark's (deepseek-ai/DeepSpec), flat; DFlash's (z-lab), whose fields may lie in `dflash_config`. A layer is
-named by its output there: layer i is read after i + 1 layers."""
+Layouts: DSpark's (deepseek-ai/DeepSpec), flat; DFlash's (z-lab) and SpecForge's, whose fields lie in `dflash_config`
+or beside it; vLLM's `speculators` (`ssd.models.layouts`). A layer is named by its output there: layer i is read after
+i + 1 layers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.layouts import names_block
 from ssd.system.fields import count, flag
 
-_ARCHITECTURES = ("dspark", "dflash")
+# Families whose layers a block drafter may have; SpecForge and `speculators` name their own drafts, which have Qwen3's.
+_FAMILIES = ("llama", "qwen3", "dspark", "dflash")
+# Fields that would change the computation -> their values that do not.
+_PLAIN: Mapping[str, tuple[object, ...]] = {
+    "model_type": _FAMILIES,
+    "hidden_act": ("silu",),
+    "attention_mode": ("gqa",),
+    "markov_head_type": ("vanilla",),
+    "projector_type": ("dspark", "dflash"),
+    "use_aux_hidden_state": (True,),
+    "is_neox_style": (True,),
+    "rope_is_neox_style": (True,),
+    "use_swa": (False,),
+    "attention_sink_bias": (False,),
+    "attention_value_scale": (1.0,),
+    "input_embedding_scale": (1.0,),
+    "output_multiplier": (1.0,),
+    "logit_scale": (1.0,),
+    "final_logit_softcapping": (),
+}
+# Tensors of any block drafter. Those of the confidence head, of `t2d` and of a verifier are not read.
+_TENSORS = re.compile(
+    r"fc\.weight|(hidden_)?norm\.weight|(embed_tokens|lm_head)\.weight|d2t|t2d|confidence_head\.proj\.(weight|bias)"
+    r"|verifier_(lm_head|norm)\.weight|(.*\.)?rotary_emb\.inv_freq"
+    r"|layers\.(?P<layer>\d{1,6})\.(self_attn\.[qkvo]_proj\.(weight|(?P<attention_bias>bias))|self_attn\.[qk]_norm\.weight"
+    r"|(input|post_attention)_layernorm\.weight|mlp\.(gate|up|down)_proj\.(weight|(?P<mlp_bias>bias)))"
+    r"|(?P<mask>mask_embedding)|(?P<first>markov_head\.markov_w[12]\.weight)"
+)
 
 
 class BlockFields(NamedTuple):
@@ -33,38 +64,104 @@ class BlockFields(NamedTuple):
 
 def is_block(model: Checkpoint) -> bool:
     """Return True for a block drafter, by its config."""
-    names = model.config.get("architectures")
-    return isinstance(names, list) and any(kind in str(name).lower() for name in names for kind in _ARCHITECTURES)
+    return names_block(model.config)
 
 
 def fields_of(config: Mapping[str, Any]) -> BlockFields:
-    """Return the fields of a config. Raises UsageError for one that is missing or wrong."""
+    """Return the fields of a config. Raises UsageError for one that is missing, wrong or not supported."""
     nested = config.get("dflash_config")
-    said = {**config, **(nested if isinstance(nested, Mapping) else {})}
-    layers = said.get("target_layer_ids")
-    if not isinstance(layers, list) or not layers or any(type(layer) is not int or layer < -1 for layer in layers):
-        raise UsageError(f"target_layer_ids must be a list of layers, is {layers!r}")
+    beside = {name: value for name, value in nested.items() if value is not None} if isinstance(nested, Mapping) else {}
+    said = {**config, **beside}
+    for name, known in _PLAIN.items():
+        if (value := said.get(name)) is not None and value not in known:
+            supported = f" ({', '.join(map(str, known))})" if known else ""
+            raise UsageError(f"{name} {value!r} is not supported in a block drafter{supported}")
+    names = [str(name).lower() for name in config["architectures"]]
+    if any("dflash2" in name for name in names):
+        raise UsageError(f"architectures {config['architectures']!r} are not supported: a DFlash2 has other layers")
+    _refuse_windows(said)
     mask = said.get("mask_token_id")
+    if mask is not None and (type(mask) is not int or not 0 <= mask < count(said, "vocab_size")):
+        raise UsageError(f"mask_token_id must be an id of the vocabulary, is {mask!r}")
+    dspark = said.get("projector_type") == "dspark" or any("dspark" in name for name in names)
+    from_anchor = flag(said, "sample_from_anchor", flag(said, "shift_label", dspark))
+    block = count(said, "block_size", 16)
+    if block + from_anchor < 2:
+        raise UsageError("block_size must be at least 2 where the first row of a block predicts nothing")
     return BlockFields(
-        tuple(layer + 1 for layer in layers),
-        count(said, "block_size", 16),
-        mask if type(mask) is int else None,
-        flag(said, "is_causal"),
-        flag(said, "sample_from_anchor", any("dspark" in str(name).lower() for name in config["architectures"])),
-        count(said, "markov_rank") if said.get("markov_rank") else 0,
+        _layers(said),
+        block,
+        mask,
+        flag(said, "is_causal", flag(said, "causal")),
+        from_anchor,
+        0 if said.get("markov_rank") in (None, 0) else count(said, "markov_rank"),
     )
+
+
+def _refuse_windows(said: Mapping[str, Any]) -> None:
+    """Raise UsageError if any layer has a sliding window."""
+    kinds = said.get("layer_types")
+    if kinds is None:
+        if said.get("sliding_window") is not None and flag(said, "use_sliding_window"):
+            raise UsageError(f"sliding_window {said['sliding_window']!r} is not supported in a block drafter")
+    elif not isinstance(kinds, list) or len(kinds) != count(said, "num_hidden_layers"):
+        raise UsageError("layer_types must be a list of num_hidden_layers kinds")
+    elif odd := [kind for kind in kinds if kind != "full_attention"]:
+        raise UsageError(f"layer_types has {odd[0]!r}: only full_attention is supported in a block drafter")
+
+
+def _layers(said: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return after how many target layers a drafter reads hidden states; DFlash's default places without a list."""
+    ids = said.get("target_layer_ids")
+    if ids is None:
+        theirs = count(said, "num_target_layers")
+        own = count(said, "num_hidden_layers", most=theirs)
+        ids = [theirs // 2] if own == 1 else [round(1 + index * (theirs - 4) / (own - 1)) for index in range(own)]
+    if not isinstance(ids, list) or not ids or any(type(layer) is not int for layer in ids):
+        raise UsageError(f"target_layer_ids must be a list of layers, is {ids!r}")
+    if ids[0] < -1 or any(first >= second for first, second in pairwise(ids)):
+        raise UsageError(f"target_layer_ids must be ascending layers, from -1 (the embedding) on, are {ids!r}")
+    return tuple(layer + 1 for layer in ids)
 
 
 def check_block(draft: Checkpoint, target: Checkpoint) -> BlockFields:
     """Return the fields of a block drafter. Raises UsageError if it does not fit its target."""
+    file = draft.directory / "config.json"
     try:
         fields = fields_of(draft.config)
     except UsageError as error:
-        raise UsageError(f"{draft.directory / 'config.json'}: {error}") from None
+        raise UsageError(f"{file}: {error}") from None
     pair = f"block drafter {draft.directory} does not fit target {target.directory}"
     for key in ("hidden_size", "vocab_size"):
         if (ours := target.count(key)) != (theirs := draft.count(key)):
             raise UsageError(f"{pair}: it has {key} {theirs}, the target {ours}")
+    if (width := draft.count("target_hidden_size", draft.count("hidden_size"))) != target.count("hidden_size"):
+        raise UsageError(
+            f"{pair}: it reads hidden states of width {width}, the target's have {target.count('hidden_size')}"
+        )
     if max(fields.layers) > (layers := target.count("num_hidden_layers")):
         raise UsageError(f"{pair}: it reads hidden states after {max(fields.layers)} layers, the target has {layers}")
+    if draft.tensors:
+        _check_tensors(draft, fields)
     return fields
+
+
+def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
+    """Raise UsageError for tensors of another computation, and if one is missing that the config cannot stand for."""
+    layers, where = draft.count("num_hidden_layers"), draft.directory
+    for name in sorted(draft.tensors):
+        found = _TENSORS.fullmatch(name)
+        parts = found.groupdict() if found else {}
+        if (
+            found is None
+            or int(parts["layer"] or 0) >= layers
+            or any(parts[bias] and not flag(draft.config, bias) for bias in ("attention_bias", "mlp_bias"))
+            or (parts["mask"] and fields.mask is not None)
+            or (parts["first"] and not fields.rank)
+        ):
+            raise UsageError(f"{where}: tensor {name} is not one of the block drafter that its config.json describes")
+    if fields.mask is None and "mask_embedding" not in draft.tensors:
+        raise UsageError(f"{where} has neither mask_token_id in config.json nor a tensor mask_embedding")
+    predicted = draft.count("draft_vocab_size", draft.count("vocab_size"))
+    if predicted < draft.count("vocab_size") and "d2t" not in draft.tensors:
+        raise UsageError(f"{where}: tensor d2t is missing, which says what its {predicted} tokens are")

@@ -15,6 +15,7 @@ from ssd.errors import UsageError
 from ssd.models.gguf.header import read_header
 from ssd.models.gguf.tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
+from ssd.models.layouts import names_block, of_speculators
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
 from ssd.system import fields, files
 
@@ -28,17 +29,12 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
-# Families whose checkpoints have `auto_map` from before transformers supported them. Its code is never run.
+# Families whose checkpoints have `auto_map` from before transformers supported them; block drafters have it, too. Its
+# code is never run.
 _CODE_IS_OURS = ("phi3",)
 
 LIST_FILE = "draft_vocab.safetensors"
 """The file beside a draft's weights that lists the ids that it predicts, likeliest first."""
-
-# Fields that the config of an EAGLE-3 head of vLLM's `speculators` has beside the config of its layer.
-_BESIDE_THE_LAYER = (
-    *("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc"),
-    *("eagle_aux_hidden_state_layer_ids", "quantization_config", "compression_config"),
-)
 
 # `model_type` -> fields that its nested config may leave out, with their values in the family's first model.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
@@ -121,13 +117,13 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 def read_config(directory: Path) -> dict[str, Any]:
     """Read config.json under the field names that the engine uses.
 
-    A multimodal model gives the config of its text part. A head of vLLM's `speculators` gives the fields of other
-    EAGLE-3 heads. Raises UsageError if the file is missing, is no JSON object, brings its own code, or asks for a
+    A multimodal model gives the config of its text part. A draft of vLLM's `speculators` gives the fields of other
+    drafts. Raises UsageError if the file is missing, is no JSON object, brings its own code, or asks for a
     quantisation, modality or attention that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
     if "speculators_model_type" in config:
-        config = _head_of_speculators(config, file)
+        config = of_speculators(config, file)
     _refuse_what_is_not_read(config, file)
     if "text_config" in config:
         config = _text_part(config, file)
@@ -137,21 +133,6 @@ def read_config(directory: Path) -> dict[str, Any]:
         if name not in config and old:
             config[name] = old[0]
     return config
-
-
-def _head_of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the config of an EAGLE-3 head of vLLM's `speculators`, in the fields of other heads.
-
-    Raises UsageError for other speculators. `auto_map` names a class of the library, not code of the checkpoint."""
-    if (kind := config["speculators_model_type"]) != "eagle3":
-        raise UsageError(f"{file}: speculators of type {kind!r} are not supported (eagle3 is)")
-    layer = config.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise UsageError(f"{file} has no transformer_layer_config, which says what layer the head is")
-    if type(config.get("norm_before_residual")) is not bool:  # vLLM and the library differ in the default
-        raise UsageError(f"{file}: norm_before_residual must be true or false")
-    beside = {key: config[key] for key in _BESIDE_THE_LAYER if config.get(key) is not None}
-    return {**layer, **beside, "architectures": ["LlamaForCausalLMEagle3"]}
 
 
 def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -169,7 +150,8 @@ def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
-    if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS:
+    block = names_block(config)
+    if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS and not block:
         raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
     if config.get("compression_config") is not None:
         raise UsageError(f"{file} has compression_config: quantised weights are not read")
@@ -180,7 +162,7 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
             raise UsageError(
                 f"{file} has {QUANTIZATION}: quantised weights are not read in this way: {error}"
             ) from None
-    if config.get("is_causal", True) is not True:
+    if config.get("is_causal", True) is not True and not block:
         raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")
 
 

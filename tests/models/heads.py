@@ -4,6 +4,7 @@ training in some seconds."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def head(directory: Path, predicted: int = 131, seed: int = 0, layer: str = "mid
     config = {"eagle_aux_hidden_state_layer_ids": list(LAYERS), "rope_theta": 10000.0} | config
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def edited(source: Path, folder: Path, tensors: dict[str, Tensor | None], **fields: Any) -> Path:
+    """A copy with other tensors (None: without) and fields of the config."""
+    shutil.copytree(source, folder)
+    kept = load_file(folder / "model.safetensors") | tensors
+    save_file({name: t for name, t in kept.items() if t is not None}, folder / "model.safetensors")
+    return tiny.edit(folder, **fields)
 
 
 def runner(directory: Path, of: Path, dtype: torch.dtype = torch.float64) -> Runner:

@@ -52,14 +52,6 @@ def logits(head: Path, target: Path) -> Tensor:
     return found if ids is None else found.new_full((len(found), 131), -torch.inf).index_copy(1, ids, found)
 
 
-def edited(source: Path, folder: Path, tensors: dict[str, Tensor | None], **fields: Any) -> Path:
-    """A copy with other tensors (None: without) and fields of the config."""
-    shutil.copytree(source, folder)
-    kept = load_file(folder / "model.safetensors") | tensors
-    save_file({name: t for name, t in kept.items() if t is not None}, folder / "model.safetensors")
-    return tiny.edit(folder, **fields)
-
-
 @pytest.mark.parametrize("predicted", [131, 40])
 def test_its_logits_are_those_of_a_plain_forward(target: Path, tmp_path: Path, predicted: int) -> None:
     """In the target's ids, and nothing for those that it does not predict."""
@@ -106,7 +98,7 @@ def by_speculators(head: Path, folder: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_head_of_speculators_is_the_same(target: Path, tmp_path: Path, predicted: int, normed: bool) -> None:
     head = heads.head(tmp_path / "head", predicted, norm_before_residual=normed)
-    own = edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
+    own = heads.edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
     for number, folder in enumerate((head, own)):
         other = by_speculators(folder, tmp_path / f"speculators{number}")
         assert torch.equal(logits(other, target), logits(folder, target))
@@ -118,7 +110,7 @@ def test_a_head_of_speculators_is_the_same(target: Path, tmp_path: Path, predict
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators of type 'dflash' are not supported"),
+        ({"speculators_model_type": "mlp"}, "speculators of type 'mlp' are not supported"),
         ({"transformer_layer_config": None}, "has no transformer_layer_config"),
         ({"norm_before_residual": None}, "norm_before_residual must be true or false"),
         ({"norm_before_fc": True}, "norm_before_fc, a norm of the hidden states, is not supported"),
@@ -138,8 +130,9 @@ def test_speculators_that_are_not_read_are_refused(
 
 def test_its_own_embedding_comes_first(target: Path, tmp_path: Path) -> None:
     head = heads.head(tmp_path / "head")
-    same = edited(head, tmp_path / "same", {"embed_tokens.weight": Plain(target).weights["model.embed_tokens.weight"]})
-    other = edited(head, tmp_path / "other", {"embed_tokens.weight": torch.ones(131, 32)})
+    embedding = Plain(target).weights["model.embed_tokens.weight"]
+    same = heads.edited(head, tmp_path / "same", {"embed_tokens.weight": embedding})
+    other = heads.edited(head, tmp_path / "other", {"embed_tokens.weight": torch.ones(131, 32)})
     assert torch.equal(logits(same, target), logits(head, target))
     assert not torch.allclose(logits(other, target), logits(head, target))
 
@@ -147,25 +140,25 @@ def test_its_own_embedding_comes_first(target: Path, tmp_path: Path) -> None:
 def test_the_residual_may_be_the_normed_features(target: Path, tmp_path: Path) -> None:
     """vLLM's `norm_before_residual`."""
     head = heads.head(tmp_path / "head")
-    normed = edited(head, tmp_path / "normed", {}, norm_before_residual=True)
+    normed = heads.edited(head, tmp_path / "normed", {}, norm_before_residual=True)
     assert not torch.allclose(logits(normed, target), logits(head, target))
 
 
 def test_an_old_config_is_told_by_its_tensors(target: Path, tmp_path: Path) -> None:
-    head = edited(heads.head(tmp_path / "head"), tmp_path / "old", {}, architectures=["LlamaForCausalLM"])
+    head = heads.edited(heads.head(tmp_path / "head"), tmp_path / "old", {}, architectures=["LlamaForCausalLM"])
     assert logits(head, target).shape == (11, 131)
 
 
 def without_rows(target: Path, head: Path, folder: Path, tied: bool) -> tuple[Path, Path, Path]:
     """A target, a head whose `lm_head` are that target's rows, and the same head without them."""
     if tied:
-        target = edited(target, folder / "tied", {"lm_head.weight": None}, tie_word_embeddings=True)
+        target = heads.edited(target, folder / "tied", {"lm_head.weight": None}, tie_word_embeddings=True)
     tensors = load_file(head / "model.safetensors")
     count = len(tensors["lm_head.weight"])
     table = load_file(target / "model.safetensors")["model.embed_tokens.weight" if tied else "lm_head.weight"]
     rows = table[tensors.get("d2t", torch.zeros(count, dtype=torch.long)) + torch.arange(count)]
-    whole = edited(head, folder / "whole", {"lm_head.weight": rows.contiguous()})
-    return target, whole, edited(head, folder / "without", {"lm_head.weight": None})
+    whole = heads.edited(head, folder / "whole", {"lm_head.weight": rows.contiguous()})
+    return target, whole, heads.edited(head, folder / "without", {"lm_head.weight": None})
 
 
 @pytest.mark.parametrize("predicted", [131, 40])
@@ -176,7 +169,7 @@ def test_without_rows_of_its_own_it_predicts_with_its_targets(
 ) -> None:
     head = heads.head(tmp_path / "head", predicted)
     if own_embedding:
-        head = edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
+        head = heads.edited(head, tmp_path / "own", {"embed_tokens.weight": torch.randn(131, 32)})
     target, whole, without = without_rows(target, head, tmp_path, tied)
     assert torch.equal(logits(without, target), logits(whole, target))
     assert not torch.allclose(logits(without, target), logits(head, target))
@@ -200,16 +193,16 @@ def test_a_start_counts_the_table_that_it_borrows(target: Path, tmp_path: Path) 
 
 def test_without_rows_anywhere_it_is_refused(target: Path, tmp_path: Path) -> None:
     embedding = {"embed_tokens.weight": torch.randn(131, 32)}
-    head = edited(heads.head(tmp_path / "head"), tmp_path / "without", {"lm_head.weight": None, **embedding})
+    head = heads.edited(heads.head(tmp_path / "head"), tmp_path / "without", {"lm_head.weight": None, **embedding})
     lost: dict[str, Tensor | None] = {"lm_head.weight": None, "model.embed_tokens.weight": None}
     with pytest.raises(
         UsageError, match=r"it has no lm_head.weight, and the target .*has neither that nor model.embed"
     ):
-        check_head(inspect(head), inspect(edited(target, tmp_path / "bare", lost)))
-    wide = edited(target, tmp_path / "wide", {"lm_head.weight": torch.ones(131, 48)})
+        check_head(inspect(head), inspect(heads.edited(target, tmp_path / "bare", lost)))
+    wide = heads.edited(target, tmp_path / "wide", {"lm_head.weight": torch.ones(131, 48)})
     with pytest.raises(UsageError, match=r"it has no lm_head.weight of its own, .* has shape \(131, 48\), not 32 wide"):
         check_head(inspect(head), inspect(wide))
-    long = edited(target, tmp_path / "long", {"lm_head.weight": torch.ones(132, 32)})
+    long = heads.edited(target, tmp_path / "long", {"lm_head.weight": torch.ones(132, 32)})
     with pytest.raises(UsageError, match=r"lm_head.weight has shape \(132, 32\), expected \(131, 32\)"):
         heads.runner(head, long)
 
@@ -255,7 +248,7 @@ REFUSED: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused(target: Path, tmp_path: Path, case: str) -> None:
     tensors, fields, message = REFUSED[case]
-    head = edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
+    head = heads.edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
     with pytest.raises(UsageError, match=message):
         resolve(EngineOptions(target=str(target), draft=(str(head),)))
 
@@ -271,7 +264,7 @@ def test_an_embedding_of_another_width_is_refused(target: Path, tmp_path: Path) 
 def test_a_map_that_leads_nowhere_is_refused(target: Path, tmp_path: Path) -> None:
     for name, ids in {"twice": torch.zeros(40), "beyond": torch.arange(40) + 100}.items():
         odd = heads.head(tmp_path / f"{name}-head", 40)
-        head = edited(odd, tmp_path / name, {"d2t": (ids - torch.arange(40)).long()})
+        head = heads.edited(odd, tmp_path / name, {"d2t": (ids - torch.arange(40)).long()})
         with pytest.raises(UsageError, match="d2t does not name 40 tokens of a vocabulary of 131"):
             heads.runner(head, target)
 
@@ -297,7 +290,7 @@ BROKEN: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
 def test_what_is_broken_is_refused(target: Path, tmp_path: Path, case: str) -> None:
     """With its folder's name, by the process that loads it."""
     tensors, fields, message = BROKEN[case]
-    head = edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
+    head = heads.edited(heads.head(tmp_path / "head", 40), tmp_path / "odd", tensors, **fields)
     with pytest.raises(UsageError, match=f"{head}.*{message}"):
         load_drafts(resolve(EngineOptions(target=str(target), draft=(str(head),))))
 
