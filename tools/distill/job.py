@@ -169,7 +169,8 @@ class Job:
                 raise UsageError("--feed-forward is for --kind eagle3 and block")
             return StudentPlan(self.layers, self.width, self.depth or 4, self.draft_vocab)
         if self.width:
-            raise UsageError(f"--width: a draft of --kind {self.kind} is as wide as its target")
+            name = "a head" if self.kind == "eagle3" else "a block drafter"
+            raise UsageError(f"--width: {name} is as wide as its target")
         if self.kind == "block":
             sizes = self.depth or BlockPlan.depth, self.block, self.rank
             return BlockPlan(self.layers, self.draft_vocab, *sizes, feed_forward=self.feed_forward)
