@@ -125,6 +125,7 @@ class BlockDrafter(Drafter):
             slots = cache.slots(row.pages, first, first + len(states))
             with torch.inference_mode():
                 self._model.remember(states, first, slots, cache.keys, cache.values)
+        self._read.clear()  # also of a sequence that got no row
 
     def _blocks(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int]) -> list[_Block]:
         found, rest = list[_Block](), iter(more)
