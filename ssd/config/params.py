@@ -23,8 +23,8 @@ Sampler = Literal["coupled", "rejection"]
 Allocation = Literal["joint", "theorem"]
 
 MAX_LOOKAHEAD = 16
-BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1)
-"""Most rows of a block drafter's block: a speculation's, the tokens before it without hidden states, and two more."""
+BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
+"""Most rows of a block drafter's block: a speculation's, the tokens before it without hidden states, and three more."""
 MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
 MAX_IN_FLIGHT = 48

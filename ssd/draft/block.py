@@ -27,6 +27,7 @@ from ssd.ipc.features import FeatureArena
 from ssd.kernels.decoder import Views
 from ssd.kernels.guess import GuessStep
 from ssd.models.block import MASK, BlockDraft
+from ssd.models.blocks import path_cells
 from ssd.speculation.noise import NoiseCache
 
 
@@ -83,9 +84,9 @@ class BlockDrafter(Drafter):
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:
         model = cast(BlockDraft, runner.model)
-        # Behind the cells of chains are those for the path of each slot: one, or one for each output that needs a mask.
-        self._paths, self._path_cells = cells(config), 1 if model.fields.from_anchor else MAX_LOOKAHEAD + 1
-        sizes = BLOCK_ROWS + (not model.fields.from_anchor), model.dtype, model.device
+        # Behind the cells of chains are those for the path of each slot.
+        self._paths, self._path_cells = cells(config), path_cells(model.fields, MAX_LOOKAHEAD)
+        sizes = BLOCK_ROWS, model.dtype, model.device
         cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs * self._path_cells)
         super().__init__(config, runner, noise, vocab_size, cache)
         self._model, self._features = model, features

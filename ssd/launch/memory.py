@@ -15,7 +15,7 @@ from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
 from ssd.launch.options import ChosenOptions
 from ssd.models import pairs
-from ssd.models.blocks import is_block
+from ssd.models.blocks import fields_of, is_block, path_cells
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.resident import device_bytes, resident_bytes
 from ssd.models.sizes import ModelSizes
@@ -175,8 +175,9 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
         whole = _whole(draft.model, target.model)
         logits, cells, depth = rows + chains, chains, MAX_LOOKAHEAD + 1
         if is_block(draft.model):  # a pass has the rows of whole speculations, after every chain and every path
-            cells, depth = chains + options.max_num_seqs, BLOCK_ROWS
-            logits = cells * (1 + speculation.longest)
+            paths = options.max_num_seqs * path_cells(fields_of(draft.model.config), MAX_LOOKAHEAD)
+            cells, depth = chains + paths, BLOCK_ROWS
+            logits = (chains + options.max_num_seqs) * (1 + speculation.longest)
         # A draft keeps the logits of its largest shape only.
         own = _need(Sized(whole, draft.dtype), options, logits, 1, [largest])
         branches = own.page // options.page_size * cells * depth

@@ -62,6 +62,13 @@ class BlockFields(NamedTuple):
     rank: int
 
 
+def path_cells(fields: BlockFields, longest: int) -> int:
+    """Return how many cells the path of a sequence needs, with speculations of at most `longest` tokens.
+
+    If the anchor predicts nothing, each output after a known token is a block of its own, which ends in a mask."""
+    return 1 if fields.from_anchor else longest + 2
+
+
 def is_block(model: Checkpoint) -> bool:
     """Return True for a block drafter, by its config."""
     return names_block(model.config)
@@ -102,7 +109,7 @@ def _refuse_windows(said: Mapping[str, Any]) -> None:
     """Raise UsageError if any layer has a sliding window."""
     kinds = said.get("layer_types")
     if kinds is None:
-        if said.get("sliding_window") is not None and flag(said, "use_sliding_window"):
+        if said.get("sliding_window") is not None and flag(said, "use_sliding_window", True):
             raise UsageError(f"sliding_window {said['sliding_window']!r} is not supported in a block drafter")
     elif not isinstance(kinds, list) or len(kinds) != count(said, "num_hidden_layers"):
         raise UsageError("layer_types must be a list of num_hidden_layers kinds")

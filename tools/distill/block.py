@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
+from ssd.models.blocks import check_block
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import DRAFT_VOCAB, LAYER_IDS, check_head
 from ssd.models.weights import from_checkpoint
@@ -258,7 +259,7 @@ class BlockStudent(nn.Module):
         # Half of the steps are those of `sd`, where no hidden states are missing.
         several = torch.rand((), generator=generator) < 0.5
         missing = int(torch.randint(1, self.plan.missing + 1, (), generator=generator)) if several else 0
-        count = max(1, max(len(example.text.token_ids) for example in batch) // _STRIDE)
+        count = max(1, max(example.text.answer for example in batch) // _STRIDE)
         drawn = dict(zip(map(id, batch), torch.rand(len(batch), count, generator=generator), strict=True))
         places = [_anchors(e.text, missing, drawn[id(e)]) for e in own]
         found = self._run(self._read([example.text for example in own]), missing, torch.stack(places))
@@ -435,7 +436,10 @@ def _over(target: Path, plan: BlockPlan, runner: Runner, ids: Tensor) -> BlockSt
 def load(target: Path, draft: Path, runner: Runner) -> BlockStudent:
     """Return the drafter that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
     checkpoint = inspect(draft)
-    layers = tuple(layer + 1 for layer in checkpoint.config["target_layer_ids"])
+    fields = check_block(checkpoint, inspect(target))
+    if not fields.causal or not fields.from_anchor or fields.mask is not None or not fields.rank:
+        raise UsageError(f"{draft}: only block drafters that tools.distill has made are evaluated")
+    layers = fields.layers
     sizes = (checkpoint.count(name) for name in ("num_hidden_layers", "block_size", "markov_rank"))
     plan = BlockPlan(layers, 0, *sizes, feed_forward=checkpoint.count("intermediate_size"))
     student = _over(target, plan, runner, predicted(checkpoint))

@@ -198,7 +198,9 @@ class Job:
     def _check_student(self, directory: Path, corpus: CorpusPlan) -> None:
         """Raise UsageError for a student that does not fit the target, or a corpus that does not fit the student."""
         student = self._build(directory)
-        read = student.plan.layers if isinstance(student, HeadStudent | BlockStudent) else ()
+        if corpus.features and isinstance(student, BlockStudent):
+            raise UsageError("--keep-features: a block drafter runs the target in training")
+        read = student.plan.layers if isinstance(student, HeadStudent) else ()
         if corpus.features and (missing := set(read) - set(corpus.features)):
             raise UsageError(f"--keep-features lacks {min(missing)}, which the head reads")
         if corpus.conversations < 10:

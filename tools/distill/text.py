@@ -102,7 +102,7 @@ def text_files(paths: Sequence[str]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise UsageError(f"--text: there is no {path}")
-        if _is_benchmark(path):
+        if any(_is_benchmark(Path(part)) for part in path.resolve().parts):
             raise UsageError(f"--text: {path} is named after a benchmark, on which drafts are compared")
         found += sorted(_below(path)) if path.is_dir() else [path]
     return list(dict.fromkeys(found))

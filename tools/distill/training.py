@@ -348,7 +348,7 @@ def train(
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
     began = saved = time.monotonic()
-    way = 0.0  # that is behind
+    way = done / len(steps)  # that is behind
     with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
