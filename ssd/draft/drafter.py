@@ -56,8 +56,8 @@ class Drafter:
     """Owns a draft model with its page pool and chain cache.
 
     Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
-    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs forwards without the host. `block`: how many
-    tokens one pass of its `several` predicts; 0 if each needs a pass."""
+    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs forwards without the host.
+    `block`: how many tokens one pass of its `several` predicts; 0 if each needs a pass."""
 
     recurrent = goes_on = False
     block = 0
