@@ -24,11 +24,11 @@ from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.models.blocks import check_block
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.pairs import DRAFT_VOCAB, LAYER_IDS, check_head
+from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import from_checkpoint
-from tools.distill.head import config_of, predicted
+from tools.distill.head import Projections, config_of, predicted, read_and_predicted
 from tools.distill.shards import Conversation
-from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
+from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, write_folder
 from tools.distill.teacher import observed
 from tools.distill.training import Example, arithmetic, padded
 
@@ -38,7 +38,7 @@ _CROSS_ENTROPY, _DISTANCE, _CONFIDENCE = 0.1, 0.9, 0.1
 _COUNTED, _LOOKAHEAD = (0, 1, 2, 4), 4
 ARCHITECTURE = "DSparkDraftModel"
 MARKOV_OUT = "markov_head.markov_w2.weight"
-# A block is begun at one in so many places of a text in each step; held-out ones at every so many.
+# Places of an answer for one block of a step, and between two held-out blocks.
 _STRIDE, _HELD_OUT_STRIDE = 4, 8
 # Conversations whose hidden states set the scales.
 _MEASURED = 16
@@ -64,20 +64,10 @@ class BlockPlan:
 Angles = tuple[Tensor, Tensor]
 
 
-class BlockAttention(nn.Module):
+class BlockAttention(Projections):
     """Attention of blocks to the committed text before them and, causally, to themselves.
 
     Here and below, parameters have the names of the checkpoint."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        width, self._dim = config.hidden_size, config.head_dim
-        self._kv_heads = config.num_key_value_heads
-        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
-        self.q_proj = nn.Linear(width, inner, bias=False)
-        self.k_proj = nn.Linear(width, keys, bias=False)
-        self.v_proj = nn.Linear(width, keys, bias=False)
-        self.o_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, angles: Angles, context: Tensor, its_angles: Angles, unseen: Tensor) -> Tensor:
         """Return the output [texts, blocks, rows, width] for rows `x` of that shape.
@@ -405,18 +395,11 @@ def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]
 
     Its layers begin as the target's last ones, and its `fc` hands the last hidden states on. It predicts the tokens
     that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit the target."""
-    checkpoint, config = inspect(target), config_of(target)
-    fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
-    plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
-    if EMBEDDING not in checkpoint.tensors:
-        raise UsageError(f"{target} has no tensor {EMBEDDING}, which a drafter reads of its target")
-    if not 0 <= plan.vocab <= config.vocab_size:
-        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
-    observed(runner, [Conversation([0, 0], 1)], plan.layers)  # raises UsageError if its family does not show them
-    student = _over(target, plan, runner, frequent(data, plan.vocab, config.vocab_size).sort().values)
+    layers, ids = read_and_predicted(target, plan.layers, plan.vocab, runner, data)
+    student = _over(target, replace(plan, layers=layers), runner, ids)
     if data:
         student.measure(data[:_MEASURED])
-    student.begin_as(checkpoint)
+    student.begin_as(inspect(target))
     return student
 
 

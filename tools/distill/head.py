@@ -50,20 +50,27 @@ class HeadPlan:
     own_head: bool = False
 
 
-class PairAttention(nn.Module):
+class Projections(nn.Module):
+    """The projections of an attention whose input is `inputs` times as wide as the model."""
+
+    def __init__(self, config: LlamaConfig, inputs: int = 1) -> None:
+        super().__init__()
+        width, self._dim = config.hidden_size, config.head_dim
+        self._kv_heads = config.num_key_value_heads
+        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
+        self.q_proj = nn.Linear(inputs * width, inner, bias=False)
+        self.k_proj = nn.Linear(inputs * width, keys, bias=False)
+        self.v_proj = nn.Linear(inputs * width, keys, bias=False)
+        self.o_proj = nn.Linear(inner, width, bias=False)
+
+
+class PairAttention(Projections):
     """Attention of pairs (token, state) to committed pairs, and to those that were unrolled from the same place.
 
     Here and below, parameters have the names of the checkpoint."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        width, self._dim = config.hidden_size, config.head_dim
-        self._kv_heads = config.num_key_value_heads
-        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
-        self.q_proj = nn.Linear(2 * width, inner, bias=False)
-        self.k_proj = nn.Linear(2 * width, keys, bias=False)
-        self.v_proj = nn.Linear(2 * width, keys, bias=False)
-        self.o_proj = nn.Linear(inner, width, bias=False)
+        super().__init__(config, inputs=2)
 
     def keys(self, pairs: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return keys and values [kv_heads, n, dim] of `pairs` [n, 2 x width].
@@ -323,19 +330,28 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
 
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
-    checkpoint = inspect(target)
-    config = config_of(target)
-    fields = config.to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
-    plan = replace(plan, layers=check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint))
-    if EMBEDDING not in checkpoint.tensors:
-        raise UsageError(f"{target} has no tensor {EMBEDDING}, which a head reads of its target")
-    if not 0 <= plan.vocab <= config.vocab_size:
-        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
-    hidden(runner, [Conversation([0, 0], 1)], plan.layers)  # raises UsageError if its family does not show them
-    student = _over(target, plan, runner, frequent(data, plan.vocab, config.vocab_size).sort().values)
+    layers, ids = read_and_predicted(target, plan.layers, plan.vocab, runner, data)
+    student = _over(target, replace(plan, layers=layers), runner, ids)
     if data:
         student.measure(data[:_MEASURED])
     return student
+
+
+def read_and_predicted(
+    target: Path, layers: tuple[int, ...], vocab: int, runner: Runner, data: Sequence[Example]
+) -> tuple[tuple[int, ...], Tensor]:
+    """Return after how many layers a student reads hidden states, and the ids that it predicts, in order.
+
+    `layers` and `vocab` are as in a plan. Raises UsageError if they do not fit the target."""
+    checkpoint, config = inspect(target), config_of(target)
+    fields = config.to_dict() | ({LAYER_IDS: list(layers)} if layers else {})
+    layers = check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint)
+    if EMBEDDING not in checkpoint.tensors:
+        raise UsageError(f"{target} has no tensor {EMBEDDING}, which a head reads of its target")
+    if not 0 <= vocab <= config.vocab_size:
+        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
+    hidden(runner, [Conversation([0, 0], 1)], layers)  # raises UsageError if its family does not show them
+    return layers, frequent(data, vocab, config.vocab_size).sort().values
 
 
 def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStudent:
