@@ -183,7 +183,7 @@ class DraftEngine:
         began = time.perf_counter()
         if self._rehearsal is not None:
             rows = self._rehearsal.step()
-            self._board.tick(time.perf_counter() - began, 1.0, rows)
+            self._board.tick(time.perf_counter() - began, self._rehearsal.depths, rows)
             return rows > 0
         paths = path_rows(self.trees.values(), self.drafter, self._drop)
         growing = self._fork()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd.config.params import Speculation
+from ssd.config.params import MAX_LOOKAHEAD, Speculation
 from ssd.draft.drafter import ChainRows, Drafter
 from ssd.draft.tree import Tree
 from ssd.draft.tree_attention import ChainTokens
@@ -14,10 +14,12 @@ _CONTEXT = 256
 
 
 class Rehearsal:
-    """Owns `rows` chains of one token each, which every `step` computes again. Holds cells and pages until `close`."""
+    """Owns `rows` chains of one token each. Each `step` guesses `depths` tokens after every chain.
+
+    Holds cells and pages until `close`."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
-        self._drafter = drafter
+        self._drafter, self.depths = drafter, min(drafter.block or 1, MAX_LOOKAHEAD)
         length = min(_CONTEXT, drafter.max_position // 2, drafter.pool.count * drafter.pool.size // 2)
         admit = Admit(0, 0, 0, [0] * length, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 1, (1,)))
         self._table = PageTable(drafter.pool)
@@ -35,10 +37,13 @@ class Rehearsal:
         self._rows = [ChainRows(self._tree, tokens)]
 
     def step(self) -> int:
-        """Run a forward; return how many chains it computed, 0 if there was no room for any."""
-        if self._cells:
+        """Run a forward; return how many tokens it guessed, 0 if there was no room for any chain."""
+        chains = len(self._cells)
+        if chains and self.depths > 1:
+            self._drafter.several([], self._rows, [self.depths - 1] * chains)
+        elif chains:
             list(self._drafter.forward([], self._rows))
-        return len(self._cells)
+        return chains * self.depths
 
     def close(self) -> None:
         self._table.free()

@@ -1,9 +1,10 @@
 """A block drafter: a few layers that predict several tokens in one pass, from hidden states of the target.
 
 The layouts are those of DFlash (z-lab) and DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), flat, nested or as vLLM's
-`speculators` writes them. Keys and values of the committed text are made of the target's hidden states (`context`);
-the rows of a block are a known token, or several, and a mask for each further place. A first-order head adds to the
-logits of a place what the token before it says (`bias`)."""
+`speculators` writes them; tools.distill writes another one, whose layers each read the hidden states before a layer of
+the target (`context_by_layer`). Keys and values of the committed text are made of the target's hidden states
+(`context`); the rows of a block are a known token, or several, and a mask for each further place. A first-order head
+adds to the logits of a place what the token before it says (`bias`)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.attention import KVSpans
+from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
 from ssd.layers.linear import Table
 from ssd.layers.norm import RMSNorm
@@ -40,6 +42,8 @@ from ssd.models.pairs import EMBEDDING, TARGET_EMBEDDING
 from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config, number
 
+# Rows of an embedding that become floats at a time.
+_PROJECTED_ROWS = 8192
 MASK = -1
 """Stands for a mask among the token ids of a forward."""
 
@@ -60,8 +64,7 @@ class BlockDraft:
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, self.shape.vocab_size, width)
         self.head, self._embed = predicting(config, weights, self.shape, device, embedding, not own)
         self.fused = len(self.fields.layers) * width
-        self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
-        self._hidden_norm = RMSNorm(weights("hidden_norm.weight", width), eps)
+        self._fuse: tuple[LinearLayer, RMSNorm] | None = None
         normed = config.get("model_type") != "llama" or weights.has("layers.0.self_attn.q_norm.weight")
         attention = Qwen3Attention if normed else Attention
         below = [weights.below(f"layers.{index}") for index in range(self.shape.layers)]
@@ -69,11 +72,15 @@ class BlockDraft:
             attention(config, self.shape, layer.below("self_attn"), index, self._rotary)
             for index, layer in enumerate(below)
         ]
+        norms = [[RMSNorm(layer(f"{name}.weight", width), eps) for name in Llama.norms] for layer in below]
         self._layers = [
             Layer(first, own, second, FeedForward(config, layer.below("mlp")))
-            for layer, own in zip(below, self._attentions, strict=True)
-            for first, second in [[RMSNorm(layer(f"{name}.weight", width), eps) for name in Llama.norms]]
+            for layer, own, (first, second) in zip(below, self._attentions, norms, strict=True)
         ]
+        self._first_norms = [first for first, _ in norms]
+        if not self.fields.by_layer:
+            fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
+            self._fuse = fuse, RMSNorm(weights("hidden_norm.weight", width), eps)
         self._norm = RMSNorm(weights("norm.weight", width), eps)
         mask = torch.tensor([self.fields.mask or 0], device=device)
         self._mask = weights("mask_embedding", width) if self.fields.mask is None else self._embed(mask)[0]
@@ -81,22 +88,45 @@ class BlockDraft:
         if rank := self.fields.rank:
             markov = weights.below("markov_head")
             second = markov.linear(markov.whole("markov_w2.weight", self.shape.outputs, rank), None)
-            self._first = Table(markov.whole("markov_w1.weight", self.shape.vocab_size, rank)), second
+            self._first = Table(self._first_rows(markov, embedding)), second
         self._decoder = decoder_of(self._layers, self._rotary) if self.fields.causal else None
+
+    def _first_rows(self, markov: Weights, embedding: Tensor | Groups) -> Tensor | Groups:
+        """Return the table [V, rank] of the first-order head, a row for the token before a place."""
+        rank, (vocab, width) = self.fields.rank, embedding.shape
+        if not self.fields.projected:
+            return markov.whole("markov_w1.weight", vocab, rank)
+        projection, found = markov("projection.weight", rank, width).T, []
+        for start in range(0, vocab, _PROJECTED_ROWS):
+            rows = outputs_of(embedding, slice(start, start + _PROJECTED_ROWS))
+            found.append((rows.dequantized() if isinstance(rows, Groups) else rows) @ projection)
+        return torch.cat(found)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values [n, kv_heads, head_dim] by layer of committed tokens at `positions` int64 [n].
 
         `states` [n, fused] are the target's hidden states of these tokens, after each of its layers, side by side."""
-        x, turn = self._hidden_norm(self._fuse(states)), self._rotary.at(positions)
-        return [attention.keys_and_values(x, turn) for attention in self._attentions]
+        turn = self._rotary.at(positions)
+        if self._fuse is None:
+            parts = states.chunk(len(self._layers), -1)
+            inputs = [norm(part) for norm, part in zip(self._first_norms, parts, strict=True)]
+        else:
+            inputs = [self._fused(states)] * len(self._layers)
+        return [attention.keys_and_values(x, turn) for attention, x in zip(self._attentions, inputs, strict=True)]
+
+    def _fused(self, states: Tensor) -> Tensor:
+        """Return normed [n, width] that all layers make keys and values of; `states` itself if each has its own."""
+        if self._fuse is None:
+            return states
+        fuse, norm = self._fuse
+        return norm(fuse(states))
 
     def remember(self, states: Tensor, first: int, slots: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Store what `context` returns, for positions from `first` on, in `slots` of [layers, slots, kv_heads, dim]."""
         positions = range(first, first + len(states))
         if self._decoder is not None:
             spans = KVSpans(keys, values, array("q", slots), range(len(slots)), [1] * len(slots))
-            self._decoder.remember(self._hidden_norm(self._fuse(states)), array("q", positions), spans)
+            self._decoder.remember(self._fused(states), array("q", positions), spans, self._fuse is not None)
             return
         where, every = (torch.tensor(numbers, device=self.device) for numbers in (slots, positions))
         for layer, made in enumerate(self.context(states, every)):

@@ -38,11 +38,11 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
 }
 # Tensors of any block drafter. Those of the confidence head, of `t2d` and of a verifier are not read.
 _TENSORS = re.compile(
-    r"fc\.weight|(hidden_)?norm\.weight|(embed_tokens|lm_head)\.weight|d2t|t2d|confidence_head\.proj\.(weight|bias)"
+    r"(?P<fused>fc|hidden_norm)\.weight|norm\.weight|(embed_tokens|lm_head)\.weight|d2t|t2d|confidence_head\.proj\.(weight|bias)"
     r"|verifier_(lm_head|norm)\.weight|(.*\.)?rotary_emb\.inv_freq"
     r"|layers\.(?P<layer>\d{1,6})\.(self_attn\.[qkvo]_proj\.(weight|(?P<attention_bias>bias))|self_attn\.[qk]_norm\.weight"
     r"|(input|post_attention)_layernorm\.weight|mlp\.(gate|up|down)_proj\.(weight|(?P<mlp_bias>bias)))"
-    r"|(?P<mask>mask_embedding)|(?P<first>markov_head\.markov_w[12]\.weight)"
+    r"|(?P<mask>mask_embedding)|(?P<first>markov_head\.(markov_w2|(?P<table>markov_w1|projection))\.weight)"
 )
 
 
@@ -52,7 +52,9 @@ class BlockFields(NamedTuple):
     It reads the target's hidden states after `layers` layers. `block`: rows of a block. `mask`: the id whose embedding
     is that of a mask; None if the checkpoint has a vector for it. `causal`: a row of a block sees no later ones.
     `from_anchor`: the row of the last known token predicts the next one; else that of a mask predicts its own place.
-    `rank` of the first-order head; 0 without one."""
+    `rank` of the first-order head; 0 without one. `by_layer`: each of its layers reads those hidden states that are its
+    own in `layers`, as a layer of the target does; else `fc` fuses all for all of them. `projected`: the first-order
+    head reads the embedding of a token through a projection, instead of a table of its own."""
 
     layers: tuple[int, ...]
     block: int
@@ -60,6 +62,8 @@ class BlockFields(NamedTuple):
     causal: bool
     from_anchor: bool
     rank: int
+    by_layer: bool
+    projected: bool
 
 
 def path_cells(fields: BlockFields, longest: int) -> int:
@@ -95,13 +99,24 @@ def fields_of(config: Mapping[str, Any]) -> BlockFields:
     block = count(said, "block_size", 16)
     if block + from_anchor < 2:
         raise UsageError("block_size must be at least 2 where the first row of a block predicts nothing")
+    rank = 0 if said.get("markov_rank") in (None, 0) else count(said, "markov_rank")
+    projected = flag(said, "markov_projected")
+    if projected and not rank:
+        raise UsageError("markov_projected needs a markov_rank")
+    layers, by_layer = _layers(said), flag(said, "context_by_layer")
+    if by_layer and len(layers) != (own := count(said, "num_hidden_layers")):
+        raise UsageError(
+            f"target_layer_ids must name a layer for each of {own} layers (context_by_layer), not {len(layers)}"
+        )
     return BlockFields(
-        _layers(said),
+        layers,
         block,
         mask,
         flag(said, "is_causal", flag(said, "causal")),
         from_anchor,
-        0 if said.get("markov_rank") in (None, 0) else count(said, "markov_rank"),
+        rank,
+        by_layer,
+        projected,
     )
 
 
@@ -165,6 +180,8 @@ def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
             or any(parts[bias] and not flag(draft.config, bias) for bias in ("attention_bias", "mlp_bias"))
             or (parts["mask"] and fields.mask is not None)
             or (parts["first"] and not fields.rank)
+            or parts["table"] not in (None, "projection" if fields.projected else "markov_w1")
+            or (parts["fused"] and fields.by_layer)
         ):
             raise UsageError(f"{where}: tensor {name} is not one of the block drafter that its config.json describes")
     if fields.mask is None and "mask_embedding" not in draft.tensors:

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig, Features
-from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.config.params import MAX_LOOKAHEAD, Mode, SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Tree
 from ssd.execution.runner import Runner
@@ -33,8 +33,9 @@ from tools.distill.training import Example, TrainingPlan, train
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
 LENGTH = 13 + TOKENS
-FEATURES = Features(layers=heads.LAYERS, width=heads.WIDTH)
-PLAN = BlockPlan(heads.LAYERS, block=6, rank=16, missing=LOOKAHEAD + 1)
+LAYERS = (0, 1, 3)
+FEATURES = Features(layers=LAYERS, width=heads.WIDTH)
+PLAN = BlockPlan(LAYERS, block=6, rank=16, missing=LOOKAHEAD + 1)
 
 
 def config(mode: Mode, **fields: object) -> EngineConfig:
@@ -75,8 +76,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     teacher = load_runner(str(checkpoint), torch.float32, tiny.CPU, 1024)
     texts = [Conversation([*p, *text], len(p)) for p, text in zip(PROMPTS * 2, ids, strict=True)]
     data = [Example(text, torch.empty(0, 0), torch.empty(0, 0)) for text in texts]
+    other = block.build(checkpoint, PLAN, teacher, data)
+    for parameter in other.layers.parameters():
+        parameter.data.normal_()
+    other.write(checkpoint, folder / "random")
     student = block.build(checkpoint, PLAN, teacher, data)
-    student.write(checkpoint, folder / "random")
     train(student, data, data, TrainingPlan(150, 2 * LENGTH, 0.01, muon=True), folder / "training")
     student.write(checkpoint, folder / "trained")
     again = block.load(checkpoint, folder / "trained", teacher)
@@ -114,12 +118,12 @@ class Auditor:
     def _check(self, tree: Tree, behind: list[int], tokens: list[int]) -> None:
         """Check the first tokens of a block that begins after `behind`, draft tokens after the committed ones."""
         student, ids, missing = self._world.student, [*tree.tokens, *behind], len(behind)
-        features = hidden(student._target, [Conversation([*ids, 0], 1)], heads.LAYERS)[0].float()
+        features = hidden(student._target, [Conversation([*ids, 0], 1)], LAYERS)[0].float()
         anchor = torch.tensor([[len(ids) - 1]])
         blocks = Blocks(torch.tensor([ids]), torch.tensor([len(ids) + PLAN.block]), anchor, missing, PLAN.block)
         states = student.states(features[None], blocks)[0, 0]
         for token, before, state, place in zip(tokens, [ids[-1], *tokens], states, range(len(ids), 999), strict=False):
-            first = student.markov_head.markov_w1(torch.tensor(before))
+            first = student.markov_head.projection(student._embedding[before])
             scores = torch.full((131,), -torch.inf)
             scores[student.ids] = state @ student.head.T + student.markov_head.markov_w2(first)
             found = perturbed(scores[None], tree.law, [place], lambda seed, at: gumbel(seed, at, 131))[0]
@@ -237,6 +241,13 @@ def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
 def test_steps_can_be_rehearsed(world: World) -> None:
     draft = Draft(config("ssd"), world.trained)
     draft.engine.handle(Rehearse(4, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 4
+    assert draft.engine.step() and draft.board.telemetry().grown == 4 * PLAN.block
     draft.engine.handle(Rehearse(0))
     draft.assert_empty()
+
+
+def test_steps_of_long_blocks_are_rehearsed_as_far_as_k_goes(world: World) -> None:
+    draft = Draft(config("ssd"), world.trained)
+    draft.engine.drafter.block = 10 * MAX_LOOKAHEAD
+    draft.engine.handle(Rehearse(2, in_turn=True))
+    assert draft.engine.step() and draft.board.telemetry().grown == 2 * MAX_LOOKAHEAD

@@ -357,7 +357,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "own": {"predicted": 40},
     "norms": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
     "all": {},
-    "no first-order head": {"predicted": 40, "markov_rank": None},
+    "no first-order head": {"predicted": 40, "markov_rank": None, "markov_projected": None},
 }
 
 

@@ -38,11 +38,13 @@ class Layout(NamedTuple):
     embedding: bool = False
     outputs: bool = False
     mask_vector: bool = False
+    by_layer: bool = False
+    projected: bool = False
 
 
 LAYOUTS = {
     # Of tools/distill.
-    "own": Layout(causal=True, head_norms=False, mask_vector=True),
+    "own": Layout(causal=True, head_norms=False, mask_vector=True, by_layer=True, projected=True),
     # deepseek-ai/DeepSpec: flat.
     "dspark": Layout(embedding=True, outputs=True),
     # z-lab: fields in `dflash_config`.
@@ -83,8 +85,9 @@ def block(
 def _shapes(has: Layout, predicted: int, depth: int) -> dict[str, tuple[int, ...]]:
     names = "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size", "vocab_size"
     count, groups, width, inner, vocabulary = (tiny.SIZES[name] for name in names)
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, len(LAYERS) * width)}
-    shapes |= {"hidden_norm.weight": (width,), "norm.weight": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (width,)}
+    if not has.by_layer:
+        shapes |= {"fc.weight": (width, len(LAYERS) * width), "hidden_norm.weight": (width,)}
     for index in range(depth):
         layer = f"layers.{index}"
         shapes |= {f"{layer}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
@@ -96,7 +99,8 @@ def _shapes(has: Layout, predicted: int, depth: int) -> dict[str, tuple[int, ...
         shapes |= {f"{layer}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
         shapes |= {f"{layer}.mlp.down_proj.weight": (width, inner)}
     if has.markov:
-        shapes["markov_head.markov_w1.weight"] = vocabulary, RANK
+        first = {"projection": (RANK, width)} if has.projected else {"markov_w1": (vocabulary, RANK)}
+        shapes |= {f"markov_head.{name}.weight": shape for name, shape in first.items()}
         shapes["markov_head.markov_w2.weight"] = predicted, RANK
     if has.confidence:
         shapes |= {"confidence_head.proj.weight": (1, width + RANK), "confidence_head.proj.bias": (1,)}
@@ -118,6 +122,7 @@ def _config(layout: str, predicted: int, depth: int) -> dict[str, Any]:
     markov |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
     if layout == "own":
         own = {"architectures": ["DSparkDraftModel"], "model_type": "llama", "is_causal": True, "markov_rank": RANK}
+        own |= {"context_by_layer": True, "markov_projected": True}
         return sizes | own | {"target_layer_ids": names, "block_size": BLOCK, "draft_vocab_size": predicted}
     if layout == "dspark":
         return (
@@ -177,6 +182,7 @@ class PlainBlock:
         self.ids = torch.arange(len(differences)) + differences
         weights.pop("t2d", None)
         self.weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        self.by_layer = has.by_layer
         self.depth = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
         theirs = of.weights
         self.embedding = self.weights.get("embed_tokens.weight", theirs["model.embed_tokens.weight"].to(dtype))
@@ -207,8 +213,9 @@ class PlainBlock:
 
         `known` is the anchor, or it and tokens before it whose hidden states are missing; these see no later rows."""
         found = self.target.states(committed)
-        context = torch.cat([found[layer] for layer in LAYERS], -1).to(self.dtype) @ self.weights["fc.weight"].T
-        context = self._norm(context, "hidden_norm")
+        if not self.by_layer:
+            context = torch.cat([found[layer] for layer in LAYERS], -1).to(self.dtype) @ self.weights["fc.weight"].T
+            context = self._norm(context, "hidden_norm")
         x = torch.cat((self.embedding[torch.tensor(known)], self.mask.expand(masks, -1)))
         before, rows = torch.arange(len(committed)), len(committed) + torch.arange(len(x))
         hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
@@ -218,6 +225,8 @@ class PlainBlock:
         groups = tiny.SIZES["num_attention_heads"] // tiny.SIZES["num_key_value_heads"]
         for index in range(self.depth):
             layer = f"layers.{index}"
+            if self.by_layer:
+                context = self._norm(found[LAYERS[index]].to(self.dtype), f"{layer}.input_layernorm")
             y = self._norm(x, f"{layer}.input_layernorm")
             q = self._heads(y, layer, "q", rows)
             k, v = (
@@ -244,9 +253,12 @@ class PlainBlock:
     def bias(self, before: int) -> Tensor:
         """[vocab_size]: what the token `before` adds to the logits of the token behind it."""
         wide = torch.zeros(self.vocabulary, dtype=self.dtype)
-        if "markov_head.markov_w1.weight" not in self.weights:
+        if "markov_head.markov_w2.weight" not in self.weights:
             return wide
-        row = self.weights["markov_head.markov_w1.weight"][before]
+        if (projection := self.weights.get("markov_head.projection.weight")) is not None:
+            row = projection @ self.embedding[before]
+        else:
+            row = self.weights["markov_head.markov_w1.weight"][before]
         return wide.index_copy(0, self.ids, self.weights["markov_head.markov_w2.weight"] @ row)
 
     def guesses(self, text: Sequence[int], committed: int, count: int = 1) -> list[int]:

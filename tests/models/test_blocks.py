@@ -157,7 +157,7 @@ def test_fields_of_dflash_come_first(tmp_path: Path) -> None:
         tmp_path / "draft", "dflash", dflash_config=nested, mask_token_id=5, target_layer_ids=[2], block_size=9
     )
     fields = fields_of(inspect(folder).config)
-    assert fields == ((2,), 4, 3, True, False, 0)
+    assert fields == ((2,), 4, 3, True, False, 0, False, False)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = {
@@ -211,6 +211,16 @@ REFUSED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = 
     "causal": ("dspark", {}, {"is_causal": "no"}, "is_causal must be true or false, is 'no'"),
     "anchor": ("dflash", {}, {"sample_from_anchor": 1}, "sample_from_anchor must be true or false, is 1"),
     "bias": ("dspark", {"layers.0.self_attn.q_proj.bias": torch.ones(32)}, {}, "self_attn.q_proj.bias is not one of"),
+    "by layer": ("own", {}, {"target_layer_ids": [1]}, "target_layer_ids must name a layer for each of 2 layers"),
+    "fused": ("own", {"fc.weight": torch.ones(32, 64)}, {}, "fc.weight is not one of the block drafter"),
+    "no rank to project": ("own", {}, {"markov_rank": None}, "markov_projected needs a markov_rank"),
+    "table": ("own", {"markov_head.markov_w1.weight": torch.ones(131, 8)}, {}, "markov_w1.weight is not one of"),
+    "projection": (
+        "dspark",
+        {"markov_head.projection.weight": torch.ones(8, 32)},
+        {},
+        "projection.weight is not one of",
+    ),
     "more layers": ("dspark", {"layers.2.input_layernorm.weight": torch.ones(32)}, {}, "layers.2.* is not one of"),
     "more": ("dflash", {"layers.0.attention_conv.base_kernel": torch.ones(2)}, {}, "base_kernel is not one of"),
     "map": ("speculators-dspark", {"d2t": None}, {}, "tensor d2t is missing, which says what its 40 tokens are"),

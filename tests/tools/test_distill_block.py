@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 
+from ssd.errors import UsageError
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from ssd.models.pairs import borrowed
 from tests.models import tiny
 from tests.tools.test_distill import distill
 from tools.distill import block
+from tools.distill.__main__ import main
 from tools.distill.block import BlockPlan, Blocks, BlockStudent
 from tools.distill.shards import Conversation
 from tools.distill.student import round_in_training
 from tools.distill.teacher import hidden, load_runner, score
 from tools.distill.training import Example, TrainingPlan, held_out, train
 
-LAYERS, TOKENS, BLOCK = (1, 2, 3), 40, 4
+LAYERS, TOKENS, BLOCK = (0, 2), 40, 4
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,6 @@ def student_of(target: Path, data: list[Example], vocab: int = 0) -> BlockStuden
 
 def one_block(student: BlockStudent, features: Tensor, tokens: list[int], places: list[int], seen: int) -> Tensor:
     """Compute a block by the definition, in double precision, row by row; `tokens` come first, then masks."""
-    context = student.hidden_norm(student.fc(features[:seen] / student.scales))
     masks = [student.mask_embedding] * (len(places) - len(tokens))
     x = torch.stack([*student._embedding[torch.tensor(tokens)], *masks])
     dim, heads, kv_heads = (
@@ -60,8 +66,8 @@ def one_block(student: BlockStudent, features: Tensor, tokens: list[int], places
         halves = torch.cat((-vector[dim // 2 :], vector[: dim // 2]))
         return vector * cos[0, 0] + halves * sin[0, 0]
 
-    for layer in student.layers:
-        attention, normed = layer.self_attn, layer.input_layernorm(x)
+    for layer, states in zip(student.layers, features[:seen].split(x.shape[1], dim=1), strict=True):
+        attention, normed, context = layer.self_attn, layer.input_layernorm(x), layer.input_layernorm(states)
         rows = torch.cat((context, normed))
         where = [*range(seen), *places]
         keys, values = (part(rows).unflatten(-1, (kv_heads, dim)) for part in (attention.k_proj, attention.v_proj))
@@ -128,16 +134,59 @@ def test_logits_of_a_place_are_those_of_the_block_that_begins_before_it(target: 
     student, texts = student_of(target, data, vocab=100), [example.text for example in data[:3]]
     places = student.logits(texts, 2)
     assert [len(each) for each in places] == [sum(text.answer for text in texts)] * 3
-    found = student._run(student._read(texts), 0, torch.full((3, 1), 15))
+    found = student._run(student._read(texts), 0, torch.full((3, 1), 15), 3)
     for step, each in enumerate(places):
         rows = each.split([text.answer for text in texts])
-        for own, expected in zip(rows, found.logits.unflatten(0, (3, BLOCK))[:, step], strict=True):
+        for own, expected in zip(rows, found.logits.unflatten(0, (3, 3))[:, step], strict=True):
             torch.testing.assert_close(own[15 + step + 1 - 6][student.ids], expected)
 
 
 def test_the_command_makes_a_drafter(target: Path, tmp_path: Path) -> None:
-    flags = ["--kind", "block", "--layers", "1,2,3", "--rank", "8", "--evaluate-prompts", "2"]
+    flags = ["--kind", "block", "--layers", "0,2", "--rank", "8", "--evaluate-prompts", "2"]
     distill(target, tmp_path / "draft", *flags)
     report = json.loads((tmp_path / "draft" / "evaluation.json").read_text())
     assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"} and report["tree_step_ms"] > 0
     assert "tokens per round" in (tmp_path / "draft" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("family", [tiny.llama, tiny.qwen3], ids=["llama", "qwen3"])
+def test_keys_and_values_of_the_text_begin_as_the_targets(family: Callable[..., Path], tmp_path: Path) -> None:
+    """And what is written says the same in the engine."""
+    target = tiny.tokenizer(family(tmp_path / "target", num_hidden_layers=3, vocab_size=300))
+    runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
+    student, text = (
+        block.build(target, BlockPlan((1, 2), block=BLOCK, rank=8), runner, []),
+        Conversation([*range(9, 30)], 1),
+    )
+    states = hidden(runner, [text], (1, 2))[0]
+    student.write(target, tmp_path / "draft")
+    drafter = registry.load(borrowed(inspect(tmp_path / "draft"), inspect(target)), torch.float32, tiny.CPU, 64)
+    for layer, (keys, values) in zip((1, 2), drafter.context(states, torch.arange(len(states))), strict=True):
+        slots = runner.cache.slots(range(9), 0, len(states))
+        torch.testing.assert_close(keys, runner.cache.keys[layer][slots], atol=3e-2, rtol=3e-2)  # written in bfloat16
+        torch.testing.assert_close(values, runner.cache.values[layer][slots], atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--depth", "2"), "--depth: a block drafter has as many layers as --layers names"),
+        (("--rank", "8", "--layers", "2,0"), "--layers: ascending layers of the target, 0 to 2, are wanted"),
+        (("--rank", "8", "--layers", "1,3"), "--layers: ascending layers of the target, 0 to 2, are wanted"),
+        (("--rank", "33"), "--rank 33: the target's embedding is 32 wide"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_does_not_fit_is_refused(
+    target: Path, tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    command = [str(target), "--out", str(tmp_path / "draft"), "--kind", "block", "--answer-tokens", "24"]
+    done = CliRunner().invoke(main, [*command, *flags])
+    assert done.exit_code == 1 and message in done.output
+
+
+def test_layers_with_more_than_the_drafters_have_are_refused(tmp_path: Path) -> None:
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", num_hidden_layers=3, vocab_size=300, attention_bias=True))
+    runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
+    with pytest.raises(UsageError, match=r"the target has model.layers.0.self_attn.k_proj.bias, which a block drafter"):
+        block.build(target, BlockPlan((0, 2), rank=8), runner, [])

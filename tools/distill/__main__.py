@@ -14,6 +14,7 @@ from typing import Any, get_args
 import click
 
 from ssd.errors import SsdError
+from tools.distill.block import BlockPlan
 from tools.distill.job import KINDS, STAGES, Job
 from tools.distill.layouts import Layout
 from tools.distill.student import Store
@@ -59,12 +60,14 @@ class Numbers(click.ParamType):
     "--layers",
     type=Numbers(),
     default=(),
-    help="The target's layers to begin with, over its embedding; of a head or a block drafter: after how many it "
-    "reads hidden states.",
+    help="The target's layers to begin with, over its embedding; default of a block drafter: the first and last three. "
+    "Of a head: after how many it reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
-@click.option("--depth", type=_NATURAL, default=0, help="And so many layers (default 4); of a block drafter (2).")
-@click.option("--block", type=_POSITIVE, default=8, show_default=True, help="Of a block drafter: tokens of a pass.")
+@click.option("--depth", type=_NATURAL, default=0, help="And so many layers (default 4).")
+@click.option(
+    "--block", type=_POSITIVE, default=BlockPlan.block, show_default=True, help="Of a block drafter: tokens of a pass."
+)
 @click.option("--rank", type=_POSITIVE, default=64, show_default=True, help="Of its first-order head.")
 @click.option(
     "--draft-vocab", type=_NATURAL, default=0, help="Tokens that it predicts: the most frequent of the corpus; 0: all."
@@ -74,7 +77,7 @@ class Numbers(click.ParamType):
     "--feed-forward",
     type=_NATURAL,
     default=0,
-    help="Of a head or a block drafter: the width of its feed-forward; default: the target's.",
+    help="Of a head: the width of its feed-forward; default: the target's.",
 )
 @click.option("--own-head", is_flag=True, help="Of a head: train an lm_head of its own, which other engines ask for.")
 @click.option(
@@ -82,7 +85,8 @@ class Numbers(click.ParamType):
     type=click.Choice(get_args(Store)),
     default="bfloat16",
     show_default=True,
-    help="Type of the layers of attention and feed-forward on disk; they are rounded in training.",
+    help="Type of the layers of attention and feed-forward on disk, and of a first-order head's last one; they are "
+    "rounded in training.",
 )
 @click.option(
     "--format",
@@ -95,7 +99,9 @@ class Numbers(click.ParamType):
 @click.option("--begin", help="Begin with the weights of this draft, a folder or a name, of the same shape.")
 @click.option("--epochs", type=_POSITIVE, default=4, show_default=True)
 @click.option(
-    "--optimizer", type=click.Choice(("adamw", "muon")), help="Default: muon for heads, which begin at random."
+    "--optimizer",
+    type=click.Choice(("adamw", "muon")),
+    help="Default: muon for heads, which begin at random; else adamw.",
 )
 @click.option("--learning-rate", type=float, help="Its highest. Default: 1e-3 of AdamW, 6e-3 of Muon.")
 @click.option("--batch-tokens", type=_POSITIVE, default=1024, show_default=True, help="Tokens of a training step.")

@@ -1,15 +1,18 @@
 """A student that drafts a block of tokens in one pass, from hidden states of its target (docs/distillation.md).
 
-The shape is that of DFlash and DSpark (arXiv 2607.05147): a few layers, whose keys and values of the committed text are
-made of the target's hidden states, run over a known token and a mask for each further place. A first-order head adds
-to the scores of a place what the token before it says. It is trained as it will be used in `ssd`, too: the hidden
-states of the last tokens are missing, and the block begins with these tokens instead."""
+The shape is close to that of DFlash and DSpark (arXiv 2607.05147): a few layers, whose keys and values of the committed
+text are made of the target's hidden states, run over a known token and a mask for each further place. A first-order
+head adds to the scores of a place what the token before it says. It is trained as it will be used in `ssd`, too: the
+hidden states of the last tokens are missing, and the block begins with these tokens instead.
+
+Its layers begin as layers of the target, and each reads the hidden states before that layer. So its keys and values of
+the committed text begin as the target's own, and only the layers between are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding, pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from ssd.errors import UsageError
@@ -26,7 +29,7 @@ from ssd.models.blocks import check_block
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import from_checkpoint
-from tools.distill.head import Projections, config_of, predicted, read_and_predicted
+from tools.distill.head import Projections, config_of, predicted, to_predict
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, write_folder
 from tools.distill.teacher import observed
@@ -40,25 +43,21 @@ ARCHITECTURE = "DSparkDraftModel"
 MARKOV_OUT = "markov_head.markov_w2.weight"
 # Places of an answer for one block of a step, and between two held-out blocks.
 _STRIDE, _HELD_OUT_STRIDE = 4, 8
-# Conversations whose hidden states set the scales.
-_MEASURED = 16
 
 
 @dataclass(frozen=True)
 class BlockPlan:
     """The plan of a block drafter.
 
-    It reads the hidden states after the target's `layers` (none: those of EAGLE-3), has `depth` layers, and predicts
-    `block` tokens in a pass, of the `vocab` most frequent ones of its corpus (0: all). Its first-order head has
-    `rank`. Hidden states of up to `missing` tokens are missing. `feed_forward`: the width of it (0: the target's)."""
+    Its layers begin as these `layers` of the target (none: the first and the last three), and read the hidden states
+    before them. It predicts `block` tokens in a pass, of the `vocab` most frequent ones of its corpus (0: all). Its
+    first-order head has `rank`. Hidden states of up to `missing` tokens are missing."""
 
     layers: tuple[int, ...] = ()
     vocab: int = 0
-    depth: int = 2
-    block: int = 8
+    block: int = 5
     rank: int = 64
     missing: int = 5
-    feed_forward: int = 0
 
 
 Angles = tuple[Tensor, Tensor]
@@ -67,7 +66,13 @@ Angles = tuple[Tensor, Tensor]
 class BlockAttention(Projections):
     """Attention of blocks to the committed text before them and, causally, to themselves.
 
-    Here and below, parameters have the names of the checkpoint."""
+    `normed`: heads of queries and keys are normed, as in Qwen3. Here and below, parameters have the names of the
+    checkpoint."""
+
+    def __init__(self, config: LlamaConfig, normed: bool) -> None:
+        super().__init__(config)
+        norms = (LlamaRMSNorm(self._dim, config.rms_norm_eps) if normed else nn.Identity() for _ in "qk")
+        self.q_norm, self.k_norm = norms
 
     def forward(self, x: Tensor, angles: Angles, context: Tensor, its_angles: Angles, unseen: Tensor) -> Tensor:
         """Return the output [texts, blocks, rows, width] for rows `x` of that shape.
@@ -76,13 +81,13 @@ class BlockAttention(Projections):
         block does not see them. `angles` are cosines and sines [texts, blocks, rows, dim] and [texts, n, dim]."""
         texts, blocks, rows, _ = x.shape
         heads = self._kv_heads, self._dim
-        q = _rotated(self.q_proj(x).unflatten(-1, (-1, self._dim)), angles, 3) * self._dim**-0.5
+        q = _rotated(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self._dim))), angles, 3) * self._dim**-0.5
         q = q.unflatten(3, (self._kv_heads, -1)).permute(
             0, 3, 1, 4, 2, 5
         )  # [texts, kv heads, blocks, group, rows, dim]
-        own_k = _rotated(self.k_proj(x).unflatten(-1, heads), angles, 3).permute(0, 3, 1, 2, 4)
+        own_k = _rotated(self.k_norm(self.k_proj(x).unflatten(-1, heads)), angles, 3).permute(0, 3, 1, 2, 4)
         own_v = self.v_proj(x).unflatten(-1, heads).permute(0, 3, 1, 2, 4)  # [texts, kv heads, blocks, rows, dim]
-        k = _rotated(self.k_proj(context).unflatten(-1, heads), its_angles, 2).transpose(1, 2)
+        k = _rotated(self.k_norm(self.k_proj(context).unflatten(-1, heads)), its_angles, 2).transpose(1, 2)
         v = self.v_proj(context).unflatten(-1, heads).transpose(1, 2)  # [texts, kv heads, n, dim]
         before = (q.flatten(2, 4) @ k.transpose(2, 3)).unflatten(2, q.shape[2:5]) + unseen[:, None, :, None, None]
         later = torch.ones(rows, rows, dtype=torch.bool, device=x.device).triu(1)
@@ -100,13 +105,13 @@ def _rotated(x: Tensor, angles: Angles, axis: int) -> Tensor:
 
 
 class BlockLayer(nn.Module):
-    """A layer of the drafter: that of a Llama, but for the keys and values of the committed text."""
+    """A layer of the drafter: that of a Llama, but for keys and values of the committed text and `normed` heads."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, normed: bool) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(width, eps), LlamaRMSNorm(width, eps)
-        self.self_attn, self.mlp = BlockAttention(config), LlamaMLP(config)
+        self.self_attn, self.mlp = BlockAttention(config, normed), LlamaMLP(config)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *rest)
@@ -141,28 +146,33 @@ class Blocks:
 class BlockStudent(nn.Module):
     """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
 
-    `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Features are
-    divided by `scales` [n x width], their usual sizes; `write` undoes that."""
+    `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Heads of
+    queries and keys may be `normed`."""
 
     def __init__(
-        self, config: LlamaConfig, plan: BlockPlan, target: Runner, table: Tensor, head: Tensor, ids: Tensor
+        self,
+        config: LlamaConfig,
+        normed: bool,
+        plan: BlockPlan,
+        target: Runner,
+        table: Tensor,
+        head: Tensor,
+        ids: Tensor,
     ) -> None:
         super().__init__()
         width, vocab = config.hidden_size, len(ids)
         self.config, self.plan, self._target = config, plan, target
-        self.fc = nn.Linear(len(plan.layers) * table.shape[1], width, bias=False)
-        self.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
-        self.layers = nn.ModuleList([BlockLayer(config) for _ in range(plan.depth)])
+        self.layers = nn.ModuleList([BlockLayer(config, normed) for _ in plan.layers])
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
         self.mask_embedding = nn.Parameter(table.mean(0))
         self.markov_head, self.confidence_head = nn.Module(), nn.Module()
-        self.markov_head.markov_w1 = nn.Embedding.from_pretrained(_leading(table, plan.rank), freeze=False)
+        self.markov_head.projection = nn.Linear(width, plan.rank, bias=False)
+        self.markov_head.projection.weight.data.copy_(_leading(table, plan.rank))
         self.markov_head.markov_w2 = nn.Linear(plan.rank, vocab, bias=False)
         nn.init.zeros_(self.markov_head.markov_w2.weight)
         self.confidence_head.proj = nn.Linear(width + plan.rank, 1)
         self._rotary = LlamaRotaryEmbedding(config)
-        tables = {"_embedding": table, "head": head, "ids": ids, "scales": torch.ones(self.fc.in_features)}
-        for name, tensor in tables.items():
+        for name, tensor in {"_embedding": table, "head": head, "ids": ids}.items():
             self.register_buffer(name, tensor, persistent=False)
 
     head: Tensor
@@ -173,24 +183,20 @@ class BlockStudent(nn.Module):
 
     @property
     def tables(self) -> Sequence[Tensor]:
-        return [self.markov_head.markov_w1.weight, self.markov_head.markov_w2.weight]
+        return [self.markov_head.markov_w2.weight]
 
     def begin_as(self, target: Checkpoint) -> None:
-        """Copy the target's last layers and norms, as far as they have the same names and sizes, and let `fc` hand on
-        the last hidden states."""
-        weights, count = from_checkpoint(target, torch.float32, torch.device("cpu")), target.count("num_hidden_layers")
-        first = f"model.layers.{count - self.plan.depth}.input_layernorm.weight"
-        lent = {"norm.weight": "model.norm.weight", "hidden_norm.weight": first}
-        for name in self.layers.state_dict():
-            number, _, rest = name.partition(".")
-            lent[f"layers.{name}"] = f"model.layers.{count - self.plan.depth + int(number)}.{rest}"
-        for name, parameter in self.named_trainable():
-            theirs = target.tensors.get(lent.get(name, ""))
-            if theirs is not None and tuple(theirs.shape) == tuple(parameter.shape):
-                parameter.data.copy_(weights(lent[name], *parameter.shape))
-        width = self.config.hidden_size
-        self.fc.weight.data.mul_(0.1)
-        self.fc.weight.data[:, -width:] += torch.diag(self.scales[-width:])
+        """Copy the target's layers and its last norm. Raises UsageError if its layers have more than the drafter's."""
+        weights, lent = from_checkpoint(target, torch.float32, torch.device("cpu")), {"norm": "model.norm"}
+        lent |= {f"layers.{place}": f"model.layers.{layer}" for place, layer in enumerate(self.plan.layers)}
+        copied = set()
+        for ours, theirs in lent.items():
+            for name, parameter in self.get_submodule(ours).named_parameters():
+                parameter.data.copy_(weights(f"{theirs}.{name}", *parameter.shape))
+                copied.add(f"{theirs}.{name}")
+        for name in sorted(target.tensors.keys() - copied):
+            if name.endswith((".weight", ".bias")) and name.startswith(tuple(f"{each}." for each in lent.values())):
+                raise UsageError(f"--kind block: the target has {name}, which a block drafter's layers lack")
 
     def begin_with(self, draft: Path, target: Path) -> None:
         """Copy the weights of the folder `draft`.
@@ -209,22 +215,16 @@ class BlockStudent(nn.Module):
                 parameter.data[rows[rows >= 0].to(parameter.device)] = known[rows >= 0].to(parameter.device)
             else:
                 parameter.data.copy_(weights(name, *parameter.shape))
-        self.fc.weight.data.mul_(self.scales)
-
-    def measure(self, batch: Sequence[Example]) -> None:
-        """Set `scales` to the root mean squares of the features of some conversations."""
-        rows = torch.cat([observed(self._target, [e.text], self.plan.layers)[0][0] for e in batch]).float()
-        self.scales.copy_(rows.pow(2).mean(0).sqrt().clamp_min(1e-6))
 
     def states(self, features: Tensor, blocks: Blocks) -> Tensor:
         """Return the states [texts, blocks, block, width] that predict the tokens of each block.
 
         `features` [texts, a length, n x width] are the target's hidden states of all tokens."""
         missing, device = blocks.missing, features.device
-        context = self.hidden_norm(self.fc(features / self.scales))
-        places = blocks.anchors[..., None] + torch.arange(-missing, self.plan.block)
+        block = blocks.places.shape[2]
+        places = blocks.anchors[..., None] + torch.arange(-missing, block)
         known = embedding(blocks.known.to(device), self._embedding)
-        masks = self.mask_embedding.expand(*known.shape[:2], self.plan.block - 1, -1)
+        masks = self.mask_embedding.expand(*known.shape[:2], block - 1, -1)
         x = torch.cat((known, masks), 2)
         committed = torch.arange(features.shape[1])
         seen = committed < (blocks.anchors - missing)[..., None]
@@ -232,10 +232,10 @@ class BlockStudent(nn.Module):
         its_angles = self._angles(x, committed[None].to(device))
         cos, sin = self._angles(x, places.flatten(1).to(device))
         angles = cos.unflatten(1, places.shape[1:]), sin.unflatten(1, places.shape[1:])
-        for layer in self.layers:
-            x = layer(x, angles, context, its_angles, unseen)
-        states: Tensor = self.norm(x[:, :, missing:])
-        return states
+        for layer, states in zip(self.layers, features.chunk(len(self.layers), -1), strict=True):
+            x = layer(x, angles, layer.input_layernorm(states), its_angles, unseen)
+        predicting: Tensor = self.norm(x[:, :, missing:])
+        return predicting
 
     def _angles(self, x: Tensor, places: Tensor) -> Angles:
         cos, sin = self._rotary(x, places)
@@ -291,7 +291,7 @@ class BlockStudent(nn.Module):
         """Return the logits that a `tools.distill.evaluation.Draft` returns, with hidden states missing."""
         longest = max(text.answer for text in texts)
         anchors = torch.stack([torch.arange(longest) + text.prompt - 1 for text in texts])
-        found = self._run(self._read(texts), missing, anchors.clamp_min(missing))
+        found = self._run(self._read(texts), missing, anchors.clamp_min(missing), lookahead + 1)
         vocab = len(self._embedding)
         own = torch.full((len(found.logits), vocab), -torch.inf).index_copy(1, self.ids.cpu(), found.logits.cpu())
         scores = torch.full((found.shape.numel(), vocab), -torch.inf).index_copy(0, found.index.cpu(), own)
@@ -309,7 +309,7 @@ class BlockStudent(nn.Module):
         """Run the target over some texts."""
         features, scores = observed(self._target, texts, self.plan.layers)
         ids = padded(texts)
-        states = pad_sequence([part.to(self.fc.weight) for part in features], batch_first=True)
+        states = pad_sequence([part.to(self.norm.weight) for part in features], batch_first=True)
         states = pad(states, (0, 0, 0, ids.shape[1] - states.shape[1]))
         ends = accumulate((text.answer for text in texts), initial=0)
         firsts = [end - (text.prompt - 1) for end, text in zip(ends, texts, strict=False)]
@@ -318,13 +318,13 @@ class BlockStudent(nn.Module):
             best = scores.argmax(-1)
         return _Texts(ids, torch.tensor([len(text.token_ids) for text in texts]), states, firsts, target, best)
 
-    def _run(self, texts: _Texts, missing: int, anchors: Tensor) -> _Found:
-        """Run blocks behind the `anchors` [texts, blocks]."""
-        device, blocks = self.head.device, Blocks(texts.ids, texts.counts, anchors, missing, self.plan.block)
+    def _run(self, texts: _Texts, missing: int, anchors: Tensor, block: int = 0) -> _Found:
+        """Run blocks behind the `anchors` [texts, blocks], of `block` tokens (0: those of the plan)."""
+        device, blocks = self.head.device, Blocks(texts.ids, texts.counts, anchors, missing, block or self.plan.block)
         index, rows = blocks.index.to(device), blocks.rows_of(texts.firsts).to(device)
         with arithmetic(device):
             predicting = self.states(texts.states, blocks).flatten(0, 2)[index]
-            first = self.markov_head.markov_w1(blocks.before.to(device))
+            first = self.markov_head.projection(embedding(blocks.before.to(device), self._embedding))
             logits = (predicting @ self.head.T + self.markov_head.markov_w2(first)).float()
             trusted = self.confidence_head.proj(torch.cat((predicting, first), -1).detach()).float().squeeze(-1)
         target = texts.target[rows]
@@ -332,14 +332,14 @@ class BlockStudent(nn.Module):
 
     def described(self) -> dict[str, Any]:
         """Return the config of the checkpoint."""
-        config = self.config.to_dict() | {"architectures": [ARCHITECTURE], "num_hidden_layers": self.plan.depth}
+        config = self.config.to_dict() | {"architectures": [ARCHITECTURE], "num_hidden_layers": len(self.layers)}
         config |= {DRAFT_VOCAB: len(self.ids), "target_layer_ids": [layer - 1 for layer in self.plan.layers]}
-        return config | {"block_size": self.plan.block, "is_causal": True, "markov_rank": self.plan.rank}
+        config |= {"context_by_layer": True, "block_size": self.plan.block, "is_causal": True}
+        return config | {"markov_rank": self.plan.rank, "markov_projected": True}
 
     def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
         """Write a checkpoint folder. Embedding and head stay in the target's."""
         state = self.state_dict()
-        state["fc.weight"] = self.fc.weight / self.scales
         if len(self.ids) < len(self._embedding):
             state["d2t"] = self.ids - torch.arange(len(self.ids), device=self.ids.device)
         write_folder(directory, state, self.described(), target, store)
@@ -384,47 +384,52 @@ def _anchors(text: Conversation, missing: int, drawn: Tensor) -> Tensor:
 
 
 def _leading(table: Tensor, rank: int) -> Tensor:
-    """Return the rows of `table` [n, width] in its `rank` strongest directions [n, rank], of unit variance."""
+    """Return the projection [rank, width] of `table` [n, width] to its strongest directions, of unit variance."""
     _, vectors = torch.linalg.eigh(table.T @ table)
-    rows = table @ vectors[:, -rank:]
-    return rows / rows.std(0)
+    directions = vectors[:, -rank:]
+    return (directions / (table @ directions).std(0)).T
 
 
 def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]) -> BlockStudent:
     """Return the drafter before training, over the target that `runner` runs.
 
-    Its layers begin as the target's last ones, and its `fc` hands the last hidden states on. It predicts the tokens
-    that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit the target."""
-    layers, ids = read_and_predicted(target, plan.layers, plan.vocab, runner, data)
+    It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
+    the target."""
+    checkpoint = inspect(target)
+    count, width = checkpoint.count("num_hidden_layers"), checkpoint.count("hidden_size")
+    if plan.rank > width:
+        raise UsageError(f"--rank {plan.rank}: the target's embedding is {width} wide")
+    layers = plan.layers or tuple(sorted({0, 1, 2, count - 3, count - 2, count - 1} & set(range(count))))
+    if not all(first < second for first, second in pairwise((-1, *layers, count))):
+        raise UsageError(f"--layers: ascending layers of the target, 0 to {count - 1}, are wanted")
+    ids = to_predict(target, layers, plan.vocab, runner, data)
     student = _over(target, replace(plan, layers=layers), runner, ids)
-    if data:
-        student.measure(data[:_MEASURED])
-    student.begin_as(inspect(target))
+    student.begin_as(checkpoint)
     return student
 
 
 def _over(target: Path, plan: BlockPlan, runner: Runner, ids: Tensor) -> BlockStudent:
     """Return a drafter that predicts `ids`, with random weights and the target's embedding and rows."""
     checkpoint, config = inspect(target), config_of(target)
-    config.intermediate_size = plan.feed_forward or config.intermediate_size
-    config.num_hidden_layers = plan.depth
+    config.num_hidden_layers = len(plan.layers)
+    config.rope_parameters = getattr(AutoConfig.from_pretrained(target), "rope_parameters", config.rope_parameters)
+    normed = f"model.layers.{plan.layers[0]}.self_attn.q_norm.weight" in checkpoint.tensors
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     table = weights(EMBEDDING, config.vocab_size, config.hidden_size)
     head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return BlockStudent(config, plan, runner, table, head[ids], ids)
+        return BlockStudent(config, normed, plan, runner, table, head[ids], ids)
 
 
 def load(target: Path, draft: Path, runner: Runner) -> BlockStudent:
     """Return the drafter that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
     checkpoint = inspect(draft)
     fields = check_block(checkpoint, inspect(target))
-    if not fields.causal or not fields.from_anchor or fields.mask is not None or not fields.rank:
+    ours = fields.by_layer and fields.causal and fields.from_anchor and fields.mask is None and fields.projected
+    if not ours:
         raise UsageError(f"{draft}: only block drafters that tools.distill has made are evaluated")
-    layers = fields.layers
-    sizes = (checkpoint.count(name) for name in ("num_hidden_layers", "block_size", "markov_rank"))
-    plan = BlockPlan(layers, 0, *sizes, feed_forward=checkpoint.count("intermediate_size"))
+    plan = BlockPlan(fields.layers, 0, fields.block, fields.rank)
     student = _over(target, plan, runner, predicted(checkpoint))
     student.begin_with(draft, target)
     return student

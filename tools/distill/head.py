@@ -330,28 +330,27 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
 
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
-    layers, ids = read_and_predicted(target, plan.layers, plan.vocab, runner, data)
+    fields = config_of(target).to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
+    layers = check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), inspect(target))
+    ids = to_predict(target, layers, plan.vocab, runner, data)
     student = _over(target, replace(plan, layers=layers), runner, ids)
     if data:
         student.measure(data[:_MEASURED])
     return student
 
 
-def read_and_predicted(
-    target: Path, layers: tuple[int, ...], vocab: int, runner: Runner, data: Sequence[Example]
-) -> tuple[tuple[int, ...], Tensor]:
-    """Return after how many layers a student reads hidden states, and the ids that it predicts, in order.
+def to_predict(target: Path, layers: Sequence[int], vocab: int, runner: Runner, data: Sequence[Example]) -> Tensor:
+    """Return the ids, in order, that a student predicts which reads hidden states after `layers`; `vocab` as in a plan.
 
-    `layers` and `vocab` are as in a plan. Raises UsageError if they do not fit the target."""
-    checkpoint, config = inspect(target), config_of(target)
-    fields = config.to_dict() | ({LAYER_IDS: list(layers)} if layers else {})
-    layers = check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), checkpoint)
+    Raises UsageError if the target does not show these, or has no embedding that the student can read."""
+    checkpoint = inspect(target)
     if EMBEDDING not in checkpoint.tensors:
-        raise UsageError(f"{target} has no tensor {EMBEDDING}, which a head reads of its target")
-    if not 0 <= vocab <= config.vocab_size:
-        raise UsageError(f"--draft-vocab: the target has {config.vocab_size} ids")
-    hidden(runner, [Conversation([0, 0], 1)], layers)  # raises UsageError if its family does not show them
-    return layers, frequent(data, vocab, config.vocab_size).sort().values
+        raise UsageError(f"{target} has no tensor {EMBEDDING}, which the draft reads of its target")
+    vocab_size = checkpoint.count("vocab_size")
+    if not 0 <= vocab <= vocab_size:
+        raise UsageError(f"--draft-vocab: the target has {vocab_size} ids")
+    hidden(runner, [Conversation([0, 0], 1)], layers)
+    return frequent(data, vocab, vocab_size).sort().values
 
 
 def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStudent:

@@ -152,7 +152,7 @@ class Job:
 
     @property
     def _training(self) -> TrainingPlan:
-        muon = (self.optimizer or ("adamw" if self.kind == "decoder" else "muon")) == "muon"
+        muon = (self.optimizer or ("muon" if self.kind == "eagle3" else "adamw")) == "muon"
         rate = self.learning_rate or (6e-3 if muon else 1e-3)
         return TrainingPlan(
             self.epochs, self.batch_tokens, rate, muon, seed=self.seed, reports=_REPORTS * (self.kind == "block")
@@ -164,16 +164,17 @@ class Job:
             of_heads = {"--format speculators": self.layout == "speculators", "--own-head": self.own_head}
             if wrong := [flag for flag, given in of_heads.items() if given]:
                 raise UsageError(f"{wrong[0]} is for --kind eagle3")
+        if self.feed_forward and self.kind != "eagle3":
+            raise UsageError("--feed-forward is for --kind eagle3")
         if self.kind == "decoder":
-            if self.feed_forward:
-                raise UsageError("--feed-forward is for --kind eagle3 and block")
             return StudentPlan(self.layers, self.width, self.depth or 4, self.draft_vocab)
         if self.width:
             name = "a head" if self.kind == "eagle3" else "a block drafter"
             raise UsageError(f"--width: {name} is as wide as its target")
         if self.kind == "block":
-            sizes = self.depth or BlockPlan.depth, self.block, self.rank
-            return BlockPlan(self.layers, self.draft_vocab, *sizes, feed_forward=self.feed_forward)
+            if self.depth:
+                raise UsageError("--depth: a block drafter has as many layers as --layers names")
+            return BlockPlan(self.layers, self.draft_vocab, self.block, self.rank)
         return HeadPlan(self.layers, self.draft_vocab, self.unroll, self.feed_forward, self.own_head)
 
     def _check_corpus(self, directory: Path, corpus: CorpusPlan) -> None:

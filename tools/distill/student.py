@@ -26,14 +26,16 @@ from tools.distill.shards import save
 from tools.distill.training import Example, SoftLabelLearner, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
-"""The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
+"""The type in which a draft's folder has the linear layers of attention and feed-forward, and the last one of a
+first-order head. All else is in bfloat16."""
 # What compressed-tensors adds to the name of a weight for that of its integers, of its shape and of its scales.
 PACKED, SHAPE, SCALE = "_packed", "_shape", "_scale"
 # Its numbers of 4 bits in a word of 32, and what is added to each.
 IN_A_WORD, ZERO = 8, 8
 
 _GROUP = 64  # inputs that share a scale in 4 bits
-_ROUNDED = "_proj"  # ends the names of the layers that are stored in 4 or 8 bits
+_ROUNDED = ("_proj", "markov_w2")  # end the names of the layers that are stored in 4 or 8 bits
+_NOT_ROUNDED = ("fc", "lm_head", "markov_head.projection", "confidence_head.proj")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Fields of a config that decide the shapes of tensors.
@@ -237,8 +239,7 @@ def write_folder(
 ) -> None:
     """Write a checkpoint and the target's tokenizer.
 
-    Weights are in bfloat16. With `store` in 4 or 8 bits, those of attention and feed-forward are in these; the config
-    names the other linear layers as ignored."""
+    Weights are in bfloat16, but for those that `Store` names; the config names the other linear layers as ignored."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu()
@@ -252,7 +253,7 @@ def write_folder(
         else:
             tensors[name] = (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
     described = {"int8": quantization_config(8), "int4": quantization_config(4, _GROUP)}
-    ignored = [name for name in ("fc", "lm_head") if f"{name}.weight" in tensors]
+    ignored = [name for name in _NOT_ROUNDED if f"{name}.weight" in tensors]
     stored = {QUANTIZATION: described[store] | {"ignore": ignored}} if store in described else {}
     save(directory / "model.safetensors", tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", **stored}, indent=2) + "\n")

@@ -52,7 +52,7 @@ def recipe(job: Job, tiny: bool) -> Recipe:
         target = folder() / "tiny-target"
         if not target.is_dir():
             _make_tiny(target)
-        student: tuple[str, ...] = ("--kind", "block", "--layers", "1,2,3", "--rank", "8")
+        student: tuple[str, ...] = ("--kind", "block", "--layers", "0,2", "--rank", "8")
     elif (target / "config.json").is_file():
         student = ("--kind", "block", "--draft-vocab", "16384", "--store", "int4")
     else:
