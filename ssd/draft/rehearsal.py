@@ -39,7 +39,7 @@ class Rehearsal:
     def step(self) -> int:
         """Run a forward; return how many tokens it guessed, 0 if there was no room for any chain."""
         chains = len(self._cells)
-        if chains and self.depths > 1:
+        if chains and self._drafter.block:
             self._drafter.several([], self._rows, [self.depths - 1] * chains)
         elif chains:
             list(self._drafter.forward([], self._rows))

@@ -64,7 +64,7 @@ class Numbers(click.ParamType):
     "Of a head: after how many it reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
-@click.option("--depth", type=_NATURAL, default=0, help="And so many layers (default 4).")
+@click.option("--depth", type=_NATURAL, default=0, help="And its number of layers (default 4).")
 @click.option(
     "--block", type=_POSITIVE, default=BlockPlan.block, show_default=True, help="Of a block drafter: tokens of a pass."
 )

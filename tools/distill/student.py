@@ -239,7 +239,7 @@ def write_folder(
 ) -> None:
     """Write a checkpoint and the target's tokenizer.
 
-    Weights are in bfloat16, but for those that `Store` names; the config names the other linear layers as ignored."""
+    Weights are in bfloat16, except those that `Store` names. The config lists the other linear layers as ignored."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu()
