@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
-from ssd.draft.drafter import ChainRows, Drafter, LogitRows, PathRow, cells, ranked_guesses
-from ssd.draft.eagle3 import read_features
+from ssd.draft.drafter import ChainRows, LogitRows, PathRow, cells, ranked_guesses
+from ssd.draft.injected import InjectedDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.meanwhile import Task, nothing
@@ -75,10 +75,8 @@ class _Block:
         return row._replace(drafts=drafts_known), token
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(InjectedDrafter):
     """Owns a block drafter. In `features` the target publishes its hidden states."""
-
-    recurrent = True
 
     def __init__(
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
@@ -88,18 +86,8 @@ class BlockDrafter(Drafter):
         self._paths, self._path_cells = cells(config), path_cells(model.fields, MAX_LOOKAHEAD)
         sizes = BLOCK_ROWS, model.dtype, model.device
         cache = ChainCache.new(model.shape, self._paths, *sizes, kept=config.max_num_seqs * self._path_cells)
-        super().__init__(config, runner, noise, vocab_size, cache)
-        self._model, self._features = model, features
-        self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
+        super().__init__(config, runner, noise, vocab_size, features, cache)
         self.block = model.fields.block - (not model.fields.from_anchor)
-
-    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
-        missing = tree.base - tree.computed
-        if not tokens or missing <= 0:
-            return tokens
-        rows = read_features(self._features, tree, min(len(tokens), missing))
-        self._read[tree.request] = rows.to(self._model.device, self._model.dtype)
-        return tokens if len(rows) == missing else tokens[: len(rows)]
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
@@ -115,18 +103,6 @@ class BlockDrafter(Drafter):
         blocks = self._blocks(paths, chains, more)
         self._guess([block for block in blocks if block.count], meanwhile)
         return [block.guesses for block in blocks]
-
-    def _remember(self, paths: Sequence[PathRow]) -> None:
-        """Store keys and values of the tokens before those of the rows, as far as these are committed."""
-        cache = self.runner.cache
-        for tree, row in paths:
-            if row.start >= tree.base:
-                continue
-            states, first = self._read.pop(tree.request), row.start - 1
-            slots = cache.slots(row.pages, first, first + len(states))
-            with torch.inference_mode():
-                self._model.remember(states, first, slots, cache.keys, cache.values)
-        self._read.clear()  # also of a sequence that got no row
 
     def _blocks(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int]) -> list[_Block]:
         found, rest = list[_Block](), iter(more)
@@ -218,17 +194,3 @@ class BlockDrafter(Drafter):
                 wanted += range(len(tokens) - count, len(tokens))
         runner = self.runner
         return tokens, TreeContext(runner.context([]), rows, runner.cache, self.chain_cache, runner.paged), wanted
-
-
-def warm_up(runner: Runner, rows: int) -> None:
-    """Do `Runner.warm_up` for a block drafter, from hidden states that are zero."""
-    model = cast(BlockDraft, runner.model)
-    cache = ChainCache.new(model.shape, 1, rows, model.dtype, model.device)
-    states = torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device)
-    with torch.inference_mode():
-        model.remember(states, 0, range(rows), runner.cache.keys, runner.cache.values)
-    for count in (1, rows):
-        own = ChainTokens(range(runner.cache.pages), 1)
-        own.add(0, 0, 0, [0] + [MASK] * (count - 1))
-        context = TreeContext(runner.context([]), [own], runner.cache, cache, runner.paged)
-        runner.run(own.tokens, context, range(count))

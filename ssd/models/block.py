@@ -1,10 +1,13 @@
 """A block drafter: a few layers that predict several tokens in one pass, from hidden states of the target.
 
 The layouts are those of DFlash (z-lab) and DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), flat, nested or as vLLM's
-`speculators` writes them; tools.distill writes another one, whose layers each read the hidden states before a layer of
-the target (`context_by_layer`). Keys and values of the committed text are made of the target's hidden states
-(`context`); the rows of a block are a known token, or several, and a mask for each further place. A first-order head
-adds to the logits of a place what the token before it says (`bias`)."""
+`speculators` writes them. Keys and values of the committed text are made of the target's hidden states (`context`); the
+rows of a block are a known token, or several, and a mask for each further place. A first-order head adds to the logits
+of a place what the token before it says (`bias`).
+
+tools.distill writes another layout: each layer reads the hidden states before a layer of the target
+(`context_by_layer`), and a pass predicts one token (`BlockFields.one_by_one`). So it is a decoder whose keys and values
+of the committed text are injected."""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.kernels.attention import KVSpans
-from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
 from ssd.layers.linear import Table
 from ssd.layers.norm import RMSNorm
@@ -42,8 +44,6 @@ from ssd.models.pairs import EMBEDDING, TARGET_EMBEDDING
 from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config, number
 
-# Rows of an embedding that become floats at a time.
-_PROJECTED_ROWS = 8192
 MASK = -1
 """Stands for a mask among the token ids of a forward."""
 
@@ -83,24 +83,13 @@ class BlockDraft:
             self._fuse = fuse, RMSNorm(weights("hidden_norm.weight", width), eps)
         self._norm = RMSNorm(weights("norm.weight", width), eps)
         mask = torch.tensor([self.fields.mask or 0], device=device)
-        self._mask = weights("mask_embedding", width) if self.fields.mask is None else self._embed(mask)[0]
+        self._mask = None if self.fields.mask is None else self._embed(mask)[0]
         self._first: tuple[Table, LinearLayer] | None = None
         if rank := self.fields.rank:
             markov = weights.below("markov_head")
             second = markov.linear(markov.whole("markov_w2.weight", self.shape.outputs, rank), None)
-            self._first = Table(self._first_rows(markov, embedding)), second
+            self._first = Table(markov.whole("markov_w1.weight", self.shape.vocab_size, rank)), second
         self._decoder = decoder_of(self._layers, self._rotary) if self.fields.causal else None
-
-    def _first_rows(self, markov: Weights, embedding: Tensor | Groups) -> Tensor | Groups:
-        """Return the table [V, rank] of the first-order head, a row for the token before a place."""
-        rank, (vocab, width) = self.fields.rank, embedding.shape
-        if not self.fields.projected:
-            return markov.whole("markov_w1.weight", vocab, rank)
-        projection, found = markov("projection.weight", rank, width).T, []
-        for start in range(0, vocab, _PROJECTED_ROWS):
-            rows = outputs_of(embedding, slice(start, start + _PROJECTED_ROWS))
-            found.append((rows.dequantized() if isinstance(rows, Groups) else rows) @ projection)
-        return torch.cat(found)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values [n, kv_heads, head_dim] by layer of committed tokens at `positions` int64 [n].
@@ -133,8 +122,11 @@ class BlockDraft:
             keys[layer][where], values[layer][where] = made
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        masks = token_ids == MASK
-        x = torch.where(masks[:, None], self._mask, self._embed(token_ids.masked_fill(masks, 0)))
+        if self._mask is None:
+            x = self._embed(token_ids)
+        else:
+            masks = token_ids == MASK
+            x = torch.where(masks[:, None], self._mask, self._embed(token_ids.masked_fill(masks, 0)))
         if self._decoder is not None and (views := context.views()) is not None:
             return self._norm(self._decoder(x, views, 0, len(self._layers)))
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)

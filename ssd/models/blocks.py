@@ -42,7 +42,7 @@ _TENSORS = re.compile(
     r"|verifier_(lm_head|norm)\.weight|(.*\.)?rotary_emb\.inv_freq"
     r"|layers\.(?P<layer>\d{1,6})\.(self_attn\.[qkvo]_proj\.(weight|(?P<attention_bias>bias))|self_attn\.[qk]_norm\.weight"
     r"|(input|post_attention)_layernorm\.weight|mlp\.(gate|up|down)_proj\.(weight|(?P<mlp_bias>bias)))"
-    r"|(?P<mask>mask_embedding)|(?P<first>markov_head\.(markov_w2|(?P<table>markov_w1|projection))\.weight)"
+    r"|(?P<first>markov_head\.markov_w[12]\.weight)"
 )
 
 
@@ -50,11 +50,10 @@ class BlockFields(NamedTuple):
     """The fields of a block drafter.
 
     It reads the target's hidden states after `layers` layers. `block`: rows of a block. `mask`: the id whose embedding
-    is that of a mask; None if the checkpoint has a vector for it. `causal`: a row of a block sees no later ones.
+    is that of a mask; None if blocks have one row. `causal`: a row of a block sees no later ones.
     `from_anchor`: the row of the last known token predicts the next one; else that of a mask predicts its own place.
     `rank` of the first-order head; 0 without one. `by_layer`: each of its layers reads those hidden states that are its
-    own in `layers`, as a layer of the target does; else `fc` fuses all for all of them. `projected`: the first-order
-    head reads the embedding of a token through a projection, instead of a table of its own."""
+    own in `layers`, as a layer of the target does; else `fc` fuses all for all of them."""
 
     layers: tuple[int, ...]
     block: int
@@ -63,7 +62,11 @@ class BlockFields(NamedTuple):
     from_anchor: bool
     rank: int
     by_layer: bool
-    projected: bool
+
+    @property
+    def one_by_one(self) -> bool:
+        """Return True if each pass predicts one token, and leaves keys and values for those after it."""
+        return self.block == 1
 
 
 def path_cells(fields: BlockFields, longest: int) -> int:
@@ -91,18 +94,17 @@ def fields_of(config: Mapping[str, Any]) -> BlockFields:
     if any("dflash2" in name for name in names):
         raise UsageError(f"architectures {config['architectures']!r} are not supported: a DFlash2 has other layers")
     _refuse_windows(said)
-    mask = said.get("mask_token_id")
-    if mask is not None and (type(mask) is not int or not 0 <= mask < count(said, "vocab_size")):
-        raise UsageError(f"mask_token_id must be an id of the vocabulary, is {mask!r}")
     dspark = said.get("projector_type") == "dspark" or any("dspark" in name for name in names)
     from_anchor = flag(said, "sample_from_anchor", flag(said, "shift_label", dspark))
-    block = count(said, "block_size", 16)
+    block, mask = count(said, "block_size", 16), said.get("mask_token_id")
     if block + from_anchor < 2:
         raise UsageError("block_size must be at least 2 where the first row of a block predicts nothing")
     rank = 0 if said.get("markov_rank") in (None, 0) else count(said, "markov_rank")
-    projected = flag(said, "markov_projected")
-    if projected and not rank:
-        raise UsageError("markov_projected needs a markov_rank")
+    if block > 1 and (type(mask) is not int or not 0 <= mask < count(said, "vocab_size")):
+        raise UsageError(f"mask_token_id must be an id of the vocabulary, is {mask!r}")
+    causal = flag(said, "is_causal", flag(said, "causal"))
+    if block == 1 and (rank or not causal):
+        raise UsageError("a drafter with block_size 1 must be causal, and has no first-order head (markov_rank)")
     layers, by_layer = _layers(said), flag(said, "context_by_layer")
     if by_layer and len(layers) != (own := count(said, "num_hidden_layers")):
         raise UsageError(
@@ -111,12 +113,11 @@ def fields_of(config: Mapping[str, Any]) -> BlockFields:
     return BlockFields(
         layers,
         block,
-        mask,
-        flag(said, "is_causal", flag(said, "causal")),
+        mask if block > 1 else None,
+        causal,
         from_anchor,
         rank,
         by_layer,
-        projected,
     )
 
 
@@ -178,14 +179,10 @@ def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
             found is None
             or int(parts["layer"] or 0) >= layers
             or any(parts[bias] and not flag(draft.config, bias) for bias in ("attention_bias", "mlp_bias"))
-            or (parts["mask"] and fields.mask is not None)
             or (parts["first"] and not fields.rank)
-            or parts["table"] not in (None, "projection" if fields.projected else "markov_w1")
             or (parts["fused"] and fields.by_layer)
         ):
             raise UsageError(f"{where}: tensor {name} is not one of the block drafter that its config.json describes")
-    if fields.mask is None and "mask_embedding" not in draft.tensors:
-        raise UsageError(f"{where} has neither mask_token_id in config.json nor a tensor mask_embedding")
     predicted = draft.count("draft_vocab_size", draft.count("vocab_size"))
     if predicted < draft.count("vocab_size") and "d2t" not in draft.tensors:
         raise UsageError(f"{where}: tensor d2t is missing, which says what its {predicted} tokens are")

@@ -11,6 +11,9 @@ from ssd.errors import UsageError
 # Kinds of block drafters, as vLLM's `speculators` and names of architectures have them -> an architecture.
 _BLOCKS = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}
 
+# The drafters that tools.distill makes.
+_OURS = "injected"
+
 # Fields that the config of a draft of vLLM's `speculators` has beside the config of its layers.
 _BESIDE_THE_LAYERS = (
     *("draft_vocab_size", "target_hidden_size", "quantization_config", "compression_config"),
@@ -22,7 +25,7 @@ _BESIDE_THE_LAYERS = (
 def names_block(config: Mapping[str, Any]) -> bool:
     """Return True for the config of a block drafter, by its architecture."""
     names = config.get("architectures")
-    return isinstance(names, list) and any(kind in str(name).lower() for name in names for kind in _BLOCKS)
+    return isinstance(names, list) and any(kind in str(name).lower() for name in names for kind in (*_BLOCKS, _OURS))
 
 
 def of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:

@@ -354,10 +354,16 @@ def test_one_call_of_a_head_says_what_single_calls_do(case: str, int8: bool, law
 
 
 BLOCKS: dict[str, dict[str, Any]] = {
-    "own": {"predicted": 40},
+    "one by one": {"predicted": 40},
     "norms": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
-    "all": {},
-    "no first-order head": {"predicted": 40, "markov_rank": None, "markov_projected": None},
+    "all": {"layout": "dspark", "is_causal": True},
+    "no first-order head": {
+        "predicted": 40,
+        "layout": "dflash",
+        "sample_from_anchor": True,
+        "is_causal": True,
+        "draft_vocab_size": 40,
+    },
 }
 
 

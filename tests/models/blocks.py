@@ -37,14 +37,12 @@ class Layout(NamedTuple):
     head_norms: bool = True
     embedding: bool = False
     outputs: bool = False
-    mask_vector: bool = False
     by_layer: bool = False
-    projected: bool = False
 
 
 LAYOUTS = {
-    # Of tools/distill.
-    "own": Layout(causal=True, head_norms=False, mask_vector=True, by_layer=True, projected=True),
+    # Of tools/distill: token by token.
+    "own": Layout(causal=True, markov=False, confidence=False, head_norms=False, by_layer=True),
     # deepseek-ai/DeepSpec: flat.
     "dspark": Layout(embedding=True, outputs=True),
     # z-lab: fields in `dflash_config`.
@@ -99,17 +97,16 @@ def _shapes(has: Layout, predicted: int, depth: int) -> dict[str, tuple[int, ...
         shapes |= {f"{layer}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
         shapes |= {f"{layer}.mlp.down_proj.weight": (width, inner)}
     if has.markov:
-        first = {"projection": (RANK, width)} if has.projected else {"markov_w1": (vocabulary, RANK)}
-        shapes |= {f"markov_head.{name}.weight": shape for name, shape in first.items()}
-        shapes["markov_head.markov_w2.weight"] = predicted, RANK
+        shapes |= {
+            "markov_head.markov_w1.weight": (vocabulary, RANK),
+            "markov_head.markov_w2.weight": (predicted, RANK),
+        }
     if has.confidence:
         shapes |= {"confidence_head.proj.weight": (1, width + RANK), "confidence_head.proj.bias": (1,)}
     if has.embedding:
         shapes["embed_tokens.weight"] = vocabulary, width
     if has.outputs:
         shapes["lm_head.weight"] = predicted, width
-    if has.mask_vector:
-        shapes["mask_embedding"] = (width,)
     return shapes
 
 
@@ -121,9 +118,9 @@ def _config(layout: str, predicted: int, depth: int) -> dict[str, Any]:
     markov = {"markov_rank": RANK, "markov_head_type": "vanilla"}
     markov |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
     if layout == "own":
-        own = {"architectures": ["DSparkDraftModel"], "model_type": "llama", "is_causal": True, "markov_rank": RANK}
-        own |= {"context_by_layer": True, "markov_projected": True}
-        return sizes | own | {"target_layer_ids": names, "block_size": BLOCK, "draft_vocab_size": predicted}
+        own = {"architectures": ["InjectedDraftModel"], "model_type": "llama", "is_causal": True, "block_size": 1}
+        own |= {"context_by_layer": True, "sample_from_anchor": True, "draft_vocab_size": predicted}
+        return sizes | own | {"target_layer_ids": names}
     if layout == "dspark":
         return (
             {**qwen, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK, "num_anchors": 512} | fields | markov
@@ -189,7 +186,7 @@ class PlainBlock:
         tied = theirs["model.embed_tokens.weight"]
         rows = theirs.get("lm_head.weight", tied).to(dtype)[self.ids]
         self.outputs = self.weights.get("lm_head.weight", rows)
-        self.mask = self.weights.get("mask_embedding", self.embedding[MASK])
+        self.mask = self.embedding[MASK]
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + tiny.SIZES["rms_norm_eps"]).rsqrt()
@@ -255,11 +252,17 @@ class PlainBlock:
         wide = torch.zeros(self.vocabulary, dtype=self.dtype)
         if "markov_head.markov_w2.weight" not in self.weights:
             return wide
-        if (projection := self.weights.get("markov_head.projection.weight")) is not None:
-            row = projection @ self.embedding[before]
-        else:
-            row = self.weights["markov_head.markov_w1.weight"][before]
+        row = self.weights["markov_head.markov_w1.weight"][before]
         return wide.index_copy(0, self.ids, self.weights["markov_head.markov_w2.weight"] @ row)
+
+    def each(self, text: Sequence[int], committed: int, tokens: Sequence[int], block: int) -> list[Tensor]:
+        """[vocab_size] for each of `tokens` after `text`, given the tokens before it: `logits` and `bias`.
+
+        With a `block` of 1 each pass drafts one token, else as many as there are of a block."""
+        if block == 1:
+            return [self.logits([*text, *tokens[:count]], committed)[0] for count in range(len(tokens))]
+        found = self.logits(text, committed, min(block, len(tokens)))
+        return [row + self.bias(before) for row, before in zip(found, [text[-1], *tokens], strict=False)]
 
     def guesses(self, text: Sequence[int], committed: int, count: int = 1) -> list[int]:
         """The `count` likeliest tokens after `text`, each after the one before it."""

@@ -14,7 +14,6 @@ from typing import Any, get_args
 import click
 
 from ssd.errors import SsdError
-from tools.distill.block import BlockPlan
 from tools.distill.job import KINDS, STAGES, Job
 from tools.distill.layouts import Layout
 from tools.distill.student import Store
@@ -60,19 +59,21 @@ class Numbers(click.ParamType):
     "--layers",
     type=Numbers(),
     default=(),
-    help="The target's layers to begin with, over its embedding; default of a block drafter: the first and last three. "
-    "Of a head: after how many it reads hidden states.",
+    help="The target's layers to begin with, over its embedding; default of an injected drafter: the first and the "
+    "last three. Of a head: after how many it reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", type=_NATURAL, default=0, help="And its number of layers (default 4).")
 @click.option(
-    "--block", type=_POSITIVE, default=BlockPlan.block, show_default=True, help="Of a block drafter: tokens of a pass."
-)
-@click.option("--rank", type=_POSITIVE, default=64, show_default=True, help="Of its first-order head.")
-@click.option(
     "--draft-vocab", type=_NATURAL, default=0, help="Tokens that it predicts: the most frequent of the corpus; 0: all."
 )
-@click.option("--unroll", type=_NATURAL, default=4, show_default=True, help="Of a head: its own states trained upon.")
+@click.option(
+    "--unroll",
+    type=_NATURAL,
+    default=4,
+    show_default=True,
+    help="Of a head or an injected drafter: on how many of its own states it is trained.",
+)
 @click.option(
     "--feed-forward",
     type=_NATURAL,
@@ -85,8 +86,7 @@ class Numbers(click.ParamType):
     type=click.Choice(get_args(Store)),
     default="bfloat16",
     show_default=True,
-    help="Type of the layers of attention and feed-forward on disk, and of a first-order head's last one; they are "
-    "rounded in training.",
+    help="Type of the layers of attention and feed-forward on disk; they are rounded in training.",
 )
 @click.option(
     "--format",

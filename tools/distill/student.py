@@ -26,16 +26,15 @@ from tools.distill.shards import save
 from tools.distill.training import Example, SoftLabelLearner, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
-"""The type in which a draft's folder has the linear layers of attention and feed-forward, and the last one of a
-first-order head. All else is in bfloat16."""
+"""The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
 # What compressed-tensors adds to the name of a weight for that of its integers, of its shape and of its scales.
 PACKED, SHAPE, SCALE = "_packed", "_shape", "_scale"
 # Its numbers of 4 bits in a word of 32, and what is added to each.
 IN_A_WORD, ZERO = 8, 8
 
 _GROUP = 64  # inputs that share a scale in 4 bits
-_ROUNDED = ("_proj", "markov_w2")  # end the names of the layers that are stored in 4 or 8 bits
-_NOT_ROUNDED = ("fc", "lm_head", "markov_head.projection", "confidence_head.proj")
+_ROUNDED = ("_proj",)  # end the names of the layers that are stored in 4 or 8 bits
+_NOT_ROUNDED = ("fc", "lm_head")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ARCHITECTURE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Fields of a config that decide the shapes of tensors.

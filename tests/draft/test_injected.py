@@ -1,9 +1,12 @@
-"""A block drafter as draft: exact whatever it guesses, and each guess what the trained drafter says."""
+"""Drafters with injected keys and values, token by token or in blocks: exact whatever they guess, and each guess what a
+plain forward says."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,26 +19,22 @@ from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Tree
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
-from ssd.models import registry
-from ssd.models.checkpoint import inspect
-from ssd.models.pairs import borrowed
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import perturbed
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
-from tests.models import heads, tiny
-from tools.distill import block
-from tools.distill.block import BlockPlan, Blocks, BlockStudent
+from tests.exactness.plain import Plain
+from tests.models import blocks, heads, tiny
+from tools.distill import injected
+from tools.distill.injected import InjectedPlan
 from tools.distill.shards import Conversation
-from tools.distill.teacher import hidden, load_runner
+from tools.distill.teacher import load_runner
 from tools.distill.training import Example, TrainingPlan, train
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
 LENGTH = 13 + TOKENS
-LAYERS = (0, 1, 3)
-FEATURES = Features(layers=LAYERS, width=heads.WIDTH)
-PLAN = BlockPlan(LAYERS, block=6, rank=16, missing=LOOKAHEAD + 1)
+FEATURES = Features(layers=blocks.LAYERS, width=len(blocks.LAYERS) * tiny.SIZES["hidden_size"])
 
 
 def config(mode: Mode, **fields: object) -> EngineConfig:
@@ -48,24 +47,41 @@ def params(temperature: float, count: int = len(PROMPTS), **fields: object) -> l
 
 @dataclass(frozen=True)
 class World:
-    """A target, its texts after PROMPTS by temperature, and two drafters: one trained on these very texts, with the
-    student that it was, and one of random weights."""
+    """A target, its texts after PROMPTS by temperature, and two drafters: one that knows these very texts, also as a
+    plain forward computes it, and one of random weights. `block`: tokens of a pass."""
 
     target: Runner
     alone: dict[float, list[list[int]]]
-    trained: Runner
-    student: BlockStudent
+    knowing: Runner
+    plain: blocks.PlainBlock
     random: Runner
+    block: int
 
 
-def runner_of(folder: Path, target: Path) -> Runner:
-    checkpoint = borrowed(inspect(folder), inspect(target))
-    return Runner(registry.load(checkpoint, torch.float64, tiny.CPU, tiny.MAX_POSITION), 512, 4)
+def trained(checkpoint: Path, texts: Sequence[Conversation], folder: Path) -> Path:
+    teacher = load_runner(str(checkpoint), torch.float32, tiny.CPU, 1024)
+    data = [Example(text, torch.empty(0, 0), torch.empty(0, 0)) for text in texts]
+    student = injected.build(checkpoint, InjectedPlan(blocks.LAYERS, unroll=2 * LOOKAHEAD), teacher, data)
+    train(student, data, data, TrainingPlan(150, 2 * LENGTH, 0.01, muon=True), folder / "training")
+    student.write(checkpoint, folder / "knowing")
+    return folder / "knowing"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("blocks")
+def with_pairs(texts: Sequence[Conversation], folder: Path) -> Path:
+    """A drafter whose first-order head says which token followed another one most often."""
+    vocabulary = tiny.SIZES["vocab_size"]
+    counts = torch.zeros(vocabulary, vocabulary)  # [next, before]
+    for text in texts:
+        for before, after in pairwise(text.token_ids):
+            counts[after, before] += 1
+    random = blocks.block(folder / "pairs", "dspark", is_causal=True, markov_rank=vocabulary)
+    first, second = (f"markov_head.markov_w{number}.weight" for number in (1, 2))
+    return heads.edited(random, folder / "knowing", {first: 100 * torch.eye(vocabulary), second: counts.sqrt()})
+
+
+@pytest.fixture(scope="module", params=["own", "dspark"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    layout, folder = request.param, tmp_path_factory.mktemp("drafters")
     checkpoint = tiny.tokenizer(heads.target(folder / "target"))
     target = tiny.runner(checkpoint, torch.float64)
     longer = [
@@ -73,20 +89,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ]
     ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
     alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
-    teacher = load_runner(str(checkpoint), torch.float32, tiny.CPU, 1024)
     texts = [Conversation([*p, *text], len(p)) for p, text in zip(PROMPTS * 2, ids, strict=True)]
-    data = [Example(text, torch.empty(0, 0), torch.empty(0, 0)) for text in texts]
-    other = block.build(checkpoint, PLAN, teacher, data)
-    for parameter in other.layers.parameters():
-        parameter.data.normal_()
-    other.write(checkpoint, folder / "random")
-    student = block.build(checkpoint, PLAN, teacher, data)
-    train(student, data, data, TrainingPlan(150, 2 * LENGTH, 0.01, muon=True), folder / "training")
-    student.write(checkpoint, folder / "trained")
-    again = block.load(checkpoint, folder / "trained", teacher)
-    return World(
-        target, alone, runner_of(folder / "trained", checkpoint), again, runner_of(folder / "random", checkpoint)
-    )
+    knowing = trained(checkpoint, texts, folder) if layout == "own" else with_pairs(texts, folder)
+    plain = blocks.PlainBlock(knowing, Plain(checkpoint), layout, causal=True)
+    random = blocks.block(folder / "random", layout, seed=5, is_causal=True)
+    runners = [blocks.runner(draft, checkpoint) for draft in (knowing, random)]
+    return World(target, alone, runners[0], plain, runners[1], 1 if layout == "own" else blocks.BLOCK)
 
 
 @pytest.fixture(autouse=True)
@@ -114,20 +122,15 @@ class Auditor:
             if tree.speculation.mode == "sd" and tree.trunk:
                 self._check(tree, [], tree.trunk)
 
-    @torch.no_grad()
     def _check(self, tree: Tree, behind: list[int], tokens: list[int]) -> None:
-        """Check the first tokens of a block that begins after `behind`, draft tokens after the committed ones."""
-        student, ids, missing = self._world.student, [*tree.tokens, *behind], len(behind)
-        features = hidden(student._target, [Conversation([*ids, 0], 1)], LAYERS)[0].float()
-        anchor = torch.tensor([[len(ids) - 1]])
-        blocks = Blocks(torch.tensor([ids]), torch.tensor([len(ids) + PLAN.block]), anchor, missing, PLAN.block)
-        states = student.states(features[None], blocks)[0, 0]
-        for token, before, state, place in zip(tokens, [ids[-1], *tokens], states, range(len(ids), 999), strict=False):
-            first = student.markov_head.projection(student._embedding[before])
-            scores = torch.full((131,), -torch.inf)
-            scores[student.ids] = state @ student.head.T + student.markov_head.markov_w2(first)
-            found = perturbed(scores[None], tree.law, [place], lambda seed, at: gumbel(seed, at, 131))[0]
+        """Check the tokens behind draft tokens `behind`, as far as one pass over these drafts them."""
+        text = [*tree.tokens, *behind]
+        for token, scores in zip(
+            tokens, self._world.plain.each(text, tree.base, tokens, self._world.block), strict=False
+        ):
+            found = perturbed(scores[None].float(), tree.law, [len(text)], lambda seed, at: gumbel(seed, at, 131))[0]
             assert found[token] >= found.max() - 1e-3
+            text.append(token)
 
 
 def total(texts: Texts, name: str) -> int:
@@ -138,19 +141,19 @@ def total(texts: Texts, name: str) -> int:
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_the_text_is_the_targets_whatever_the_drafter_thinks(world: World, mode: Mode, temperature: float) -> None:
     accepted = []
-    for drafter in (world.random, world.trained):
+    for drafter in (world.random, world.knowing):
         draft = Draft(config(mode), drafter)
         texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(temperature))
         assert texts.ids == world.alone[temperature]
         draft.assert_empty()
         accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
-    assert accepted[1] > 1.0 > 0.5 > accepted[0]
+    assert accepted[1] > accepted[0] + 0.3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_every_guess_is_what_the_trained_drafter_says(world: World, mode: Mode, temperature: float) -> None:
-    draft = Draft(config(mode), world.trained)
+def test_every_guess_is_what_the_drafter_says(world: World, mode: Mode, temperature: float) -> None:
+    draft = Draft(config(mode), world.knowing)
     audit = Auditor(world, draft)
     Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(temperature, 2))
     if mode == "ssd":
@@ -159,9 +162,8 @@ def test_every_guess_is_what_the_trained_drafter_says(world: World, mode: Mode, 
 
 def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
     """K beyond the block: the second pass begins with all tokens of the first."""
-    speculation = Speculation("sd", PLAN.block + 3, (3,), "jit")
-    draft = Draft(pair.config(speculation, features=FEATURES), world.trained)
-    Auditor(world, draft)
+    speculation = Speculation("sd", blocks.BLOCK + 3, (3,), "jit")
+    draft = Draft(pair.config(speculation, features=FEATURES), world.knowing)
     longest = 0
 
     def watch(engine: DraftEngine) -> None:
@@ -170,7 +172,7 @@ def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
 
     draft.watch = watch
     texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(0.0))
-    assert texts.ids == world.alone[0.0] and longest == PLAN.block + 3
+    assert texts.ids == world.alone[0.0] and longest == blocks.BLOCK + 3
     draft.assert_empty()
 
 
@@ -178,7 +180,7 @@ def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
 def test_other_rules_and_filters_have_the_targets_tokens(world: World, sampler: str) -> None:
     """Filters need scores, the ratio rule draft probabilities: each guess is drawn from the row that it conditions."""
     speculation = Speculation("ssd", LOOKAHEAD, (3,), "jit", sampler=sampler)
-    draft = Draft(pair.config(speculation, features=FEATURES), world.trained)
+    draft = Draft(pair.config(speculation, features=FEATURES), world.knowing)
     asked = params(0.8, top_k=20, top_p=0.9)
     texts = Pair(draft.config, world.target, draft).run(PROMPTS, asked)
     if sampler == "coupled":
@@ -189,7 +191,7 @@ def test_other_rules_and_filters_have_the_targets_tokens(world: World, sampler: 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 def test_a_draft_that_is_lost_finds_all_hidden_states_again(world: World, mode: Mode) -> None:
-    draft = Draft(config(mode), world.trained)
+    draft = Draft(config(mode), world.knowing)
     both = Pair(draft.config, world.target, draft)
     steps = 0
 
@@ -203,7 +205,7 @@ def test_a_draft_that_is_lost_finds_all_hidden_states_again(world: World, mode: 
     both.between_steps = kill
     texts = both.run(PROMPTS, params(0.0))
     assert texts.ids == world.alone[0.0]
-    assert total(texts, "accepted_tokens") > total(texts, "rounds")
+    assert total(texts, "accepted_tokens") > 0.3 * total(texts, "rounds")
     draft.assert_empty()
 
 
@@ -214,7 +216,7 @@ def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: flo
     asked = params(temperature, len(prompts))
     alone = Pair(pair.config(Speculation("ar")), world.target).run(prompts, asked)
     settings = config("ssd", max_num_batched_tokens=16, num_pages=60, max_model_len=200)
-    draft = Draft(settings, world.trained, steps=4)
+    draft = Draft(settings, world.knowing, steps=4)
     texts = Pair(settings, world.target, draft).run(prompts, asked)
     assert texts.ids == alone.ids and texts.preemptions > 0
     assert total(texts, "accepted_tokens") > 0
@@ -223,7 +225,7 @@ def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: flo
 
 def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
     """The arena is scribbled over after every step: nothing is drafted from it, nothing fails."""
-    draft = Draft(config("ssd"), world.trained)
+    draft = Draft(config("ssd"), world.knowing)
     both = Pair(draft.config, world.target, draft)
     assert draft.shown is not None
     arena, choice = draft.shown, random.Random(5)
@@ -239,15 +241,15 @@ def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
 
 
 def test_steps_can_be_rehearsed(world: World) -> None:
-    draft = Draft(config("ssd"), world.trained)
+    draft = Draft(config("ssd"), world.knowing)
     draft.engine.handle(Rehearse(4, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 4 * PLAN.block
+    assert draft.engine.step() and draft.board.telemetry().grown == 4 * world.block
     draft.engine.handle(Rehearse(0))
     draft.assert_empty()
 
 
 def test_steps_of_long_blocks_are_rehearsed_as_far_as_k_goes(world: World) -> None:
-    draft = Draft(config("ssd"), world.trained)
-    draft.engine.drafter.block = 10 * MAX_LOOKAHEAD
+    draft = Draft(config("ssd"), world.knowing)
+    draft.engine.drafter.block *= 10 * MAX_LOOKAHEAD
     draft.engine.handle(Rehearse(2, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 2 * MAX_LOOKAHEAD
+    assert draft.engine.step() and draft.board.telemetry().grown == 2 * (MAX_LOOKAHEAD if world.block > 1 else 1)

@@ -1,12 +1,10 @@
-"""A student that drafts a block of tokens in one pass, from hidden states of its target (docs/distillation.md).
+"""A student that drafts token by token, over keys and values that are made of its target's hidden states
+(docs/distillation.md).
 
-The shape is close to that of DFlash and DSpark (arXiv 2607.05147): a few layers, whose keys and values of the committed
-text are made of the target's hidden states, run over a known token and a mask for each further place. A first-order
-head adds to the scores of a place what the token before it says. It is trained as it will be used in `ssd`, too: the
-hidden states of the last tokens are missing, and the block begins with these tokens instead.
-
-Its layers begin as layers of the target, and each reads the hidden states before that layer. So its keys and values of
-the committed text begin as the target's own, and only the layers between are missing."""
+It has a few layers of the target, and each reads the hidden states before that layer (KV injection, as in DFlash). So
+its keys and values of the committed text begin as the target's own, and only the layers between are missing. Keys and
+values of the tokens that it drafts are its own. It is trained on blocks of tokens, the first of which sees the target's
+states alone, and each further one those of the tokens before it in the block, too."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, embedding, pad
+from torch.nn.functional import embedding, pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
@@ -35,35 +33,32 @@ from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shap
 from tools.distill.teacher import observed
 from tools.distill.training import Example, arithmetic, padded
 
-# Losses (DSpark): shares of the cross-entropy and of the total variation distance; of the confidence.
-_CROSS_ENTROPY, _DISTANCE, _CONFIDENCE = 0.1, 0.9, 0.1
+# Shares of the cross-entropy and of the total variation distance in the loss (DSpark).
+_CROSS_ENTROPY, _DISTANCE = 0.1, 0.9
 # Tokens without hidden states, as held-out places are counted, and the K of the figures.
 _COUNTED, _LOOKAHEAD = (0, 1, 2, 4), 4
-ARCHITECTURE = "DSparkDraftModel"
-MARKOV_OUT = "markov_head.markov_w2.weight"
-# Places of an answer for one block of a step, and between two held-out blocks.
-_STRIDE, _HELD_OUT_STRIDE = 4, 8
+ARCHITECTURE = "InjectedDraftModel"
+# Places between two held-out blocks.
+_HELD_OUT_STRIDE = 8
 
 
 @dataclass(frozen=True)
-class BlockPlan:
-    """The plan of a block drafter.
+class InjectedPlan:
+    """The plan of a drafter with injected keys and values.
 
     Its layers begin as these `layers` of the target (none: the first and the last three), and read the hidden states
-    before them. It predicts `block` tokens in a pass, of the `vocab` most frequent ones of its corpus (0: all). Its
-    first-order head has `rank`. Hidden states of up to `missing` tokens are missing."""
+    before them. It predicts the `vocab` most frequent tokens of its corpus (0: all). It is trained on at
+    most `unroll` of its own states."""
 
     layers: tuple[int, ...] = ()
     vocab: int = 0
-    block: int = 5
-    rank: int = 64
-    missing: int = 5
+    unroll: int = 4
 
 
 Angles = tuple[Tensor, Tensor]
 
 
-class BlockAttention(Projections):
+class InjectedAttention(Projections):
     """Attention of blocks to the committed text before them and, causally, to themselves.
 
     `normed`: heads of queries and keys are normed, as in Qwen3. Here and below, parameters have the names of the
@@ -104,14 +99,14 @@ def _rotated(x: Tensor, angles: Angles, axis: int) -> Tensor:
     return x * cos + rotate_half(x) * sin
 
 
-class BlockLayer(nn.Module):
+class InjectedLayer(nn.Module):
     """A layer of the drafter: that of a Llama, but for keys and values of the committed text and `normed` heads."""
 
     def __init__(self, config: LlamaConfig, normed: bool) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(width, eps), LlamaRMSNorm(width, eps)
-        self.self_attn, self.mlp = BlockAttention(config, normed), LlamaMLP(config)
+        self.self_attn, self.mlp = InjectedAttention(config, normed), LlamaMLP(config)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *rest)
@@ -119,31 +114,29 @@ class BlockLayer(nn.Module):
 
 
 class Blocks:
-    """Blocks of texts, on the host: each begins after the token at `anchors` [texts, blocks]; hidden states of the last
-    `missing` tokens before it are missing.
+    """Blocks of texts, on the host: each has `rows` tokens, the first at `anchors` [texts, blocks].
 
-    `ids` int64 [texts, a length] are the texts, `counts` [texts] their numbers of tokens. `places` [texts, blocks,
-    block] are the places before the predicted ones, `known` [texts, blocks, missing + 1] the tokens that a block begins
-    with. `index` [n]: which of the places, flattened, are before a token of the text, and `before` [n] their tokens."""
+    `ids` int64 [texts, a length] are the texts. `places` and `tokens` [texts, blocks, rows] are those of the rows.
+    `index` [n]: the rows, flattened, that predict a token of an answer; these are tokens `answers` of the texts, and
+    rows `unseen` and later of a block."""
 
-    def __init__(self, ids: Tensor, counts: Tensor, anchors: Tensor, missing: int, block: int) -> None:
-        self.anchors, self.missing, self._ids = anchors, missing, ids
-        self.places = anchors[..., None] + torch.arange(block)
-        self.known = self._tokens(anchors[..., None] + torch.arange(-missing, 1))
-        valid = (self.places + 1 < counts[:, None, None]).flatten()
-        self.index = valid.nonzero().squeeze(1)
-        self.before = self._tokens(self.places).flatten()[self.index]
-
-    def _tokens(self, places: Tensor) -> Tensor:
-        """Return the tokens at `places` [texts, ...]; those beyond a text are of no meaning."""
-        return self._ids.gather(1, places.flatten(1).clamp_max(self._ids.shape[1] - 1)).view_as(places)
+    def __init__(self, ids: Tensor, answers: Sequence[range], anchors: Tensor, rows: int, unseen: int) -> None:
+        self.anchors = anchors
+        self.places = anchors[..., None] + torch.arange(rows)
+        self.tokens = ids.gather(1, self.places.flatten(1).clamp_max(ids.shape[1] - 1)).view_as(self.places)
+        first, stop = (
+            torch.tensor(edge)[:, None, None] for edge in zip(*((a.start, a.stop) for a in answers), strict=True)
+        )
+        predicted = self.places + 1
+        wanted = (first <= predicted) & (predicted < stop) & (torch.arange(rows) >= unseen)
+        self.index = wanted.flatten().nonzero().squeeze(1)
 
     def rows_of(self, first: Sequence[int]) -> Tensor:
         """Return int64 [n]: a row for each place of `index`, that of place p of a text is its `first` + p."""
         return (self.places + torch.tensor(first)[:, None, None]).flatten()[self.index]
 
 
-class BlockStudent(nn.Module):
+class InjectedStudent(nn.Module):
     """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
 
     `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Heads of
@@ -153,24 +146,16 @@ class BlockStudent(nn.Module):
         self,
         config: LlamaConfig,
         normed: bool,
-        plan: BlockPlan,
+        plan: InjectedPlan,
         target: Runner,
         table: Tensor,
         head: Tensor,
         ids: Tensor,
     ) -> None:
         super().__init__()
-        width, vocab = config.hidden_size, len(ids)
         self.config, self.plan, self._target = config, plan, target
-        self.layers = nn.ModuleList([BlockLayer(config, normed) for _ in plan.layers])
-        self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
-        self.mask_embedding = nn.Parameter(table.mean(0))
-        self.markov_head, self.confidence_head = nn.Module(), nn.Module()
-        self.markov_head.projection = nn.Linear(width, plan.rank, bias=False)
-        self.markov_head.projection.weight.data.copy_(_leading(table, plan.rank))
-        self.markov_head.markov_w2 = nn.Linear(plan.rank, vocab, bias=False)
-        nn.init.zeros_(self.markov_head.markov_w2.weight)
-        self.confidence_head.proj = nn.Linear(width + plan.rank, 1)
+        self.layers = nn.ModuleList([InjectedLayer(config, normed) for _ in plan.layers])
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._rotary = LlamaRotaryEmbedding(config)
         for name, tensor in {"_embedding": table, "head": head, "ids": ids}.items():
             self.register_buffer(name, tensor, persistent=False)
@@ -183,7 +168,7 @@ class BlockStudent(nn.Module):
 
     @property
     def tables(self) -> Sequence[Tensor]:
-        return [self.markov_head.markov_w2.weight]
+        return []
 
     def begin_as(self, target: Checkpoint) -> None:
         """Copy the target's layers and its last norm. Raises UsageError if its layers have more than the drafter's."""
@@ -196,45 +181,33 @@ class BlockStudent(nn.Module):
                 copied.add(f"{theirs}.{name}")
         for name in sorted(target.tensors.keys() - copied):
             if name.endswith((".weight", ".bias")) and name.startswith(tuple(f"{each}." for each in lent.values())):
-                raise UsageError(f"--kind block: the target has {name}, which a block drafter's layers lack")
+                raise UsageError(
+                    f"--kind injected: the target has {name}, which the layers of an injected drafter lack"
+                )
 
     def begin_with(self, draft: Path, target: Path) -> None:
-        """Copy the weights of the folder `draft`.
-
-        Rows of the first-order head are matched by token id. Raises UsageError if it has another shape."""
+        """Copy the weights of the folder `draft`. Raises UsageError if it has another shape."""
         checkpoint = inspect(draft)
-        check_same_shape(checkpoint, self.described(), (*SIZES, "num_hidden_layers", "target_layer_ids", "markov_rank"))
+        check_same_shape(checkpoint, self.described(), (*SIZES, "num_hidden_layers", "target_layer_ids"))
         weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
-        theirs = predicted(checkpoint)
-        rows = torch.full((len(self._embedding),), -1).index_copy(0, self.ids.cpu(), torch.arange(len(self.ids)))[
-            theirs
-        ]
         for name, parameter in self.named_trainable():
-            if name == MARKOV_OUT:
-                known = weights(name, len(theirs), self.plan.rank)
-                parameter.data[rows[rows >= 0].to(parameter.device)] = known[rows >= 0].to(parameter.device)
-            else:
-                parameter.data.copy_(weights(name, *parameter.shape))
+            parameter.data.copy_(weights(name, *parameter.shape))
 
     def states(self, features: Tensor, blocks: Blocks) -> Tensor:
-        """Return the states [texts, blocks, block, width] that predict the tokens of each block.
+        """Return the states [texts, blocks, rows, width] that predict the token behind each row of the blocks.
 
         `features` [texts, a length, n x width] are the target's hidden states of all tokens."""
-        missing, device = blocks.missing, features.device
-        block = blocks.places.shape[2]
-        places = blocks.anchors[..., None] + torch.arange(-missing, block)
-        known = embedding(blocks.known.to(device), self._embedding)
-        masks = self.mask_embedding.expand(*known.shape[:2], block - 1, -1)
-        x = torch.cat((known, masks), 2)
+        device = features.device
+        x = embedding(blocks.tokens.to(device), self._embedding)
         committed = torch.arange(features.shape[1])
-        seen = committed < (blocks.anchors - missing)[..., None]
+        seen = committed < blocks.anchors[..., None]
         unseen = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).to(device)
         its_angles = self._angles(x, committed[None].to(device))
-        cos, sin = self._angles(x, places.flatten(1).to(device))
-        angles = cos.unflatten(1, places.shape[1:]), sin.unflatten(1, places.shape[1:])
+        cos, sin = self._angles(x, blocks.places.flatten(1).to(device))
+        angles = cos.unflatten(1, blocks.places.shape[1:]), sin.unflatten(1, blocks.places.shape[1:])
         for layer, states in zip(self.layers, features.chunk(len(self.layers), -1), strict=True):
             x = layer(x, angles, layer.input_layernorm(states), its_angles, unseen)
-        predicting: Tensor = self.norm(x[:, :, missing:])
+        predicting: Tensor = self.norm(x)
         return predicting
 
     def _angles(self, x: Tensor, places: Tensor) -> Angles:
@@ -244,45 +217,38 @@ class BlockStudent(nn.Module):
     def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
         """Return what the examples `own` add to the loss of a batch.
 
-        Each place counts as much as the student trusts that the target accepts all places before it (D-PACE, arXiv
-        2605.18810)."""
-        # Half of the steps are those of `sd`, where no hidden states are missing.
-        several = torch.rand((), generator=generator) < 0.5
-        missing = int(torch.randint(1, self.plan.missing + 1, (), generator=generator)) if several else 0
-        count = max(1, max(example.text.answer for example in batch) // _STRIDE)
-        drawn = dict(zip(map(id, batch), torch.rand(len(batch), count, generator=generator), strict=True))
-        places = [_anchors(e.text, missing, drawn[id(e)]) for e in own]
-        found = self._run(self._read([example.text for example in own]), missing, torch.stack(places))
+        Blocks of one length cut each answer, from a place that is drawn, too."""
+        rows = int(torch.randint(1, self.plan.unroll + 2, (), generator=generator))
+        before = int(torch.randint(rows, (), generator=generator))  # rows before the answer
+        starts = torch.arange(0, max(example.text.answer for example in own) + before, rows)
+        anchors = torch.stack([max(example.text.prompt - 1 - before, 0) + starts for example in own])
+        found = self._run(self._read([example.text for example in own]), anchors, rows)
         apart = (found.target - found.logits.softmax(-1)).abs().sum(-1)
         distance = (apart + found.outside) / 2
         entropy = -(found.target * found.logits.log_softmax(-1)).sum(-1)
-        accepted = found.in_blocks(1 - distance.detach())
-        weights = pad(accepted, (1, 0), value=1.0)[..., :-1].cumprod(-1).flatten()[found.index]
-        confidence = binary_cross_entropy_with_logits(found.trusted, 1 - distance.detach(), reduction="none")
-        losses = _CROSS_ENTROPY * entropy + _DISTANCE * distance + _CONFIDENCE * confidence
-        return (weights * losses).sum() / (len(batch) * count)
+        loss = (_CROSS_ENTROPY * entropy + _DISTANCE * distance).sum()
+        return loss / sum(example.text.answer for example in batch)
 
     @torch.no_grad()
     def agreed(self, batch: Sequence[Example]) -> Tensor:
-        """Return `Learner.agreed`: `block` places without missing hidden states, then with some, as in _COUNTED.
+        """Return `Learner.agreed`: _LOOKAHEAD places without missing hidden states, then with some, as in _COUNTED.
 
         A place counts if the target accepts all before it."""
         counts, texts = [], self._read([example.text for example in batch])
         steps = torch.arange(0, max(len(e.text.token_ids) for e in batch), _HELD_OUT_STRIDE)
         for missing in _COUNTED:
-            anchors = torch.stack([max(e.text.prompt - 1, missing) + steps for e in batch])
-            found = self._run(texts, missing, anchors)
-            right = found.in_blocks((self.ids[found.logits.argmax(-1)] == found.best).float())
-            tried = pad(right, (1, 0), value=1.0)[..., :-1].cumprod(-1) * found.in_blocks(
-                torch.ones_like(found.trusted)
-            )
+            anchors = torch.stack([max(e.text.prompt - 1 - missing, 0) + steps for e in batch])
+            found = self._run(texts, anchors, missing + _LOOKAHEAD, missing)
+            right = found.in_blocks((self.ids[found.logits.argmax(-1)] == found.best).float())[..., missing:]
+            counted = found.in_blocks(torch.ones_like(found.outside))[..., missing:]
+            tried = pad(right, (1, 0), value=1.0)[..., :-1].cumprod(-1) * counted
             counts.append(torch.stack(((tried * right).sum((0, 1)), tried.sum((0, 1))), -1))
         return torch.cat(counts).double().cpu()
 
     def figures(self, shares: Sequence[float]) -> dict[str, Any]:
         """Return the shares of accepted places, and tokens a round at T = 0, by the number of missing hidden states."""
         rates = torch.tensor(shares).unflatten(0, (len(_COUNTED), -1))
-        tokens = (1 + rates.cumprod(-1)[:, :_LOOKAHEAD].sum(-1)).tolist()
+        tokens = (1 + rates.cumprod(-1).sum(-1)).tolist()
         told = {str(missing): round(value, 3) for missing, value in zip(_COUNTED, tokens, strict=True)}
         return {"held_out_agreement": rates[0].tolist(), f"tokens_a_round, K = {_LOOKAHEAD}": told}
 
@@ -290,12 +256,12 @@ class BlockStudent(nn.Module):
     def logits(self, texts: Sequence[Conversation], lookahead: int, missing: int = 0) -> list[Tensor]:
         """Return the logits that a `tools.distill.evaluation.Draft` returns, with hidden states missing."""
         longest = max(text.answer for text in texts)
-        anchors = torch.stack([torch.arange(longest) + text.prompt - 1 for text in texts])
-        found = self._run(self._read(texts), missing, anchors.clamp_min(missing), lookahead + 1)
+        anchors = torch.stack([(torch.arange(longest) + text.prompt - 1 - missing).clamp_min(0) for text in texts])
+        found = self._run(self._read(texts), anchors, missing + lookahead + 1, missing)
         vocab = len(self._embedding)
         own = torch.full((len(found.logits), vocab), -torch.inf).index_copy(1, self.ids.cpu(), found.logits.cpu())
         scores = torch.full((found.shape.numel(), vocab), -torch.inf).index_copy(0, found.index.cpu(), own)
-        scores = scores.view(*found.shape, vocab)
+        scores = scores.view(*found.shape, vocab)[:, :, missing:]
         places = []
         for step in range(lookahead + 1):
             rows = [
@@ -316,26 +282,24 @@ class BlockStudent(nn.Module):
         with torch.no_grad():
             target = scores.float().softmax(-1)[:, self.ids]
             best = scores.argmax(-1)
-        return _Texts(ids, torch.tensor([len(text.token_ids) for text in texts]), states, firsts, target, best)
+        answers = [range(text.prompt, len(text.token_ids)) for text in texts]
+        return _Texts(ids, answers, states, firsts, target, best)
 
-    def _run(self, texts: _Texts, missing: int, anchors: Tensor, block: int = 0) -> _Found:
-        """Run blocks behind the `anchors` [texts, blocks], of `block` tokens (0: those of the plan)."""
-        device, blocks = self.head.device, Blocks(texts.ids, texts.counts, anchors, missing, block or self.plan.block)
-        index, rows = blocks.index.to(device), blocks.rows_of(texts.firsts).to(device)
+    def _run(self, texts: _Texts, anchors: Tensor, rows: int, unseen: int = 0) -> _Found:
+        """Run blocks of `rows` tokens from `anchors` [texts, blocks] on; their first `unseen` rows predict nothing."""
+        device, blocks = self.head.device, Blocks(texts.ids, texts.answers, anchors, rows, unseen)
+        index, places = blocks.index.to(device), blocks.rows_of(texts.firsts).to(device)
         with arithmetic(device):
             predicting = self.states(texts.states, blocks).flatten(0, 2)[index]
-            first = self.markov_head.projection(embedding(blocks.before.to(device), self._embedding))
-            logits = (predicting @ self.head.T + self.markov_head.markov_w2(first)).float()
-            trusted = self.confidence_head.proj(torch.cat((predicting, first), -1).detach()).float().squeeze(-1)
-        target = texts.target[rows]
-        return _Found(logits, trusted, target, 1 - target.sum(-1), texts.best[rows], index, blocks.places.shape)
+            logits = (predicting @ self.head.T).float()
+        target = texts.target[places]
+        return _Found(logits, target, 1 - target.sum(-1), texts.best[places], index, blocks.places.shape)
 
     def described(self) -> dict[str, Any]:
         """Return the config of the checkpoint."""
         config = self.config.to_dict() | {"architectures": [ARCHITECTURE], "num_hidden_layers": len(self.layers)}
         config |= {DRAFT_VOCAB: len(self.ids), "target_layer_ids": [layer - 1 for layer in self.plan.layers]}
-        config |= {"context_by_layer": True, "block_size": self.plan.block, "is_causal": True}
-        return config | {"markov_rank": self.plan.rank, "markov_projected": True}
+        return config | {"context_by_layer": True, "block_size": 1, "is_causal": True, "sample_from_anchor": True}
 
     def write(self, target: Path, directory: Path, store: Store = "bfloat16") -> None:
         """Write a checkpoint folder. Embedding and head stay in the target's."""
@@ -346,12 +310,12 @@ class BlockStudent(nn.Module):
 
 
 class _Texts(NamedTuple):
-    """Texts as the target reads them: `ids` [texts, a length] and `counts` [texts] of tokens on the host, hidden states
+    """Texts as the target reads them: `ids` [texts, a length] on the host, places of `answers`, hidden states
     `states` [texts, a length, n x width]. Row `firsts` + p of `target` [all answers, ids], probabilities, and `best`
     [all answers] is of the token behind place p of a text."""
 
     ids: Tensor
-    counts: Tensor
+    answers: Sequence[range]
     states: Tensor
     firsts: Sequence[int]
     target: Tensor
@@ -359,13 +323,12 @@ class _Texts(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The n rows of blocks that predict a token of an answer, `index` among all rows of `shape` [texts, blocks, block].
+    """The n rows of blocks that predict a token of an answer, `index` among all rows of `shape` [texts, blocks, rows].
 
-    `logits` and the target's probabilities `target` [n, ids], the logits of the confidence `trusted` [n], the
-    probability of all other tokens `outside` [n], and the target's `best` token [n]."""
+    `logits` and the target's probabilities `target` [n, ids], the probability of all other tokens `outside` [n], and
+    the target's `best` token [n]."""
 
     logits: Tensor
-    trusted: Tensor
     target: Tensor
     outside: Tensor
     best: Tensor
@@ -377,28 +340,13 @@ class _Found(NamedTuple):
         return values.new_zeros(self.shape.numel()).index_copy(0, self.index, values).view(self.shape)
 
 
-def _anchors(text: Conversation, missing: int, drawn: Tensor) -> Tensor:
-    """Return int64 [n], the tokens behind which blocks begin, from n random numbers of [0, 1)."""
-    first = max(text.prompt - 1, missing)
-    return first + (drawn * max(0, len(text.token_ids) - 1 - first)).long()
-
-
-def _leading(table: Tensor, rank: int) -> Tensor:
-    """Return the projection [rank, width] of `table` [n, width] to its strongest directions, of unit variance."""
-    _, vectors = torch.linalg.eigh(table.T @ table)
-    directions = vectors[:, -rank:]
-    return (directions / (table @ directions).std(0)).T
-
-
-def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]) -> BlockStudent:
+def build(target: Path, plan: InjectedPlan, runner: Runner, data: Sequence[Example]) -> InjectedStudent:
     """Return the drafter before training, over the target that `runner` runs.
 
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
     checkpoint = inspect(target)
-    count, width = checkpoint.count("num_hidden_layers"), checkpoint.count("hidden_size")
-    if plan.rank > width:
-        raise UsageError(f"--rank {plan.rank}: the target's embedding is {width} wide")
+    count = checkpoint.count("num_hidden_layers")
     layers = plan.layers or tuple(sorted({0, 1, 2, count - 3, count - 2, count - 1} & set(range(count))))
     if not all(first < second for first, second in pairwise((-1, *layers, count))):
         raise UsageError(f"--layers: ascending layers of the target, 0 to {count - 1}, are wanted")
@@ -408,7 +356,7 @@ def build(target: Path, plan: BlockPlan, runner: Runner, data: Sequence[Example]
     return student
 
 
-def _over(target: Path, plan: BlockPlan, runner: Runner, ids: Tensor) -> BlockStudent:
+def _over(target: Path, plan: InjectedPlan, runner: Runner, ids: Tensor) -> InjectedStudent:
     """Return a drafter that predicts `ids`, with random weights and the target's embedding and rows."""
     checkpoint, config = inspect(target), config_of(target)
     config.num_hidden_layers = len(plan.layers)
@@ -419,17 +367,15 @@ def _over(target: Path, plan: BlockPlan, runner: Runner, ids: Tensor) -> BlockSt
     head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return BlockStudent(config, normed, plan, runner, table, head[ids], ids)
+        return InjectedStudent(config, normed, plan, runner, table, head[ids], ids)
 
 
-def load(target: Path, draft: Path, runner: Runner) -> BlockStudent:
+def load(target: Path, draft: Path, runner: Runner) -> InjectedStudent:
     """Return the drafter that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
     checkpoint = inspect(draft)
     fields = check_block(checkpoint, inspect(target))
-    ours = fields.by_layer and fields.causal and fields.from_anchor and fields.mask is None and fields.projected
-    if not ours:
-        raise UsageError(f"{draft}: only block drafters that tools.distill has made are evaluated")
-    plan = BlockPlan(fields.layers, 0, fields.block, fields.rank)
-    student = _over(target, plan, runner, predicted(checkpoint))
+    if not (fields.by_layer and fields.block == 1):
+        raise UsageError(f"{draft}: of block drafters, only those that tools.distill makes are evaluated")
+    student = _over(target, InjectedPlan(fields.layers), runner, predicted(checkpoint))
     student.begin_with(draft, target)
     return student

@@ -1,0 +1,94 @@
+"""Runs a decoder over keys and values that are made of the target's hidden states, as far as the text is committed.
+
+Those of the tokens before the last committed one are made of the hidden states of these tokens, as `ready` finds them.
+Those of the last committed token and of draft tokens are the drafter's own, until the states of these tokens are there:
+an outcome commits them, and the next forward makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.draft.drafter import ChainRows, Drafter, PathRow
+from ssd.draft.eagle3 import read_features
+from ssd.draft.tree import Guess, Tree
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.execution.batch import Row
+from ssd.execution.meanwhile import Task, nothing
+from ssd.execution.runner import Runner
+from ssd.ipc.features import FeatureArena
+from ssd.models.block import MASK, BlockDraft
+from ssd.speculation.noise import NoiseCache
+
+
+class InjectedDrafter(Drafter):
+    """Owns a drafter whose keys and values of the text are injected. In `features` the target publishes its states."""
+
+    recurrent = True
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        noise: NoiseCache,
+        vocab_size: int,
+        features: FeatureArena,
+        chain_cache: ChainCache | None = None,
+    ) -> None:
+        super().__init__(config, runner, noise, vocab_size, chain_cache)
+        self._model, self._features = cast(BlockDraft, runner.model), features
+        self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
+
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        missing = tree.base - tree.computed
+        if not tokens or missing <= 0:
+            return tokens
+        rows = read_features(self._features, tree, min(len(tokens), missing))
+        self._read[tree.request] = rows.to(self._model.device, self._model.dtype)
+        return tokens if len(rows) == missing else tokens[: len(rows)]
+
+    def forward(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
+    ) -> Iterator[Guess]:
+        self._remember(paths)
+        own = [PathRow(tree, _own(tree, row)) for tree, row in paths if row.outputs]
+        if own or chains:
+            return super().forward(own, chains, meanwhile)
+        self.runner.compute(0, lambda: None, meanwhile)
+        return iter(())
+
+    def _remember(self, paths: Sequence[PathRow]) -> None:
+        """Store keys and values of the tokens before those of the rows, as far as these are committed."""
+        cache = self.runner.cache
+        for tree, row in paths:
+            if row.start >= tree.base:
+                continue
+            states, first = self._read.pop(tree.request), row.start - 1
+            slots = cache.slots(row.pages, first, first + len(states))
+            with torch.inference_mode():
+                self._model.remember(states, first, slots, cache.keys, cache.values)
+        self._read.clear()  # also of a sequence that got no row
+
+
+def _own(tree: Tree, row: Row) -> Row:
+    """Return the part of a row with outputs that is computed: from the last committed token on."""
+    first = max(row.start, tree.base - 1)
+    return Row(row.token_ids[first - row.start :], first, row.pages, row.outputs)
+
+
+def warm_up(runner: Runner, rows: int) -> None:
+    """Do `Runner.warm_up` for a drafter with injected keys and values, from hidden states that are zero."""
+    model = cast(BlockDraft, runner.model)
+    cache = ChainCache.new(model.shape, 1, rows, model.dtype, model.device)
+    states = torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device)
+    with torch.inference_mode():
+        model.remember(states, 0, range(rows), runner.cache.keys, runner.cache.values)
+    for count in (1, rows):
+        own = ChainTokens(range(runner.cache.pages), 1)
+        own.add(0, 0, 0, [0] + [0 if model.fields.one_by_one else MASK] * (count - 1))
+        context = TreeContext(runner.context([]), [own], runner.cache, cache, runner.paged)
+        runner.run(own.tokens, context, range(count))
