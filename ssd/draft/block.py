@@ -78,6 +78,8 @@ class _Block:
 class BlockDrafter(InjectedDrafter):
     """Owns a block drafter. In `features` the target publishes its hidden states."""
 
+    goes_on = False
+
     def __init__(
         self, config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
     ) -> None:

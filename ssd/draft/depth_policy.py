@@ -11,10 +11,12 @@ from ssd.draft.tree import Tree
 from ssd.tuning.estimates import Mean
 
 _ROUNDS = 8
+# Longest that a draft should neither hear its target nor show that it works.
+_LONGEST_S = 0.1
 
 
 class DepthPolicy:
-    """Chooses the depths of each step of a draft on a device.
+    """Chooses the depths of each step of a draft that goes on without the host.
 
     More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
     reads the target's messages. So a step should end before the next outcome comes: a round is expected to be
@@ -24,7 +26,7 @@ class DepthPolicy:
     def __init__(self) -> None:
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._began = -math.inf
-        self._depth_s = Mean(0.0)
+        self._depth_s, self._alone_s = Mean(0.0), Mean(0.0)
         self._alone = False  # the target waits, so nothing else computes
 
     def note_outcome(self, now: float) -> None:
@@ -35,18 +37,24 @@ class DepthPolicy:
 
     def note_step(self, seconds: float, depths: int) -> None:
         """Learn that a step without prompt tokens took `seconds` for `depths` depths."""
-        if not self._alone:
-            self._depth_s.note(seconds / depths)
+        (self._alone_s if self._alone else self._depth_s).note(seconds / depths)
 
     def depths(self, trees: Collection[Tree], now: float) -> int:
         """Return how many depths the next step should compute, at least 1.
 
-        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens."""
+        For a waiting target it is the whole trunk in `sd`, in steps of at most _LONGEST_S, else one depth, since the
+        target waits for few tokens."""
         waiting = [tree for tree in trees if tree.answers is not None]
         self._alone = bool(waiting)
         if waiting:
-            return MAX_LOOKAHEAD if all(tree.speculation.mode == "sd" for tree in waiting) else 1
+            whole = self._alone_s.count > 0 and all(tree.speculation.mode == "sd" for tree in waiting)
+            return _within(_LONGEST_S, self._alone_s.value) if whole else 1
         if not self._rounds or not self._depth_s.count:
             return 1
         left_s = self._began + min(self._rounds) - now
-        return max(1, min(int(left_s / max(1e-9, self._depth_s.value)), MAX_LOOKAHEAD))
+        return _within(left_s, self._depth_s.value)
+
+
+def _within(seconds: float, depth_s: float) -> int:
+    """Return how many depths of `depth_s` seconds end in time, at least 1."""
+    return max(1, min(int(seconds / max(1e-9, depth_s)), MAX_LOOKAHEAD))

@@ -59,7 +59,7 @@ class Drafter:
     short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs forwards without the host.
     `block`: how many tokens one pass of its `several` predicts; 0 if each needs a pass."""
 
-    recurrent = goes_on = False
+    recurrent = False
     block = 0
 
     def __init__(
@@ -79,6 +79,10 @@ class Drafter:
         self.vocabulary = DraftVocabulary(model, vocab_size, noise)
         self._sampler = DraftSampler(self.vocabulary)
         self._step: GuessStep | None = getattr(model, "guess_step", None)
+
+    @property
+    def goes_on(self) -> bool:
+        return self._step is not None and not self.runner.overlaps
 
     def blank_guess(self) -> Guess:
         """Return a guess without information, from which chains can fork."""
@@ -117,9 +121,22 @@ class Drafter:
     ) -> list[list[Guess]] | None:
         """Run several forwards, one after the other, without the host; return None if this step cannot.
 
-        A hook. Returns the guesses for each path's outputs, and for the one token of each chain. After the last of each
+        Returns the guesses for each path's outputs, and for the one token of each chain. After the last of each
         follow `more` guesses: the next forward computes the token of the guess before."""
-        return None
+        if self._step is None or chains or len(paths) != 1:
+            return None
+        step, (tree, row) = self._step, paths[0]
+        path = PathRow(tree, Row([*row.token_ids, *[0] * more[0]], row.start, row.pages, row.outputs + more[0]))
+        rows = logit_rows([path], [])
+        views = self._context([path], []).views() if self._sampler.only_ranks(rows) else None
+        if views is None:
+            return None
+        asks, count = self._sampler.asks(rows)
+        tokens, wanted, listed = row.token_ids, output_indices([row]), self.vocabulary.listed
+        (ids, scores), _ = self.runner.compute(
+            len(tokens), lambda: step(tokens, (), views, wanted, asks, listed, count), meanwhile
+        )
+        return [ranked_guesses(ids, scores)]
 
     def _guesses(
         self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task

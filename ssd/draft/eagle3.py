@@ -83,6 +83,7 @@ class HeadDrafter(Drafter):
     """Owns an EAGLE-3 head with its pages and chain cache. In `features` the target publishes its hidden states."""
 
     recurrent = True
+    goes_on = False  # a forward reads what the one before has made
 
     def __init__(
         self,

@@ -61,13 +61,21 @@ class InjectedDrafter(Drafter):
         self.runner.compute(0, lambda: None, meanwhile)
         return iter(())
 
+    def several(
+        self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
+    ) -> list[list[Guess]] | None:
+        if chains or len(paths) != 1 or not paths[0].row.outputs:
+            return None
+        self._remember(paths)
+        return super().several([PathRow(tree, _own(tree, row)) for tree, row in paths], chains, more, meanwhile)
+
     def _remember(self, paths: Sequence[PathRow]) -> None:
         """Store keys and values of the tokens before those of the rows, as far as these are committed."""
         cache = self.runner.cache
         for tree, row in paths:
-            if row.start >= tree.base:
+            states, first = self._read.pop(tree.request, None), row.start - 1
+            if states is None:  # all are there
                 continue
-            states, first = self._read.pop(tree.request), row.start - 1
             slots = cache.slots(row.pages, first, first + len(states))
             with torch.inference_mode():
                 self._model.remember(states, first, slots, cache.keys, cache.values)

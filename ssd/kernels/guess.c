@@ -98,3 +98,17 @@ void guess(const model_t *by, const int64_t *tokens, const float *const *feature
                      best, rest);
     }
 }
+
+/* Does `guess` for the `rows` tokens of one view and their `asks`, and then, for each of `more` asks behind these, for
+   the best id of the ask before. The view and `positions` have places for these tokens, too. */
+void go_on(const model_t *by, const int64_t *tokens, const int64_t *positions, int64_t rows, const view_t *view,
+           const ask_t *asks, int64_t asked, int64_t more, int64_t listed, int64_t best, float *made, int64_t *ids,
+           float *scores, float *scratch) {
+    store_t shared = *view->shared;
+    view_t next = {&shared, NULL, rows};
+    guess(by, tokens, NULL, positions, rows, &next, 1, asks, asked, listed, best, made, ids, scores, scratch);
+    shared.begin += rows, shared.count += rows, positions += rows, next.tokens = 1;
+    for (int64_t i = asked; i < asked + more; i++, shared.begin++, shared.count++, positions++)
+        guess(by, ids + (i - 1) * best, NULL, positions, 1, &next, 1, asks + i, 1, listed, best, made, ids + i * best,
+              scores + i * best, scratch);
+}

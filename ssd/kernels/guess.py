@@ -77,9 +77,12 @@ class GuessStep:
         """Return the `count` best ids after each token `wanted` (indices), and the layers' output for all tokens.
 
         `features` float32 are for a model that reads pairs: contiguous parts, each [k, width] or of one token [width].
-        Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table."""
-        n, asked = len(tokens), len(asks)
-        self._decoder.check(views, n)
+        Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table.
+
+        There may be more asks than `wanted`, without features and in one view: each reads the best id of the ask
+        before, as a token behind all others. The view and its positions have places for these tokens, too."""
+        n, asked, more = len(tokens), len(asks), len(asks) - len(wanted)
+        self._decoder.check(views, n + more)
         if not self._least <= min(tokens) <= max(tokens) < self._known:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
@@ -87,16 +90,25 @@ class GuessStep:
         structs = (library.Ask * asked)(
             *(
                 library.Ask(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)
-                for index, (text, temperature, noise, key, before, after) in zip(wanted, asks, strict=True)
+                for index, (text, temperature, noise, key, before, after) in zip(
+                    [*wanted, *[0] * more], asks, strict=True
+                )
             )
         )
         texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0) + self._table_bytes
         size = 4 * n * self._width + self._decoder.scratch_bytes(views)
         memory = library.scratch(max(size, asked * self._ask_bytes + texts))
+        results = made.data_ptr(), ids, scores, memory.data_ptr()
+        if more:
+            places = address(numbers), address(views.positions), n
+            library.call().go_on(
+                self._reference, *places, views.structs, structs, len(wanted), more, listed, count, *results
+            )
+            return ranked_lists(ids, scores, count), made
         library.call().guess(
             *(self._reference, address(numbers), self._rows(features, n), address(views.positions), n),
             *(views.structs, len(views.structs), structs, asked, listed, count),
-            *(made.data_ptr(), ids, scores, memory.data_ptr()),
+            *results,
         )
         return ranked_lists(ids, scores, count), made
 

@@ -146,6 +146,10 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
         *(POINTER(Model), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(View), c_int64),
         *(POINTER(Ask), c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
+    "go_on": (
+        *(POINTER(Model), c_void_p, c_void_p, c_int64, POINTER(View)),
+        *(POINTER(Ask), c_int64, c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
+    ),
 }
 
 

@@ -268,8 +268,26 @@ def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_toke
     )
     for tree in (*waiting, *verifying):
         tree.answers = tree.key(0, 7)
-    assert policy(9.0).depths(waiting, 0.0) >= 4
-    assert policy(9.0).depths(verifying, 0.0) == policy(9.0).depths([*waiting, *verifying], 0.0) == 1
+    found = policy(9.0)
+    assert found.depths(waiting, 0.0) == 1, "a depth may take long"
+    found.note_step(0.001, 1)
+    assert found.depths(waiting, 0.0) == 16
+    assert found.depths(verifying, 0.0) == found.depths([*waiting, *verifying], 0.0) == 1
+
+
+def test_a_draft_of_slow_forwards_is_heard_of_between_two(world: World) -> None:
+    """A trunk of 16 tokens that take 40 ms each comes in parts."""
+    (tree,) = trees_of(
+        drafters(world.draft.model, config(Speculation("sd", 16, (3,), "jit")))[1],
+        [GREEDY],
+        [5],
+        Speculation("sd", 16, (3,), "jit"),
+    )[:1]
+    tree.answers = tree.key(0, 7)
+    found = policy(9.0)
+    found.depths([tree], 0.0)
+    found.note_step(0.04, 1)
+    assert found.depths([tree], 0.0) == 2
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------

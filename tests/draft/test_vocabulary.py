@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ssd.config.engine import Features
 from ssd.config.params import Mode, Speculation
 from ssd.draft import vocabulary
+from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import Drafter, DraftSampler, LogitRows
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Guess, Tree
@@ -295,23 +296,25 @@ def head_in(folder: Path, predicted: int = 40, shared: bool = False, **fields: A
     return head, target
 
 
-def played(draft: Draft, law: Law) -> list[Any]:
-    """All that a draft says in some rounds, from hidden states of the target that are random."""
+def played(draft: Draft, law: Law, trunks: list[Any] | None = None) -> list[Any]:
+    """All that a draft says in some rounds, from hidden states of the target that are random; in `trunks` each trunk
+    with the candidates before its tokens."""
     found: list[Any] = []
-    assert draft.config.features is not None
-    width = draft.config.features.width
+    width = 1 if draft.config.features is None else draft.config.features.width
     choice, states = random.Random(3), torch.randn(200, width, generator=torch.Generator().manual_seed(1))
 
     def show(tokens: list[int]) -> None:
         tags: list[int] = []
         extend_tags(tags, tokens)
-        assert draft.shown is not None
-        draft.shown.write([Part(0, range(40), 0, tags)], states[: len(tokens)])
+        if draft.shown is not None:
+            draft.shown.write([Part(0, range(40), 0, tags)], states[: len(tokens)])
 
     def watch(engine: Any) -> None:
         for tree in engine.trees.values():
             guesses = [*tree.guesses.values(), *(guess for chain in tree.chains for guess in chain.guesses)]
             found.append([guess._replace(feature=None) for guess in guesses])
+            if trunks is not None:
+                trunks.append((list(tree.trunk), [tree.guesses[k].candidates for k in sorted(tree.guesses)]))
             found.append([guess.feature.tolist() for guess in guesses if guess.feature is not None])
 
     draft.watch = watch
@@ -394,3 +397,30 @@ def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: 
     unlisted = {token for guess in guesses for token in guess.candidates}
     unlisted -= set(range(VOCABULARY) if ids is None else ids.tolist())
     assert bool(unlisted) == (case != "all") and len({guess.token for guess in guesses}) > 20
+
+
+@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
+@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["llama", "injected"])
+def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
+    kind: str, int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In `sd`: the same trunks and candidates, in a step each."""
+    target = heads.target(tmp_path / "target", tie_word_embeddings=True)
+    if kind == "llama":
+        directory, layers = tiny.model("llama", tmp_path / "draft", seed=4), (1, 2)
+    else:
+        directory, layers = blocks.block(tmp_path / "draft", predicted=40), blocks.LAYERS
+    features = Features(layers=layers, width=len(layers) * tiny.SIZES["hidden_size"])
+    found, forwards = [list[Any](), list[Any]()], list[int]()
+    for depths, said in zip((1, 16), found, strict=True):
+        monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now, depths=depths: depths)
+        runner = load(directory, torch.float32, int8, None if kind == "llama" else target)
+        known = {"features": features} if kind == "injected" else {}
+        draft = Draft(pair.config(Speculation("sd", 5, (3,), "jit"), **known), runner)
+        played(draft, law, said)
+        forwards.append(draft.forwards)
+    whole = [[trunk for trunk in trunks if len(trunk[0]) == 5] for trunks in found]
+    assert whole[0] == whole[1] and len(whole[0]) > 10
+    assert forwards[0] > 4 * forwards[1]
