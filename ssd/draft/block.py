@@ -18,7 +18,7 @@ from torch import Tensor
 from ssd.config.engine import EngineConfig
 from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
 from ssd.draft.drafter import ChainRows, LogitRows, PathRow, cells, ranked_guesses
-from ssd.draft.injected import InjectedDrafter
+from ssd.draft.kv_injection import KVInjectionDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.meanwhile import Task, nothing
@@ -75,7 +75,7 @@ class _Block:
         return row._replace(drafts=drafts_known), token
 
 
-class BlockDrafter(InjectedDrafter):
+class BlockDrafter(KVInjectionDrafter):
     """Owns a block drafter. In `features` the target publishes its hidden states."""
 
     goes_on = False

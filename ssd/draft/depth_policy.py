@@ -11,12 +11,12 @@ from ssd.draft.tree import Tree
 from ssd.tuning.estimates import Mean
 
 _ROUNDS = 8
-# Longest that a draft should neither hear its target nor show that it works.
+# Seconds that a draft may at most neither hear its target nor show that it works.
 _LONGEST_S = 0.1
 
 
 class DepthPolicy:
-    """Chooses the depths of each step of a draft that goes on without the host.
+    """Chooses the depths of each step of a draft that goes on without a step between.
 
     More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
     reads the target's messages. So a step should end before the next outcome comes: a round is expected to be
@@ -42,13 +42,14 @@ class DepthPolicy:
     def depths(self, trees: Collection[Tree], now: float) -> int:
         """Return how many depths the next step should compute, at least 1.
 
-        For a waiting target it is the whole trunk in `sd`, in steps of at most _LONGEST_S, else one depth, since the
-        target waits for few tokens."""
+        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens. No
+        step should take longer than _LONGEST_S or half a round: the target may wait no longer for a token."""
         waiting = [tree for tree in trees if tree.answers is not None]
         self._alone = bool(waiting)
         if waiting:
-            whole = self._alone_s.count > 0 and all(tree.speculation.mode == "sd" for tree in waiting)
-            return _within(_LONGEST_S, self._alone_s.value) if whole else 1
+            if not self._rounds or not self._alone_s.count or any(tree.speculation.mode != "sd" for tree in waiting):
+                return 1
+            return _within(min(_LONGEST_S, min(self._rounds) / 2), self._alone_s.value)
         if not self._rounds or not self._depth_s.count:
             return 1
         left_s = self._began + min(self._rounds) - now

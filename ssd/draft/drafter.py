@@ -56,7 +56,7 @@ class Drafter:
     """Owns a draft model with its page pool and chain cache.
 
     Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
-    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs forwards without the host.
+    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs later forwards in one step.
     `block`: how many tokens one pass of its `several` predicts; 0 if each needs a pass."""
 
     recurrent = False
@@ -119,11 +119,11 @@ class Drafter:
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
     ) -> list[list[Guess]] | None:
-        """Run several forwards, one after the other, without the host; return None if this step cannot.
+        """Run several forwards, one after the other, without a step between; return None if this one cannot.
 
         Returns the guesses for each path's outputs, and for the one token of each chain. After the last of each
         follow `more` guesses: the next forward computes the token of the guess before."""
-        if self._step is None or chains or len(paths) != 1:
+        if not self.goes_on or self._step is None or chains or len(paths) != 1:
             return None
         step, (tree, row) = self._step, paths[0]
         path = PathRow(tree, Row([*row.token_ids, *[0] * more[0]], row.start, row.pages, row.outputs + more[0]))

@@ -19,7 +19,7 @@ from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.forward import forward, path_rows
 from ssd.draft.grammar import DraftGrammar
-from ssd.draft.injected import InjectedDrafter
+from ssd.draft.kv_injection import KVInjectionDrafter
 from ssd.draft.publisher import Publisher
 from ssd.draft.rehearsal import Rehearsal
 from ssd.draft.static_shapes import StaticDrafter, StaticHeadDrafter, TreeRunner
@@ -68,8 +68,8 @@ class DraftEngine:
     ) -> None:
         """Take `runners`, smallest first; the last one decides what is published.
 
-        `vocab_size`: the target's. `draft_probs`: given if a rule may need them. `features`: given if the draft is an
-        EAGLE-3 head. `team`: given if both models share cores."""
+        `vocab_size`: the target's. `draft_probs`: given if a rule may need them. `features`: given if the draft
+        reads hidden states of the target. `team`: given if both models share cores."""
         self._board, self._epoch, self._trace, self._team = board, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
@@ -252,8 +252,9 @@ class DraftEngine:
             self._scheduler.note_step(len(chains), seconds / depths)
         extra = [len(guesses) - 1 for guesses in chains]
         extra = extra or [len(guesses) - path.row.outputs for path, guesses in zip(paths, found, strict=True)]
-        rows = sum(len(path.row.token_ids) for path in paths) + sum(map(len, chains))
-        if rows > _USUAL_ROWS * len(found) * depths:
+        first = sum(len(path.row.token_ids) for path in paths)
+        rows = first + sum(map(len, chains)) + (0 if chains else sum(extra))
+        if first > _USUAL_ROWS * len(found):
             self._board.tick()  # a prefill: its time does not count as a tree step's
         else:
             self._depths.note_step(seconds, depths)
@@ -273,8 +274,8 @@ def _drafter(
     known = noise, vocab_size
     if isinstance(runner.model, BlockDraft):
         assert features is not None, "a block drafter reads hidden states"
-        injected = InjectedDrafter if runner.model.fields.one_by_one else BlockDrafter
-        return injected(config, runner, *known, features)
+        drafter = KVInjectionDrafter if runner.model.fields.one_by_one else BlockDrafter
+        return drafter(config, runner, *known, features)
     if isinstance(runner, TreeRunner):
         if features is not None:
             return StaticHeadDrafter(config, runner, *known, features=features)

@@ -1,4 +1,4 @@
-"""One step of a draft: its rows, and a forward over them, or several where a device goes on without the host."""
+"""One step of a draft: its rows, and a forward over them, or several, one after the other."""
 
 from __future__ import annotations
 

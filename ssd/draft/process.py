@@ -15,7 +15,7 @@ import zmq
 
 from ssd.config.engine import Activations, EngineConfig, WeightFormat
 from ssd.config.params import MAX_LOOKAHEAD
-from ssd.draft import eagle3, injected
+from ssd.draft import eagle3, kv_injection
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
 from ssd.emulation import pacing, synthetic
@@ -105,7 +105,7 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
 
 def _warm_up(runner: Runner, tokens: int) -> None:
     if isinstance(runner.model, BlockDraft):
-        injected.warm_up(runner, tokens)
+        kv_injection.warm_up(runner, tokens)
     elif isinstance(runner.model, Eagle3) and not isinstance(runner, TreeRunner):
         eagle3.warm_up(runner, tokens)
     else:

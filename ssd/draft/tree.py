@@ -134,8 +134,8 @@ class Tree:
     `guesses[k]` predicts the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
     `acceptance` is the acceptance rate of the sequence. `grammar` restricts its output.
 
-    `recurrent` (an EAGLE-3 head): draft tokens are computed from the head's own states. Once committed, they are
-    computed again from the target's features (named by `tags`). The first token has no row."""
+    `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own. Once
+    committed, they are computed again from the target's (named by `tags`). The first token has no row."""
 
     def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table

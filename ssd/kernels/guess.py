@@ -82,6 +82,8 @@ class GuessStep:
         There may be more asks than `wanted`, without features and in one view: each reads the best id of the ask
         before, as a token behind all others. The view and its positions have places for these tokens, too."""
         n, asked, more = len(tokens), len(asks), len(asks) - len(wanted)
+        if more and (features or not wanted or len(views.structs) != 1):
+            raise ValueError(f"{more} asks behind {len(wanted)} wanted tokens in {len(views.structs)} views")
         self._decoder.check(views, n + more)
         if not self._least <= min(tokens) <= max(tokens) < self._known:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")

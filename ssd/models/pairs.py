@@ -14,6 +14,7 @@ from typing import Any
 from ssd.errors import UsageError
 from ssd.models.blocks import check_block, is_block
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
+from ssd.models.layouts import KV_INJECTION
 from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids it predicts.
@@ -35,12 +36,14 @@ def is_head(model: Checkpoint) -> bool:
 
 
 def reads_hidden(model: Checkpoint) -> bool:
-    """Return True for a draft that reads hidden states of its target: an EAGLE-3 head or a block drafter."""
+    """Return True for a draft that reads hidden states of its target: a head, a block or a KV-injected drafter."""
     return is_head(model) or is_block(model)
 
 
 def name_of(model: Checkpoint) -> str:
     """Return what people call such a draft."""
+    if KV_INJECTION in model.config.get("architectures", ()):
+        return "a KV-injected drafter"
     return "a block drafter" if is_block(model) else "an EAGLE-3 head"
 
 

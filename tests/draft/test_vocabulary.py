@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +22,13 @@ from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.vocabulary import DraftVocabulary, TextIds
 from ssd.errors import UsageError
+from ssd.execution.batch import Row
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.features import Part, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.kernels import cpu
+from ssd.kernels.guess import Ask
 from ssd.models import registry
 from ssd.models.checkpoint import LIST_FILE, inspect
 from ssd.models.head import with_list
@@ -400,13 +403,13 @@ def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: 
 
 
 @pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
-@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("law", [GREEDY, WARM, WARM._replace(top_k=20)], ids=["greedy", "warm", "filtered"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "injected"])
+@pytest.mark.parametrize("kind", ["llama", "kv-injection"])
 def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
     kind: str, int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In `sd`: the same trunks and candidates, in a step each."""
+    """In `sd`: the same trunks and candidates, in a step each. Filters need every token's logits on the host."""
     target = heads.target(tmp_path / "target", tie_word_embeddings=True)
     if kind == "llama":
         directory, layers = tiny.model("llama", tmp_path / "draft", seed=4), (1, 2)
@@ -417,10 +420,19 @@ def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
     for depths, said in zip((1, 16), found, strict=True):
         monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now, depths=depths: depths)
         runner = load(directory, torch.float32, int8, None if kind == "llama" else target)
-        known = {"features": features} if kind == "injected" else {}
+        known = {"features": features} if kind == "kv-injection" else {}
         draft = Draft(pair.config(Speculation("sd", 5, (3,), "jit"), **known), runner)
         played(draft, law, said)
         forwards.append(draft.forwards)
     whole = [[trunk for trunk in trunks if len(trunk[0]) == 5] for trunks in found]
     assert whole[0] == whole[1] and len(whole[0]) > 10
-    assert forwards[0] > 4 * forwards[1]
+    assert forwards[0] == forwards[1] if law.top_k else forwards[0] > 4 * forwards[1]
+
+
+@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
+def test_asks_without_a_place_are_refused(tmp_path: Path) -> None:
+    runner = load(tiny.model("llama", tmp_path / "draft"), torch.float32, False)
+    views = runner.context([Row([5, 6], 0, range(4), 1)]).views()
+    assert views is not None
+    with pytest.raises(ValueError, match="1 asks behind 0 wanted tokens in 1 views"):
+        runner.model.guess_step([5], (), views, [], [Ask(array("q"))], 9, 3)

@@ -118,7 +118,7 @@ def _config(layout: str, predicted: int, depth: int) -> dict[str, Any]:
     markov = {"markov_rank": RANK, "markov_head_type": "vanilla"}
     markov |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
     if layout == "own":
-        own = {"architectures": ["InjectedDraftModel"], "model_type": "llama", "is_causal": True, "block_size": 1}
+        own = {"architectures": ["KVInjectionDraftModel"], "model_type": "llama", "is_causal": True, "block_size": 1}
         own |= {"context_by_layer": True, "sample_from_anchor": True, "draft_vocab_size": predicted}
         return sizes | own | {"target_layer_ids": names}
     if layout == "dspark":

@@ -59,7 +59,7 @@ class Numbers(click.ParamType):
     "--layers",
     type=Numbers(),
     default=(),
-    help="The target's layers to begin with, over its embedding; default of an injected drafter: the first and the "
+    help="The target's layers to begin with, over its embedding; default of a KV-injected drafter: the first and the "
     "last three. Of a head: after how many it reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
@@ -72,7 +72,7 @@ class Numbers(click.ParamType):
     type=_NATURAL,
     default=4,
     show_default=True,
-    help="Of a head or an injected drafter: on how many of its own states it is trained.",
+    help="On how many of its own states a head or a KV-injected drafter is trained, at most.",
 )
 @click.option(
     "--feed-forward",

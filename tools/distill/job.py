@@ -21,11 +21,11 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
-from tools.distill import head, injected
+from tools.distill import head, kv_injection
 from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, Workers, longest_text, write_corpus
 from tools.distill.head import HeadPlan, HeadStudent
-from tools.distill.injected import InjectedPlan, InjectedStudent
+from tools.distill.kv_injection import KVInjectionPlan, KVInjectionStudent
 from tools.distill.layouts import Layout
 from tools.distill.report import fitting, measured, prompt_sets, write
 from tools.distill.shards import SHARD_VERSION, Conversation, claim, is_done
@@ -43,14 +43,14 @@ from tools.distill.training import (
     train,
 )
 
-AnyStudent = Student | HeadStudent | InjectedStudent
-KINDS = ("decoder", "eagle3", "injected")
+AnyStudent = Student | HeadStudent | KVInjectionStudent
+KINDS = ("decoder", "eagle3", "kv-injection")
 _LABELLED = ("decoder", "eagle3")  # the kinds that learn from stored soft labels
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 HELD_OUT_FILE = "held_out.jsonl"
 """In a draft's folder: opening messages that were not trained on, as prompts to evaluate on."""
-_REPORTS = 6  # held-out figures of an injected drafter, beside those after epochs
+_REPORTS = 6  # held-out figures of a KV-injected drafter, beside those after epochs
 _HELD_OUT = 128  # conversations, or a few more, that are not trained on
 
 
@@ -153,11 +153,11 @@ class Job:
         muon = (self.optimizer or ("muon" if self.kind == "eagle3" else "adamw")) == "muon"
         rate = self.learning_rate or (6e-3 if muon else 1e-3)
         return TrainingPlan(
-            self.epochs, self.batch_tokens, rate, muon, seed=self.seed, reports=_REPORTS * (self.kind == "injected")
+            self.epochs, self.batch_tokens, rate, muon, seed=self.seed, reports=_REPORTS * (self.kind == "kv-injection")
         )
 
     @property
-    def _plan(self) -> StudentPlan | HeadPlan | InjectedPlan:
+    def _plan(self) -> StudentPlan | HeadPlan | KVInjectionPlan:
         if self.kind != "eagle3":
             of_heads = {"--format speculators": self.layout == "speculators", "--own-head": self.own_head}
             if wrong := [flag for flag, given in of_heads.items() if given]:
@@ -167,12 +167,12 @@ class Job:
         if self.kind == "decoder":
             return StudentPlan(self.layers, self.width, self.depth or 4, self.draft_vocab)
         if self.width:
-            name = "a head" if self.kind == "eagle3" else "an injected drafter"
+            name = "a head" if self.kind == "eagle3" else "a KV-injected drafter"
             raise UsageError(f"--width: {name} is as wide as its target")
-        if self.kind == "injected":
+        if self.kind == "kv-injection":
             if self.depth:
-                raise UsageError("--depth: an injected drafter has as many layers as --layers names")
-            return InjectedPlan(self.layers, self.draft_vocab, self.unroll)
+                raise UsageError("--depth: a KV-injected drafter has as many layers as --layers names")
+            return KVInjectionPlan(self.layers, self.draft_vocab, self.unroll)
         return HeadPlan(self.layers, self.draft_vocab, self.unroll, self.feed_forward, self.own_head)
 
     def _check_corpus(self, directory: Path, corpus: CorpusPlan) -> None:
@@ -197,8 +197,8 @@ class Job:
     def _check_student(self, directory: Path, corpus: CorpusPlan) -> None:
         """Raise UsageError for a student that does not fit the target, or a corpus that does not fit the student."""
         student = self._build(directory)
-        if corpus.features and isinstance(student, InjectedStudent):
-            raise UsageError("--keep-features: an injected drafter runs the target in training")
+        if corpus.features and isinstance(student, KVInjectionStudent):
+            raise UsageError("--keep-features: a KV-injected drafter runs the target in training")
         read = student.plan.layers if isinstance(student, HeadStudent) else ()
         if corpus.features and (missing := set(read) - set(corpus.features)):
             raise UsageError(f"--keep-features lacks {min(missing)}, which the head reads")
@@ -218,8 +218,8 @@ class Job:
                 student.begin_with(self._begin)
         else:
             tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
-            if isinstance(plan, InjectedPlan):
-                student = injected.build(directory, plan, self._runner(tokens), data).to(device)
+            if isinstance(plan, KVInjectionPlan):
+                student = kv_injection.build(directory, plan, self._runner(tokens), data).to(device)
             else:
                 student = head.build(directory, plan, self._runner(tokens), data).to(device)
             if self._begin is not None:

@@ -35,7 +35,7 @@ from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from tools.distill import head, injected
+from tools.distill import head, kv_injection
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
@@ -146,7 +146,7 @@ def _draft(target: str, draft: str, target_runner: Runner) -> Draft:
     device = target_runner.model.device
     folder = hub.resolve(draft)
     if reads_hidden(checkpoint := inspect(folder)):
-        kind = injected if is_block(checkpoint) else head
+        kind = kv_injection if is_block(checkpoint) else head
         return partial(kind.load(hub.resolve(target), folder, target_runner).to(device).logits, lookahead=_LOOKAHEAD)
     runner = load_runner(draft, torch.bfloat16, device, LONGEST, lender=target)
     predicting = cast(Llama, runner.model).head

@@ -25,6 +25,7 @@ from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.models.blocks import check_block
 from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.layouts import KV_INJECTION
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import from_checkpoint
 from tools.distill.head import Projections, config_of, predicted, to_predict
@@ -37,13 +38,14 @@ from tools.distill.training import Example, arithmetic, padded
 _CROSS_ENTROPY, _DISTANCE = 0.1, 0.9
 # Tokens without hidden states, as held-out places are counted, and the K of the figures.
 _COUNTED, _LOOKAHEAD = (0, 1, 2, 4), 4
-ARCHITECTURE = "InjectedDraftModel"
+# Families whose layers are those of a Llama, but for normed heads.
+_FAMILIES = ("llama", "mistral", "qwen3")
 # Places between two held-out blocks.
 _HELD_OUT_STRIDE = 8
 
 
 @dataclass(frozen=True)
-class InjectedPlan:
+class KVInjectionPlan:
     """The plan of a drafter with injected keys and values.
 
     Its layers begin as these `layers` of the target (none: the first and the last three), and read the hidden states
@@ -58,7 +60,7 @@ class InjectedPlan:
 Angles = tuple[Tensor, Tensor]
 
 
-class InjectedAttention(Projections):
+class KVInjectionAttention(Projections):
     """Attention of blocks to the committed text before them and, causally, to themselves.
 
     `normed`: heads of queries and keys are normed, as in Qwen3. Here and below, parameters have the names of the
@@ -99,14 +101,14 @@ def _rotated(x: Tensor, angles: Angles, axis: int) -> Tensor:
     return x * cos + rotate_half(x) * sin
 
 
-class InjectedLayer(nn.Module):
+class KVInjectionLayer(nn.Module):
     """A layer of the drafter: that of a Llama, but for keys and values of the committed text and `normed` heads."""
 
     def __init__(self, config: LlamaConfig, normed: bool) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(width, eps), LlamaRMSNorm(width, eps)
-        self.self_attn, self.mlp = InjectedAttention(config, normed), LlamaMLP(config)
+        self.self_attn, self.mlp = KVInjectionAttention(config, normed), LlamaMLP(config)
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *rest)
@@ -118,9 +120,9 @@ class Blocks:
 
     `ids` int64 [texts, a length] are the texts. `places` and `tokens` [texts, blocks, rows] are those of the rows.
     `index` [n]: the rows, flattened, that predict a token of an answer; these are tokens `answers` of the texts, and
-    rows `unseen` and later of a block."""
+    row `silent` and later ones of a block."""
 
-    def __init__(self, ids: Tensor, answers: Sequence[range], anchors: Tensor, rows: int, unseen: int) -> None:
+    def __init__(self, ids: Tensor, answers: Sequence[range], anchors: Tensor, rows: int, silent: int) -> None:
         self.anchors = anchors
         self.places = anchors[..., None] + torch.arange(rows)
         self.tokens = ids.gather(1, self.places.flatten(1).clamp_max(ids.shape[1] - 1)).view_as(self.places)
@@ -128,7 +130,7 @@ class Blocks:
             torch.tensor(edge)[:, None, None] for edge in zip(*((a.start, a.stop) for a in answers), strict=True)
         )
         predicted = self.places + 1
-        wanted = (first <= predicted) & (predicted < stop) & (torch.arange(rows) >= unseen)
+        wanted = (first <= predicted) & (predicted < stop) & (torch.arange(rows) >= silent)
         self.index = wanted.flatten().nonzero().squeeze(1)
 
     def rows_of(self, first: Sequence[int]) -> Tensor:
@@ -136,7 +138,7 @@ class Blocks:
         return (self.places + torch.tensor(first)[:, None, None]).flatten()[self.index]
 
 
-class InjectedStudent(nn.Module):
+class KVInjectionStudent(nn.Module):
     """A `tools.distill.training.Learner`. The target and its embedding [V, width] stay as they are.
 
     `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Heads of
@@ -146,7 +148,7 @@ class InjectedStudent(nn.Module):
         self,
         config: LlamaConfig,
         normed: bool,
-        plan: InjectedPlan,
+        plan: KVInjectionPlan,
         target: Runner,
         table: Tensor,
         head: Tensor,
@@ -154,7 +156,7 @@ class InjectedStudent(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.plan, self._target = config, plan, target
-        self.layers = nn.ModuleList([InjectedLayer(config, normed) for _ in plan.layers])
+        self.layers = nn.ModuleList([KVInjectionLayer(config, normed) for _ in plan.layers])
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._rotary = LlamaRotaryEmbedding(config)
         for name, tensor in {"_embedding": table, "head": head, "ids": ids}.items():
@@ -182,7 +184,7 @@ class InjectedStudent(nn.Module):
         for name in sorted(target.tensors.keys() - copied):
             if name.endswith((".weight", ".bias")) and name.startswith(tuple(f"{each}." for each in lent.values())):
                 raise UsageError(
-                    f"--kind injected: the target has {name}, which the layers of an injected drafter lack"
+                    f"--kind kv-injection: the target has {name}, which the layers of a KV-injected drafter lack"
                 )
 
     def begin_with(self, draft: Path, target: Path) -> None:
@@ -254,14 +256,17 @@ class InjectedStudent(nn.Module):
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Conversation], lookahead: int, missing: int = 0) -> list[Tensor]:
-        """Return the logits that a `tools.distill.evaluation.Draft` returns, with hidden states missing."""
+        """Return the logits that a `tools.distill.evaluation.Draft` returns.
+
+        The last `missing` hidden states are missing; places with fewer tokens before them have no logits."""
         longest = max(text.answer for text in texts)
-        anchors = torch.stack([(torch.arange(longest) + text.prompt - 1 - missing).clamp_min(0) for text in texts])
-        found = self._run(self._read(texts), anchors, missing + lookahead + 1, missing)
+        anchors = torch.stack([torch.arange(longest) + text.prompt - 1 - missing for text in texts])
+        found = self._run(self._read(texts), anchors.clamp_min(0), missing + lookahead + 1, missing)
         vocab = len(self._embedding)
         own = torch.full((len(found.logits), vocab), -torch.inf).index_copy(1, self.ids.cpu(), found.logits.cpu())
         scores = torch.full((found.shape.numel(), vocab), -torch.inf).index_copy(0, found.index.cpu(), own)
         scores = scores.view(*found.shape, vocab)[:, :, missing:]
+        scores.masked_fill_((anchors < 0)[..., None, None], -torch.inf)
         places = []
         for step in range(lookahead + 1):
             rows = [
@@ -285,9 +290,9 @@ class InjectedStudent(nn.Module):
         answers = [range(text.prompt, len(text.token_ids)) for text in texts]
         return _Texts(ids, answers, states, firsts, target, best)
 
-    def _run(self, texts: _Texts, anchors: Tensor, rows: int, unseen: int = 0) -> _Found:
-        """Run blocks of `rows` tokens from `anchors` [texts, blocks] on; their first `unseen` rows predict nothing."""
-        device, blocks = self.head.device, Blocks(texts.ids, texts.answers, anchors, rows, unseen)
+    def _run(self, texts: _Texts, anchors: Tensor, rows: int, silent: int = 0) -> _Found:
+        """Run blocks of `rows` tokens from `anchors` [texts, blocks] on; their first `silent` rows predict nothing."""
+        device, blocks = self.head.device, Blocks(texts.ids, texts.answers, anchors, rows, silent)
         index, places = blocks.index.to(device), blocks.rows_of(texts.firsts).to(device)
         with arithmetic(device):
             predicting = self.states(texts.states, blocks).flatten(0, 2)[index]
@@ -297,7 +302,7 @@ class InjectedStudent(nn.Module):
 
     def described(self) -> dict[str, Any]:
         """Return the config of the checkpoint."""
-        config = self.config.to_dict() | {"architectures": [ARCHITECTURE], "num_hidden_layers": len(self.layers)}
+        config = self.config.to_dict() | {"architectures": [KV_INJECTION], "num_hidden_layers": len(self.layers)}
         config |= {DRAFT_VOCAB: len(self.ids), "target_layer_ids": [layer - 1 for layer in self.plan.layers]}
         return config | {"context_by_layer": True, "block_size": 1, "is_causal": True, "sample_from_anchor": True}
 
@@ -336,16 +341,20 @@ class _Found(NamedTuple):
     shape: torch.Size
 
     def in_blocks(self, values: Tensor) -> Tensor:
-        """Return `values` [n] as [texts, blocks, block], 0 elsewhere."""
+        """Return `values` [n] as [texts, blocks, rows], 0 elsewhere."""
         return values.new_zeros(self.shape.numel()).index_copy(0, self.index, values).view(self.shape)
 
 
-def build(target: Path, plan: InjectedPlan, runner: Runner, data: Sequence[Example]) -> InjectedStudent:
+def build(target: Path, plan: KVInjectionPlan, runner: Runner, data: Sequence[Example]) -> KVInjectionStudent:
     """Return the drafter before training, over the target that `runner` runs.
 
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
     checkpoint = inspect(target)
+    if (kind := checkpoint.config.get("model_type")) not in _FAMILIES:
+        raise UsageError(
+            f"--kind kv-injection: targets of type {kind!r} are not supported ({', '.join(_FAMILIES)} are)"
+        )
     count = checkpoint.count("num_hidden_layers")
     layers = plan.layers or tuple(sorted({0, 1, 2, count - 3, count - 2, count - 1} & set(range(count))))
     if not all(first < second for first, second in pairwise((-1, *layers, count))):
@@ -356,7 +365,7 @@ def build(target: Path, plan: InjectedPlan, runner: Runner, data: Sequence[Examp
     return student
 
 
-def _over(target: Path, plan: InjectedPlan, runner: Runner, ids: Tensor) -> InjectedStudent:
+def _over(target: Path, plan: KVInjectionPlan, runner: Runner, ids: Tensor) -> KVInjectionStudent:
     """Return a drafter that predicts `ids`, with random weights and the target's embedding and rows."""
     checkpoint, config = inspect(target), config_of(target)
     config.num_hidden_layers = len(plan.layers)
@@ -367,15 +376,15 @@ def _over(target: Path, plan: InjectedPlan, runner: Runner, ids: Tensor) -> Inje
     head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return InjectedStudent(config, normed, plan, runner, table, head[ids], ids)
+        return KVInjectionStudent(config, normed, plan, runner, table, head[ids], ids)
 
 
-def load(target: Path, draft: Path, runner: Runner) -> InjectedStudent:
+def load(target: Path, draft: Path, runner: Runner) -> KVInjectionStudent:
     """Return the drafter that the folder `draft` has, over the target that `runner` runs. Raises UsageError."""
     checkpoint = inspect(draft)
     fields = check_block(checkpoint, inspect(target))
     if not (fields.by_layer and fields.block == 1):
         raise UsageError(f"{draft}: of block drafters, only those that tools.distill makes are evaluated")
-    student = _over(target, InjectedPlan(fields.layers), runner, predicted(checkpoint))
+    student = _over(target, KVInjectionPlan(fields.layers), runner, predicted(checkpoint))
     student.begin_with(draft, target)
     return student

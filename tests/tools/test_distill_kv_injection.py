@@ -1,4 +1,4 @@
-"""`tools/distill --kind injected` on a tiny target: what its layers compute, what it learns, what it leaves."""
+"""`tools/distill --kind kv-injection` on a tiny target: what its layers compute, what it learns, what it leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ssd.models.checkpoint import inspect
 from ssd.models.pairs import borrowed
 from tests.models import tiny
 from tests.tools.test_distill import distill
-from tools.distill import injected
+from tools.distill import kv_injection
 from tools.distill.__main__ import main
-from tools.distill.injected import Blocks, InjectedPlan, InjectedStudent
+from tools.distill.kv_injection import Blocks, KVInjectionPlan, KVInjectionStudent
 from tools.distill.shards import Conversation
 from tools.distill.student import round_in_training
 from tools.distill.teacher import hidden, load_runner, score
@@ -47,12 +47,12 @@ def data(target: Path) -> list[Example]:
     return found
 
 
-def student_of(target: Path, data: list[Example], vocab: int = 0) -> InjectedStudent:
+def student_of(target: Path, data: list[Example], vocab: int = 0) -> KVInjectionStudent:
     runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
-    return injected.build(target, InjectedPlan(LAYERS, vocab, unroll=ROWS - 1), runner, data)
+    return kv_injection.build(target, KVInjectionPlan(LAYERS, vocab, unroll=ROWS - 1), runner, data)
 
 
-def one_block(student: InjectedStudent, features: Tensor, tokens: list[int], first: int) -> Tensor:
+def one_block(student: KVInjectionStudent, features: Tensor, tokens: list[int], first: int) -> Tensor:
     """Compute a block by the definition, in double precision, row by row; its first token is at place `first`."""
     places = list(range(first, first + len(tokens)))
     x = student._embedding[torch.tensor(tokens)]
@@ -103,7 +103,7 @@ def test_a_block_is_what_its_definition_says(target: Path, data: list[Example]) 
 
 
 def test_every_token_of_an_answer_is_predicted_once(target: Path, data: list[Example]) -> None:
-    """Whatever block length and beginning are drawn, also of a text that is all answer."""
+    """For any block length and beginning that are drawn, also of a text that is all answer."""
     student = student_of(target, data)
     whole = Example(Conversation(data[1].text.token_ids, 1, "whole"), torch.empty(0), torch.empty(0))
     predicted, run = list[list[int]](), student._run
@@ -142,9 +142,9 @@ def test_it_learns_what_the_target_says(target: Path, data: list[Example], tmp_p
     student.write(target, tmp_path / "draft", "int8")
     again = student_of(target, data[:1])
     again.begin_with(tmp_path / "draft", target)
-    round_in_training(again, "int8")
-    found = held_out(again, data, plan)["tokens_a_round, K = 4"]
-    assert found == pytest.approx(lengths, abs=0.2)  # bfloat16
+    texts = [example.text for example in data]
+    for found, expected in zip(again.logits(texts, 2), student.logits(texts, 2), strict=True):
+        torch.testing.assert_close(found, expected, atol=0.3, rtol=0.05)  # norms and scales in bfloat16
 
 
 def test_logits_of_a_place_are_those_of_the_block_that_begins_before_it(target: Path, data: list[Example]) -> None:
@@ -165,7 +165,7 @@ def test_logits_of_a_place_are_those_of_the_block_that_begins_before_it(target: 
 
 
 def test_the_command_makes_a_drafter(target: Path, tmp_path: Path) -> None:
-    flags = ["--kind", "injected", "--layers", "0,2", "--evaluate-prompts", "2"]
+    flags = ["--kind", "kv-injection", "--layers", "0,2", "--evaluate-prompts", "2"]
     distill(target, tmp_path / "draft", *flags)
     report = json.loads((tmp_path / "draft" / "evaluation.json").read_text())
     assert {row["rule"] for row in report["rows"]} == {"coupled", "rejection"} and report["tree_step_ms"] > 0
@@ -178,7 +178,7 @@ def test_keys_and_values_of_the_text_begin_as_the_targets(family: Callable[..., 
     target = tiny.tokenizer(family(tmp_path / "target", num_hidden_layers=3, vocab_size=300))
     runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
     student, text = (
-        injected.build(target, InjectedPlan((1, 2)), runner, []),
+        kv_injection.build(target, KVInjectionPlan((1, 2)), runner, []),
         Conversation([*range(9, 30)], 1),
     )
     states = hidden(runner, [text], (1, 2))[0]
@@ -193,7 +193,7 @@ def test_keys_and_values_of_the_text_begin_as_the_targets(family: Callable[..., 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--depth", "2"), "--depth: an injected drafter has as many layers as --layers names"),
+        (("--depth", "2"), "--depth: a KV-injected drafter has as many layers as --layers names"),
         (("--layers", "2,0"), "--layers: ascending layers of the target, 0 to 2, are wanted"),
         (("--layers", "1,3"), "--layers: ascending layers of the target, 0 to 2, are wanted"),
     ],
@@ -202,7 +202,7 @@ def test_keys_and_values_of_the_text_begin_as_the_targets(family: Callable[..., 
 def test_a_plan_that_does_not_fit_is_refused(
     target: Path, tmp_path: Path, flags: tuple[str, ...], message: str
 ) -> None:
-    command = [str(target), "--out", str(tmp_path / "draft"), "--kind", "injected", "--answer-tokens", "24"]
+    command = [str(target), "--out", str(tmp_path / "draft"), "--kind", "kv-injection", "--answer-tokens", "24"]
     done = CliRunner().invoke(main, [*command, *flags])
     assert done.exit_code == 1 and message in done.output
 
@@ -211,4 +211,4 @@ def test_layers_with_more_than_the_drafters_have_are_refused(tmp_path: Path) -> 
     target = tiny.tokenizer(tiny.llama(tmp_path / "target", num_hidden_layers=3, vocab_size=300, attention_bias=True))
     runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
     with pytest.raises(UsageError, match=r"the target has model.layers.0.self_attn.k_proj.bias, which the layers of"):
-        injected.build(target, InjectedPlan((0, 2)), runner, [])
+        kv_injection.build(target, KVInjectionPlan((0, 2)), runner, [])

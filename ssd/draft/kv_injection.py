@@ -1,8 +1,8 @@
 """Runs a decoder over keys and values that are made of the target's hidden states, as far as the text is committed.
 
-Those of the tokens before the last committed one are made of the hidden states of these tokens, as `ready` finds them.
-Those of the last committed token and of draft tokens are the drafter's own, until the states of these tokens are there:
-an outcome commits them, and the next forward makes them again."""
+For the tokens before the last committed one they are made of the hidden states of these tokens, as `ready` finds them.
+The last committed token and draft tokens have the drafter's own, until their states are there: an outcome commits
+tokens, and the next forward makes their keys and values again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ssd.models.block import MASK, BlockDraft
 from ssd.speculation.noise import NoiseCache
 
 
-class InjectedDrafter(Drafter):
+class KVInjectionDrafter(Drafter):
     """Owns a drafter whose keys and values of the text are injected. In `features` the target publishes its states."""
 
     recurrent = True
@@ -73,9 +73,11 @@ class InjectedDrafter(Drafter):
         """Store keys and values of the tokens before those of the rows, as far as these are committed."""
         cache = self.runner.cache
         for tree, row in paths:
-            states, first = self._read.pop(tree.request, None), row.start - 1
-            if states is None:  # all are there
+            if (
+                row.start >= tree.base or tree.request not in self._read
+            ):  # or `several` has remembered them, and refused
                 continue
+            states, first = self._read.pop(tree.request), row.start - 1
             slots = cache.slots(row.pages, first, first + len(states))
             with torch.inference_mode():
                 self._model.remember(states, first, slots, cache.keys, cache.values)
