@@ -16,7 +16,7 @@ _LONGEST_S = 0.1
 
 
 class DepthPolicy:
-    """Chooses the depths of each step of a draft that goes on without a step between.
+    """Chooses how many depths each step of a draft computes.
 
     More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
     reads the target's messages. So a step should end before the next outcome comes: a round is expected to be

@@ -73,9 +73,8 @@ class KVInjectionDrafter(Drafter):
         """Store keys and values of the tokens before those of the rows, as far as these are committed."""
         cache = self.runner.cache
         for tree, row in paths:
-            if (
-                row.start >= tree.base or tree.request not in self._read
-            ):  # or `several` has remembered them, and refused
+            # None were read if `several` has remembered them, and then refused.
+            if row.start >= tree.base or tree.request not in self._read:
                 continue
             states, first = self._read.pop(tree.request), row.start - 1
             slots = cache.slots(row.pages, first, first + len(states))

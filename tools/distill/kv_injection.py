@@ -2,9 +2,10 @@
 (docs/distillation.md).
 
 It has a few layers of the target, and each reads the hidden states before that layer (KV injection, as in DFlash). So
-its keys and values of the committed text begin as the target's own, and only the layers between are missing. Keys and
-values of the tokens that it drafts are its own. It is trained on blocks of tokens, the first of which sees the target's
-states alone, and each further one those of the tokens before it in the block, too."""
+its keys and values of the committed text begin as the target's own, and only the layers between are missing. Drafted
+tokens have keys and values of the drafter. To train both, answers are cut into blocks of tokens. The first token of a
+block attends to keys and values from the target's states. Each later one also attends to the drafter's own, of the
+tokens before it in the block."""
 
 from __future__ import annotations
 
