@@ -3,15 +3,16 @@
     python -m tools.activations smollm2 docs/design.md docs/algorithm.md --threads 1
 
 For each setting: perplexity, the Kullback-Leibler divergence of the next-token distributions from those of float32
-inputs (nats a token), the share of positions with the same likeliest token, and the time of a forward by rows after 200
-tokens, by turns. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it reads the
-same file."""
+inputs (nats a token), the share of positions with the same likeliest token, and the time of a forward by rows after
+each `--context`, by turns. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it
+reads the same file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import chain, cycle, islice
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +30,7 @@ from ssd.models import hub, registry
 from ssd.models.checkpoint import Checkpoint, inspect
 from tools.compare_peers.gguf import gguf_of
 
-_TOKENS, _PAGE, _CONTEXT = 400, 16, 200
+_TOKENS, _PAGE = 400, 16
 _ROWS, _REPEATS = (1, 2, 3, 4, 5, 6, 7, 8), 25
 LLAMA_CPP = "llama.cpp"
 
@@ -37,19 +38,20 @@ Forward = Callable[[list[int], int], Tensor]
 """(tokens of a sequence, how many of its tokens are in the KV cache) -> logits float32 [tokens, V]."""
 
 
-def forward_here(checkpoint: Checkpoint, activations: Activations) -> Forward:
-    """Load the model with inputs that are rounded like this."""
-    loaded = registry.load(checkpoint, torch.float32, torch.device("cpu"), _TOKENS, activations=activations)
-    runner, pages = Runner(loaded, _TOKENS // _PAGE, _PAGE), list(range(_TOKENS // _PAGE))
+def forward_here(checkpoint: Checkpoint, activations: Activations, longest: int) -> Forward:
+    """Load the model with inputs that are rounded like this, for up to `longest` tokens."""
+    loaded = registry.load(checkpoint, torch.float32, torch.device("cpu"), longest, activations=activations)
+    pages = list(range(-(-longest // _PAGE)))
+    runner = Runner(loaded, len(pages), _PAGE)
     return lambda tokens, start: runner.forward([Row(tokens, start, pages, outputs=len(tokens))])
 
 
-def forward_of_llama_cpp(gguf: Path, threads: int) -> Forward:
-    """Load the model into llama.cpp."""
+def forward_of_llama_cpp(gguf: Path, threads: int, longest: int) -> Forward:
+    """Load the model into llama.cpp, with flash attention: it is faster."""
     from llama_cpp import Llama
 
-    cores = {"n_threads": threads, "n_threads_batch": threads}
-    model = Llama(str(gguf), n_ctx=_TOKENS, n_batch=_TOKENS, n_ubatch=_TOKENS, logits_all=True, verbose=False, **cores)
+    sizes = {"n_ctx": longest, "n_batch": longest, "n_threads": threads, "n_threads_batch": threads}
+    model = Llama(str(gguf), logits_all=True, flash_attn=True, verbose=False, **sizes)
 
     def forward(tokens: list[int], start: int) -> Tensor:
         model.n_tokens = start
@@ -59,24 +61,25 @@ def forward_of_llama_cpp(gguf: Path, threads: int) -> Forward:
     return forward
 
 
-def contestants(model: str, checkpoint: Checkpoint, threads: int) -> Iterator[tuple[str, Forward]]:
+def contestants(model: str, checkpoint: Checkpoint, threads: int, longest: int) -> Iterator[tuple[str, Forward]]:
     """Yield every setting, `float32` first, and llama.cpp if it can read the model."""
     for activations in PARTS:
-        yield activations, forward_here(checkpoint, activations)
+        yield activations, forward_here(checkpoint, activations, longest)
     gguf = gguf_of(model)
     if gguf is not None and find_spec("llama_cpp"):
-        yield LLAMA_CPP, forward_of_llama_cpp(gguf, threads)
+        yield LLAMA_CPP, forward_of_llama_cpp(gguf, threads, longest)
 
 
-def forward_ms(forwards: Sequence[Forward], text: list[int], rows: int) -> list[float]:
-    """Return the median time of a forward of so many tokens of one sequence, all with logits. They take turns."""
+def forward_ms(forwards: Sequence[Forward], text: list[int], context: int, rows: int) -> list[float]:
+    """Return the median time of a forward of the next `rows` tokens after `context`, all with logits, by turns."""
     times: list[list[float]] = [[] for _ in forwards]
     for forward in forwards:
-        forward(text[:_CONTEXT], 0)
+        if context:
+            forward(text[:context], 0)
     for _ in range(_REPEATS):
         for forward, own in zip(forwards, times, strict=True):
             begin = time.perf_counter()
-            forward(text[_CONTEXT : _CONTEXT + rows], _CONTEXT)
+            forward(text[context : context + rows], context)
             own.append(1e3 * (time.perf_counter() - begin))
     return [median(own) for own in times]
 
@@ -85,20 +88,22 @@ def forward_ms(forwards: Sequence[Forward], text: list[int], rows: int) -> list[
 @click.argument("model")
 @click.argument("texts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--threads", default=1, show_default=True)
+@click.option("--context", "contexts", type=click.IntRange(0), multiple=True, default=(200,), show_default=True)
 @torch.inference_mode()
-def main(model: str, texts: tuple[Path, ...], threads: int) -> None:
+def main(model: str, texts: tuple[Path, ...], threads: int, contexts: tuple[int, ...]) -> None:
     torch.set_num_threads(threads)
     checkpoint = inspect(hub.resolve(model))
     tokenizer = Tokenizer(checkpoint.directory)
-    ids = [tokenizer.encode(text.read_text())[:_TOKENS] for text in texts]
-    if min(map(len, ids)) < _CONTEXT + max(_ROWS):
-        raise click.UsageError(f"a text has fewer than {_CONTEXT + max(_ROWS)} tokens")
+    whole = [tokenizer.encode(text.read_text()) for text in texts]
+    ids, longest = [text[:_TOKENS] for text in whole], max(_TOKENS, *contexts) + max(_ROWS)
+    if min(map(len, ids)) < 2:
+        raise click.UsageError("a text has fewer than 2 tokens")
     targets = torch.cat([torch.tensor(text[1:]) for text in ids])
     predicting = torch.cat([torch.arange(len(text)) < len(text) - 1 for text in ids])
     lines: list[list[str]] = []
     forwards: list[Forward] = []
     exact: Tensor | None = None
-    for name, forward in contestants(model, checkpoint, threads):
+    for name, forward in contestants(model, checkpoint, threads, longest):
         found = torch.cat([forward(text, 0).double() for text in ids]).log_softmax(-1)
         exact = found if exact is None else exact
         divergence = (exact.exp() * (exact - found)).sum(-1)
@@ -106,11 +111,17 @@ def main(model: str, texts: tuple[Path, ...], threads: int) -> None:
         perplexity = (-found[predicting].gather(1, targets[:, None])).mean().exp()
         lines.append([name, f"{perplexity:.3f}", f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}"])
         forwards.append(forward)
-    table = Table("activations", "perplexity", "KL", "largest", "same likeliest", *(f"{n} rows, ms" for n in _ROWS))
-    times = [forward_ms(forwards, ids[0], rows) for rows in _ROWS]
-    for line, own in zip(lines, zip(*times, strict=True), strict=True):
-        table.add_row(*line, *(f"{ms:.1f}" for ms in own))
-    Console(width=160).print(table)
+    table = Table("activations", "perplexity", "KL", "largest", "same likeliest")
+    for line in lines:
+        table.add_row(*line)
+    timed = list(islice(cycle(chain.from_iterable(whole)), longest))
+    speeds = Table("after", "activations", *(f"{n} rows, ms" for n in _ROWS))
+    for context in contexts:
+        times = zip(*(forward_ms(forwards, timed, context, rows) for rows in _ROWS), strict=True)
+        for line, own in zip(lines, times, strict=True):
+            speeds.add_row(str(context), line[0], *(f"{ms:.2f}" for ms in own))
+    for each in (table, speeds):
+        Console(width=160).print(each)
 
 
 if __name__ == "__main__":

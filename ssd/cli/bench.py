@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -120,6 +121,33 @@ def throughput(
     about = f"medians over {repeats} runs of {len(job.prompts)} prompts, {asked.tokens} tokens each"
     publish(job.report, asked, about)
     check_ids(job.report)
+
+
+@bench.command()
+@click.option("--threads", type=click.IntRange(1, 256), help="Default: as many as the cores of this process.")
+def kernels(threads: int | None) -> None:
+    """The CPU's products by rows: milliseconds, and of one row bytes a second beside a loop that only reads them.
+
+    Weights of 64 MiB of each kind, on this machine as it is now; nothing is kept."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from ssd.kernels import cpu
+    from ssd.kernels.timing import ROWS, speeds
+
+    if not cpu.multiply_floats(torch.empty(1, 1)):
+        raise UsageError("this machine has no kernels of ours: no C compiler, or neither AVX2 nor NEON")
+    threads = threads or len(os.sched_getaffinity(0))
+    table = Table(
+        f"{threads} threads", "inputs", *(f"{n} ms" for n in ROWS), "5 over 1", "8 over 1", "GB/s", "of reading"
+    )
+    for speed in speeds(threads):
+        ratios = [f"{speed.seconds[n] / speed.seconds[1]:.2f}" for n in (5, 8)]
+        rate = f"{speed.bytes / speed.seconds[1] / 1e9:.1f}"
+        times = [f"{1e3 * seconds:.2f}" for seconds in speed.seconds.values()]
+        table.add_row(speed.weights, speed.inputs, *times, *ratios, rate, f"{speed.of_reading:.2f}")
+    Console(width=160).print(table)
 
 
 bench.add_command(serve)

@@ -145,7 +145,9 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "local"
     device: Annotated[str, "Where the target runs: cpu, cuda or cuda:N.", MAIN] = "cpu"
     mps: Annotated[bool, "Run CUDA's MPS, for a target and a draft on one GPU.", PROCESSORS, ADVANCED] = False
-    deterministic: Annotated[bool, "Make results independent of batch shapes. Slower.", PROCESSORS] = False
+    deterministic: Annotated[
+        bool, "Make results independent of batch shapes. Slower, but for our kernels on CPUs.", PROCESSORS
+    ] = False
     attention: Annotated[
         AttentionName, "Backend on a GPU. auto: triton, and for prompts flash-attn, if installed.", PROCESSORS, ADVANCED
     ] = "auto"

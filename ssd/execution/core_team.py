@@ -8,7 +8,8 @@ import torch
 class CoreTeam:
     """Switches the compute threads of this process between `own` and `all` cores; a switch takes microseconds.
 
-    OpenMP has bound thread i to core i of `EngineConfig.cpus_of`, whose own cores come first (`ssd.launch.children`).
+    Thread i of OpenMP, and of our kernels, is bound to core i of `EngineConfig.cpus_of`, whose own cores come first
+    (`ssd.launch.children`).
     Kernels give the same bits with any number of threads."""
 
     def __init__(self, own: int, all: int) -> None:

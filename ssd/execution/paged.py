@@ -1,7 +1,7 @@
 """Attention of an unpadded batch over pages, on a CPU and wherever there is no attention backend.
 
-A batch attends by one or two attention paths, each for some of its rows. Our kernel computes one token at a time. Torch
-multiplies matrices: for one row at a time, or for many rows of one token together."""
+A batch attends by one or two attention paths, each for some of its rows. Our kernel takes all rows, and computes each
+token from itself. Torch multiplies matrices: for one row at a time, or for many rows of one token together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own,
 
 # Rows of one token from which on gathering their keys costs less than a loop over them (docs/performance.md).
 _BATCHED_ROWS = 16
-# Longest row whose tokens attend one by one in our kernel; any verification is shorter. Longer rows, of prompts, gain
-# more from products of matrices than they lose by calls.
-_KERNEL_TOKENS = 32
 
 
 class PagedContext(BaseContext):
     """The forward context (`ssd.models.interface.ForwardContext`) of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row. `places` are the
-    tokens' positions; `view` has the keys they see, if one call of our kernel attends with all of them."""
+    `deterministic`: every token attends by itself, so that no result depends on the length of its row; our kernel does
+    so anyway. `places` are the tokens' positions; `view` has the keys they see, where our kernel attends."""
 
     view: View | None = None
 
@@ -50,9 +47,7 @@ class PagedContext(BaseContext):
             self._put, self._paths = lambda layer, k, v: None, []
         elif cpu.serve(cache.keys):
             spans = _spans(cache, rows, self.places)
-            self._put, self._paths = spans.put, _kernel_paths(rows, cache, spans, deterministic)
-            if len(self._paths) == 1:
-                self.view = View(spans)
+            self._put, self._paths, self.view = spans.put, [KernelPath(spans)], View(spans)
         else:
             self._put, self._paths = _writer(cache, rows), _torch_paths(rows, cache, deterministic)
 
@@ -95,16 +90,6 @@ class AttentionPath(Protocol):
         """Attend with q [n, heads, dim]; write only this path's rows of out [n, heads * dim]."""
 
 
-def _kernel_paths(rows: Sequence[Row], cache: KVCache, spans: KVSpans, deterministic: bool) -> list[AttentionPath]:
-    """Return the paths of all rows on a CPU with our kernel; `spans` are the keys that their tokens see."""
-    parts = list(zip(tokens_of(rows), rows, strict=True))
-    long = [(tokens, row) for tokens, row in parts if len(tokens) > _KERNEL_TOKENS and not deterministic]
-    if not long:
-        return [KernelPath(spans, [range(spans.tokens)])]
-    short = [tokens for tokens, _ in parts if len(tokens) <= _KERNEL_TOKENS]
-    return [KernelPath(spans, short), RowPath(long, cache)]
-
-
 def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[AttentionPath]:
     """Return the paths of all rows without our kernel."""
     parts = list(zip(tokens_of(rows), rows, strict=True))
@@ -119,14 +104,13 @@ def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> li
 
 
 class KernelPath:
-    """Attends by our kernel, for these ranges of `tokens` in the batch."""
+    """Attends by our kernel, with all tokens of the batch."""
 
-    def __init__(self, spans: KVSpans, tokens: Sequence[range]) -> None:
-        self._spans, self._tokens = spans, tokens
+    def __init__(self, spans: KVSpans) -> None:
+        self._spans = spans
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        for tokens in self._tokens:
-            self._spans.attend(layer, q, out, tokens, scale, rule.softcap, rule.window)
+        self._spans.attend(layer, q, out, range(self._spans.tokens), scale, rule.softcap, rule.window)
 
 
 class RowPath:

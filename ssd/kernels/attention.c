@@ -1,23 +1,26 @@
-/* Attention of single tokens over keys and values in a cache. */
+/* Attention over keys and values in a cache, in segments of keys that are read once for many tokens and heads. */
 
 #include "kernels.h"
 
-#include <omp.h>
-
-#define KEYS LANES /* whose products are added up together */
-#define QUERIES 4  /* of one token, with the same keys, that are computed together */
+#define KEYS LANES  /* whose products are added up together */
+#define SEGMENT 128 /* keys of a part of the softmax, as in attention.py */
+#define TOGETHER 64 /* queries for which a segment is read once */
+#define FETCHED 32  /* keys or values that are asked for before they are needed, a multiple of KEYS */
+#define SIDE 4      /* queries that are computed together with keys that were turned */
+#define TURNING 8   /* queries that are worth turning the keys */
+#define FEW 2       /* segments that are not worth a division among threads */
+#define ITEMS 4     /* items for each thread that divide the work well enough */
 
 /* The vector of one register, and how many of a value's stay in registers. */
+#define PART 2
 #if defined(__AVX512F__)
 typedef lanes piece;
-#define PART 4
 #elif defined(__AVX__)
 typedef float piece __attribute__((vector_size(32)));
-#define PART 2
 #else
 typedef float piece __attribute__((vector_size(16)));
-#define PART 2
 #endif
+#define QUERIES (sizeof(piece) == 32 ? 4 : 8) /* with the same keys, whose sums stay in registers */
 #define SIZE (int64_t)(sizeof(piece) / sizeof(float))
 
 static inline piece piece_at(const float *x) {
@@ -26,114 +29,169 @@ static inline piece piece_at(const float *x) {
     return v;
 }
 
-/* The products of q with KEYS keys: those of every 16th number, then their sums, are added up in the same order. */
+/* The products of q with KEYS keys: those of every 16th number, and then these as `sum` adds up. */
 #ifdef __AVX512F__
 #include <immintrin.h>
 
-#define JOIN(shuffle, low, high, a, b) _mm512_add_ps(shuffle(a, b, low), shuffle(a, b, high))
+#define JOIN(shuffle, a, b) _mm512_add_ps(shuffle(a, b, 0x88), shuffle(a, b, 0xdd))
 
 static inline lanes sums_of(const lanes v[KEYS]) {
     const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
     __m512 x[KEYS];
-    for (int i = 0; i < 8; i++) x[i] = JOIN(_mm512_shuffle_f32x4, 0x44, 0xee, (__m512)v[i], (__m512)v[i + 8]);
-    for (int i = 0; i < 4; i++) x[i] = JOIN(_mm512_shuffle_f32x4, 0x88, 0xdd, x[i], x[i + 4]);
-    for (int i = 0; i < 2; i++) x[i] = JOIN(_mm512_shuffle_ps, 0x44, 0xee, x[i], x[i + 2]);
-    return (lanes)_mm512_permutexvar_ps(order, JOIN(_mm512_shuffle_ps, 0x88, 0xdd, x[0], x[1]));
+    for (int i = 0; i < 8; i++) x[i] = JOIN(_mm512_shuffle_f32x4, (__m512)v[i], (__m512)v[i + 8]);
+    for (int i = 0; i < 4; i++) x[i] = JOIN(_mm512_shuffle_f32x4, x[i], x[i + 4]);
+    for (int i = 0; i < 2; i++) x[i] = JOIN(_mm512_shuffle_ps, x[i], x[i + 2]);
+    return (lanes)_mm512_permutexvar_ps(order, JOIN(_mm512_shuffle_ps, x[0], x[1]));
 }
 
-static inline __attribute__((always_inline)) lanes products(const float *q, const float *const k[KEYS], int64_t dim) {
+INLINED lanes products(const float *q, const float *k, int64_t stride, int64_t dim) {
     lanes sums[KEYS] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES)
-        for (int j = 0; j < KEYS; j++) sums[j] += load(q + i) * load(k[j] + i);
-    if (i < dim)
-        for (int j = 0; j < KEYS; j++) sums[j] += load_some(q + i, dim - i) * load_some(k[j] + i, dim - i);
+    for (int j = 0; j < KEYS; j++, k += stride) {
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) sums[j] += load(q + i) * load(k + i);
+        if (i < dim) sums[j] += load_some(q + i, dim - i) * load_some(k + i, dim - i);
+    }
     return sums_of(sums);
 }
 #else
-#define FEW 4 /* keys whose sums stay in registers */
+#define SUMS 4 /* keys whose sums stay in registers */
 
-static inline __attribute__((always_inline)) void few_products(const float *q, const float *const k[FEW], int64_t dim,
-                                                               float *found) {
-    piece sums[FEW][LANES / SIZE] = {0};
+INLINED void few_products(const float *q, const float *k, int64_t stride, int64_t dim, float *found) {
+    piece sums[SUMS][LANES / SIZE] = {0};
     int64_t i = 0;
     for (; i + LANES <= dim; i += LANES)
         for (int b = 0; b < LANES / SIZE; b++)
-            for (int j = 0; j < FEW; j++) sums[j][b] += piece_at(q + i + b * SIZE) * piece_at(k[j] + i + b * SIZE);
-    for (int j = 0; j < FEW; j++) {
+            for (int j = 0; j < SUMS; j++)
+                sums[j][b] += piece_at(q + i + b * SIZE) * piece_at(k + j * stride + i + b * SIZE);
+    for (int j = 0; j < SUMS; j++) {
         lanes all;
         memcpy(&all, sums[j], sizeof all);
-        if (i < dim) all += load_some(q + i, dim - i) * load_some(k[j] + i, dim - i);
+        if (i < dim) all += load_some(q + i, dim - i) * load_some(k + j * stride + i, dim - i);
         found[j] = sum(all);
     }
 }
 
-static inline __attribute__((always_inline)) lanes products(const float *q, const float *const k[KEYS], int64_t dim) {
+INLINED lanes products(const float *q, const float *k, int64_t stride, int64_t dim) {
     float found[KEYS];
-    for (int j = 0; j < KEYS; j += FEW) few_products(q, k + j, dim, found + j);
+    for (int j = 0; j < KEYS; j += SUMS) few_products(q, k + j * stride, stride, dim, found + j);
     return load(found);
 }
 #endif
 
-/* scores[r][j] = q[r] . key j for `queries` rows of q [.., dim] and of scores [.., most]; the keys lie in `slots` of a
-   store of rows. */
-static void score(const float *q, int64_t queries, const float *keys, int64_t stride, const int64_t *slots,
-                  int64_t count, int64_t dim, float *scores, int64_t most) {
-    for (int64_t j = 0; j < count; j += KEYS) {
-        const int64_t some = count - j < KEYS ? count - j : KEYS;
-        const float *k[KEYS];
-        for (int64_t i = 0; i < KEYS; i++) k[i] = keys + slots[j + (i < some ? i : 0)] * stride;
-        for (int64_t r = 0; r < queries; r++) {
-            const float *own = q + r * dim;
-            const lanes found = dim == 64    ? products(own, k, 64) /* sizes that are known are unrolled */
-                                : dim == 128 ? products(own, k, 128)
-                                             : products(own, k, dim);
-            store_some(scores + r * most + j, found, some);
+/* q times each of KEYS keys, `stride` apart. */
+static inline lanes product(const float *q, const float *k, int64_t stride, int64_t dim) {
+    return dim == 64    ? products(q, k, stride, 64) /* sizes that are known are unrolled */
+           : dim == 128 ? products(q, k, stride, 128)
+                        : products(q, k, stride, dim);
+}
+
+/* KEYS keys, `stride` apart -> [dim, KEYS]. */
+static void turn(const float *k, int64_t stride, int64_t dim, float *to) {
+    int64_t i = 0;
+#ifdef __AVX512F__
+    for (; i + LANES <= dim; i += LANES) {
+        __m512 x[KEYS], y[KEYS];
+        for (int j = 0; j < KEYS; j++) x[j] = _mm512_loadu_ps(k + j * stride + i);
+        for (int j = 0; j < KEYS; j += 2) {
+            y[j] = _mm512_unpacklo_ps(x[j], x[j + 1]);
+            y[j + 1] = _mm512_unpackhi_ps(x[j], x[j + 1]);
+        }
+        for (int j = 0; j < KEYS; j += 4) {
+            x[j] = _mm512_shuffle_ps(y[j], y[j + 2], 0x44);
+            x[j + 1] = _mm512_shuffle_ps(y[j], y[j + 2], 0xee);
+            x[j + 2] = _mm512_shuffle_ps(y[j + 1], y[j + 3], 0x44);
+            x[j + 3] = _mm512_shuffle_ps(y[j + 1], y[j + 3], 0xee);
+        }
+        for (int j = 0; j < 4; j++) {
+            y[j] = _mm512_shuffle_f32x4(x[j], x[j + 4], 0x88), y[j + 4] = _mm512_shuffle_f32x4(x[j], x[j + 4], 0xdd);
+            y[j + 8] = _mm512_shuffle_f32x4(x[j + 8], x[j + 12], 0x88);
+            y[j + 12] = _mm512_shuffle_f32x4(x[j + 8], x[j + 12], 0xdd);
+        }
+        for (int j = 0; j < 8; j++) {
+            _mm512_storeu_ps(to + (i + j % 4 + j / 4 * 4) * KEYS, _mm512_shuffle_f32x4(y[j], y[j + 8], 0x88));
+            _mm512_storeu_ps(to + (i + j % 4 + j / 4 * 4 + 8) * KEYS, _mm512_shuffle_f32x4(y[j], y[j + 8], 0xdd));
         }
     }
+#endif
+    for (; i < dim; i++)
+        for (int j = 0; j < KEYS; j++) to[i * KEYS + j] = k[j * stride + i];
+}
+
+/* The products of a few queries with keys that were turned, bit for bit those of `product`. */
+INLINED void turned_products(const float *const *q, const float *turned, int64_t dim, int queries, lanes *found) {
+    lanes sums[4][SIDE];
+    for (int first = 0; first < 4; first++) {
+        lanes own[SIDE][4] = {0};
+        for (int64_t i = first; i < dim; i += LANES)
+            for (int quarter = 0; quarter < 4 && i + 4 * quarter < dim; quarter++) {
+                const lanes k = load(turned + (i + 4 * quarter) * KEYS);
+                for (int r = 0; r < queries; r++) own[r][quarter] += q[r][i + 4 * quarter] * k;
+            }
+        for (int r = 0; r < queries; r++) sums[first][r] = (own[r][0] + own[r][1]) + (own[r][2] + own[r][3]);
+    }
+    for (int r = 0; r < queries; r++) found[r] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
+}
+
+/* KEYS rows of a store side by side: where they lie, if their slots follow each other, or in `copy`, where zeros stand
+   for what is beyond `count`. `stride` becomes the distance of two rows. */
+static inline const float *block_of(const float *rows, const int64_t *slots, int64_t count, int64_t dim,
+                                    int64_t *stride, float *copy) {
+    int64_t i = 1;
+    while (i < count && i < KEYS && slots[i] == slots[0] + i) i++;
+    if (i == KEYS) return rows + slots[0] * *stride;
+    for (i = 0; i < KEYS; i++)
+        if (i < count) memcpy(copy + i * dim, rows + slots[i] * *stride, dim * sizeof *copy);
+        else memset(copy + i * dim, 0, dim * sizeof *copy);
+    *stride = dim;
+    return copy;
 }
 
 void dots(const product_t *by, const float *x, const int64_t *places, int64_t count, float *y, int64_t rows,
           float *scratch) {
-    int64_t order[DOTS];
-    for (int64_t j = 0; j < DOTS; j++) order[j] = j;
+    const int64_t size = by->inputs;
     for (int64_t j = 0; j < count; j += DOTS) {
         const int64_t some = count - j < DOTS ? count - j : DOTS;
         look_up(by, places + j, scratch, some);
-        score(x, rows, scratch, by->inputs, order, some, by->inputs, y + j, count);
+        memset(scratch + some * size, 0, (DOTS - some) * size * sizeof *scratch);
+        for (int64_t row = 0; row < rows; row++)
+            store_some(y + row * count + j, product(x + row * size, scratch, size, size), some);
     }
 }
 
-/* out[r] += sum of weights[r][j] * value j, for rows of weights [.., most] and of out [.., dim]. */
-static inline __attribute__((always_inline)) void weigh_some(const float *weights, int64_t most, const float *values,
-                                                             int64_t stride, const int64_t *slots, int64_t count,
-                                                             int64_t dim, float *out, int queries) {
+/* out[r] += sum of weights[r][j] * value j for `count` values, `stride` apart, and a few queries. Rows of `weights` are
+   SEGMENT apart, those of `out` lie where it says. */
+INLINED void weigh_some(const float *weights, float *const *out, const float *values, int64_t stride, int64_t count,
+                        int64_t dim, int queries) {
     int64_t i = 0;
     for (; i + PART * SIZE <= dim; i += PART * SIZE) {
         piece sums[QUERIES][PART];
-        for (int r = 0; r < queries; r++)
-            for (int b = 0; b < PART; b++) sums[r][b] = piece_at(out + r * dim + i + b * SIZE);
-        for (int64_t j = 0; j < count; j++) {
-            const float *v = values + slots[j] * stride + i;
+        const float *v = values + i;
+        for (int r = 0; r < queries; r++) memcpy(sums[r], out[r] + i, sizeof sums[r]);
+        for (int64_t j = 0; j < count; j++, v += stride)
             for (int b = 0; b < PART; b++)
-                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * most + j] * piece_at(v + b * SIZE);
-        }
-        for (int r = 0; r < queries; r++) memcpy(out + r * dim + i, sums[r], sizeof sums[r]);
+                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * SEGMENT + j] * piece_at(v + b * SIZE);
+        for (int r = 0; r < queries; r++) memcpy(out[r] + i, sums[r], sizeof sums[r]);
     }
-    for (; i < dim; i++)
-        for (int r = 0; r < queries; r++)
-            for (int64_t j = 0; j < count; j++)
-                out[r * dim + i] += weights[r * most + j] * values[slots[j] * stride + i];
+    for (; i < dim; i += SIZE) /* in vectors, too, so that a number's bits do not depend on the number of queries */
+        for (int r = 0; r < queries; r++) {
+            const int64_t bytes = (dim - i < SIZE ? dim - i : SIZE) * (int64_t)sizeof *out[r];
+            piece sum = {0}, value = {0};
+            memcpy(&sum, out[r] + i, bytes);
+            for (int64_t j = 0; j < count; j++) {
+                memcpy(&value, values + j * stride + i, bytes);
+                sum += weights[r * SEGMENT + j] * value;
+            }
+            memcpy(out[r] + i, &sum, bytes);
+        }
 }
 
-static void weigh(const float *weights, int64_t most, const float *values, int64_t stride, const int64_t *slots,
-                  int64_t count, int64_t dim, float *out, int64_t queries) {
-    switch (queries) {
-    case 1: weigh_some(weights, most, values, stride, slots, count, dim, out, 1); break;
-    case 2: weigh_some(weights, most, values, stride, slots, count, dim, out, 2); break;
-    case 3: weigh_some(weights, most, values, stride, slots, count, dim, out, 3); break;
-    default: weigh_some(weights, most, values, stride, slots, count, dim, out, QUERIES);
-    }
+/* `weigh_some` for any number of queries. */
+static void weigh(const float *weights, float *const *out, int64_t queries, const float *values, int64_t stride,
+                  int64_t count, int64_t dim) {
+#define WEIGH(some)                                                                                                    \
+    for (; queries - r >= some; r += some) weigh_some(weights + r * SEGMENT, out + r, values, stride, count, dim, some);
+    int64_t r = 0;
+    WEIGH(QUERIES) WEIGH(4) WEIGH(3) WEIGH(2) WEIGH(1)
 }
 
 void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots) {
@@ -151,48 +209,212 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 }
 
 /* Turns scores into weights e^(score - the largest); returns their sum. */
-static float weights(float *scores, int64_t count, float scale, float cap) {
+static float weights(float *scores, int64_t count, float scale, float cap, float *most) {
     for (int64_t j = 0; j < count; j++) scores[j] *= scale;
     if (cap > 0.0f)
         for (int64_t j = 0; j < count; j++) scores[j] = tanhf(scores[j] / cap) * cap;
-    const float most = largest(scores, count);
+    *most = largest(scores, count);
     int64_t j = 0;
-    for (; j + LANES <= count; j += LANES) store(scores + j, exponential(load(scores + j) - most));
-    if (j < count) store_some(scores + j, exponential(load_some(scores + j, count - j) - most), count - j);
+    for (; j + LANES <= count; j += LANES) store(scores + j, exponential(load(scores + j) - *most));
+    if (j < count) store_some(scores + j, exponential(load_some(scores + j, count - j) - *most), count - j);
     return total(scores, count);
 }
 
-/* `scores` holds those of QUERIES queries for each thread. */
-void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
-            int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
-            int64_t window, float *scores) {
-    const int64_t row = kv_heads * dim, most = shared->longest + (own ? own->longest : 0);
-    const int64_t group = heads / kv_heads, parts = (group + QUERIES - 1) / QUERIES;
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int64_t t = from; t < to; t++)
-        for (int64_t part = 0; part < kv_heads * parts; part++) {
-            const int64_t kv_head = part / parts, begun = part % parts * QUERIES, head = kv_head * group + begun;
-            const int64_t queries = group - begun < QUERIES ? group - begun : QUERIES;
-            /* A token's own keys follow the shared ones. Of both together it sees the last `window`. */
-            int64_t first = shared->count[t], second = own ? own->count[t] : 0;
-            const int64_t *where = shared->slots + shared->begin[t], *own_where = own ? own->slots + own->begin[t] : NULL;
-            const int64_t hidden = first + second > window ? first + second - window : 0;
-            const int64_t skipped = hidden < first ? hidden : first;
-            where += skipped, first -= skipped;
-            own_where += hidden - skipped, second -= hidden - skipped;
+/* Some tokens of an attention. Each token's keys are cut into segments, first `shared` ones and then `own`
+   ones; `parts` has for every token, segment and head the weighted sum of the values, the largest score, and the sum of
+   the weights. */
+typedef struct {
+    const attend_t *by;
+    int64_t from, to, shared, own;
+    float *parts;
+} wave_t;
 
-            float *mine = scores + omp_get_thread_num() * QUERIES * most, *result = out + (t * heads + head) * dim;
-            const float *query = q + t * q_stride + head * dim;
-            const int64_t at = layer * shared->layer_size + kv_head * dim;
-            const int64_t own_at = own ? layer * own->layer_size + kv_head * dim : 0;
-            score(query, queries, shared->keys + at, row, where, first, dim, mine, most);
-            if (second) score(query, queries, own->keys + own_at, row, own_where, second, dim, mine + first, most);
-            float shares[QUERIES];
-            for (int64_t r = 0; r < queries; r++) shares[r] = 1.0f / weights(mine + r * most, first + second, scale, cap);
-            memset(result, 0, queries * dim * sizeof *result);
-            weigh(mine, most, shared->values + at, row, where, first, dim, result, queries);
-            if (second) weigh(mine + first, most, own->values + own_at, row, own_where, second, dim, result, queries);
-            for (int64_t r = 0; r < queries; r++)
-                for (int64_t i = 0; i < dim; i++) result[r * dim + i] *= shares[r];
+static int64_t part_size(int64_t dim) { return (dim + 2 + LANES - 1) / LANES * LANES; } /* lines are filled up */
+
+static float *part_of(const wave_t *of, int64_t t, int64_t segment, int64_t head) {
+    const int64_t place = ((t - of->from) * (of->shared + of->own) + segment) * of->by->heads + head;
+    return of->parts + place * part_size(of->by->dim);
+}
+
+/* The keys of a segment that a token sees: those among its last `window`. */
+typedef struct {
+    int64_t from, to;
+} range_t;
+
+static range_t seen_by(const wave_t *of, int64_t t, int64_t segment) {
+    const attend_t *by = of->by;
+    const int64_t shared = by->shared->count[t], own = by->own ? by->own->count[t] : 0;
+    const int64_t hidden = shared + own > by->window ? shared + own - by->window : 0;
+    const int64_t begin = (segment < of->shared ? segment : segment - of->shared) * SEGMENT;
+    int64_t from = (segment < of->shared ? hidden : hidden - shared) - begin;
+    int64_t to = (segment < of->shared ? shared : own) - begin;
+    from = from < 0 ? 0 : from, to = to > SEGMENT ? SEGMENT : to;
+    return from < to ? (range_t){from, to} : (range_t){0, 0};
+}
+
+/* Some heads of keys or values of a layer, `width` numbers in rows `stride` apart, of which `slots` names some. */
+typedef struct {
+    const float *rows;
+    const int64_t *slots;
+    int64_t stride, width;
+} cells_t;
+
+/* Asks the nearest cache for the `part`-th of `parts` of KEYS rows from `begin` on, as far as they lie before `end`. */
+INLINED void fetch(const cells_t *of, int64_t begin, int64_t end, int64_t part, int64_t parts) {
+    const int64_t last = begin + KEYS * (part + 1) / parts;
+    for (int64_t j = begin + KEYS * part / parts; j < last && j < end; j++)
+        for (int64_t i = 0; i < of->width; i += 16) __builtin_prefetch(of->rows + of->slots[j] * of->stride + i);
+}
+
+/* The parts of the tokens from `t` to `stop` - 1, which have the same keys in this segment, for `kv` heads of keys. */
+static void attend_some(const wave_t *of, int64_t t, int64_t stop, int64_t segment, int64_t kv_head, int64_t kv) {
+    const attend_t *by = of->by;
+    const store_t *in = segment < of->shared ? by->shared : by->own;
+    const int64_t dim = by->dim, row = by->kv_heads * dim, group = by->heads / by->kv_heads, some = (stop - t) * group;
+    const int64_t begin = (segment < of->shared ? segment : segment - of->shared) * SEGMENT;
+    const int64_t *slots = in->slots + in->begin[t] + begin, place = by->layer * in->layer_size + kv_head * dim;
+    const cells_t keys = {in->keys + place, slots, row, kv * dim}, values = {in->values + place, slots, row, kv * dim};
+    /* `some` queries of a head of keys follow each other, token after token. */
+    _Alignas(64) float scores[kv * some * SEGMENT], copy[KEYS * dim], turned[KEYS * dim];
+    const float *q[kv * some];
+    float *out[kv * some];
+    range_t seen[some], common = {0, SEGMENT};
+    int64_t last = 0;
+    for (int64_t i = 0; i < some; i++) {
+        const range_t own = seen[i] = seen_by(of, t + i / group, segment);
+        last = own.to > last ? own.to : last;
+        common.from = own.from > common.from ? own.from : common.from;
+        common.to = own.to < common.to ? own.to : common.to;
+    }
+    for (int64_t i = 0; i < kv * some; i++) {
+        const int64_t token = t + i % some / group, head = (kv_head + i / some) * group + i % group;
+        q[i] = by->q + token * by->q_stride + head * dim;
+        out[i] = part_of(of, token, segment, head);
+        memset(out[i], 0, dim * sizeof *out[i]);
+    }
+    for (int64_t j = 0; j < last; j += KEYS)
+        for (int64_t head = 0; head < kv; head++) {
+            int64_t stride = row;
+            const float *k = block_of(keys.rows + head * dim, slots + j, last - j, dim, &stride, copy);
+            if (j + FETCHED < last) fetch(&keys, j + FETCHED, last, head, kv);
+            else fetch(&values, (j + FETCHED - last) / KEYS * KEYS, last, head, kv);
+            float *to = scores + head * some * SEGMENT + j;
+            int64_t i = 0;
+            if (some >= TURNING) turn(k, stride, dim, turned);
+            for (; some >= TURNING && i + SIDE <= some; i += SIDE) {
+                lanes found[SIDE];
+                if (dim == 64) turned_products(q + head * some + i, turned, 64, SIDE, found);
+                else turned_products(q + head * some + i, turned, dim, SIDE, found);
+                for (int r = 0; r < SIDE; r++) store(to + (i + r) * SEGMENT, found[r]);
+            }
+            for (; i < some; i++) store(to + i * SEGMENT, product(q[head * some + i], k, stride, dim));
         }
+    for (int64_t i = 0; i < kv * some; i++) {
+        const range_t own = seen[i % some];
+        float *mine = scores + i * SEGMENT + own.from;
+        out[i][dim + 1] = weights(mine, own.to - own.from, by->scale, by->cap, out[i] + dim);
+    }
+    for (int64_t j = 0; j < last; j += KEYS)
+        for (int64_t head = 0; head < kv; head++) {
+            int64_t stride = row;
+            const float *v = block_of(values.rows + head * dim, slots + j, last - j, dim, &stride, copy);
+            if (j + FETCHED < last) fetch(&values, j + FETCHED, last, head, kv);
+            else fetch(&keys, SEGMENT + (j + FETCHED - last) / KEYS * KEYS, in->count[t] - begin, head, kv);
+            const float *mine = scores + head * some * SEGMENT;
+            const int all = j >= common.from && j + KEYS <= common.to; /* else each token sees what it sees, no more */
+            for (int64_t i = 0; i < some; i += all ? some : group) {
+                const int64_t from = seen[i].from > j && !all ? seen[i].from : j;
+                const int64_t to = seen[i].to < j + KEYS && !all ? seen[i].to : j + KEYS;
+                if (from < to)
+                    weigh(mine + i * SEGMENT + from, out + head * some + i, all ? some : group, v + (from - j) * stride,
+                          stride, to - from, dim);
+            }
+        }
+}
+
+/* `attend_some` for any number of tokens and heads. */
+static void attend_segment(const wave_t *of, int64_t t, int64_t stop, int64_t segment, int64_t kv_head, int64_t heads) {
+    const int64_t group = of->by->heads / of->by->kv_heads, kv = group * heads > TOGETHER ? 1 : heads;
+    const int64_t some = group * kv < TOGETHER ? TOGETHER / (group * kv) : 1;
+    for (; t < stop; t += some)
+        for (int64_t i = 0; i < heads; i += kv)
+            attend_some(of, t, t + some < stop ? t + some : stop, segment, kv_head + i, kv);
+}
+
+/* Joins the parts of a token's heads with one head of keys, segment after segment. */
+static void join(const wave_t *of, int64_t t, int64_t kv_head) {
+    const int64_t dim = of->by->dim, group = of->by->heads / of->by->kv_heads;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        float *out = of->by->out + (t * of->by->heads + head) * dim, most = 0.0f, sum = 0.0f;
+        int begun = 0;
+        for (int64_t segment = 0; segment < of->shared + of->own; segment++) {
+            const range_t seen = seen_by(of, t, segment);
+            const float *part = part_of(of, t, segment, head);
+            if (seen.from == seen.to) continue;
+            if (!begun++) {
+                most = part[dim], sum = part[dim + 1];
+                memcpy(out, part, dim * sizeof *out);
+                continue;
+            }
+            const float larger = part[dim] > most ? part[dim] : most;
+            const float before = exponential_of(most - larger), here = exponential_of(part[dim] - larger);
+            most = larger, sum = sum * before + part[dim + 1] * here;
+            for (int64_t i = 0; i < dim; i++) out[i] = out[i] * before + part[i] * here;
+        }
+        const float share = 1.0f / sum;
+        for (int64_t i = 0; i < dim; i++) out[i] *= share;
+    }
+}
+
+/* Returns where the run of tokens with the shared keys of `t` ends; 0 if it began before. */
+static int64_t run_of(const wave_t *of, int64_t t) {
+    const int64_t *begin = of->by->shared->begin;
+    int64_t stop = t + 1;
+    if (t > of->from && begin[t - 1] == begin[t]) return 0;
+    while (stop < of->to && begin[stop] == begin[t]) stop++;
+    return stop;
+}
+
+/* For `share`: a segment of a run, a token's own keys being a run of one; a head of keys of a token; both of a run. */
+static void segment_item(const void *arguments, int64_t item) {
+    const wave_t *of = arguments;
+    const int64_t all = of->shared + of->own, t = of->from + item / all, segment = item % all;
+    const int64_t stop = segment < of->shared ? run_of(of, t) : t + 1;
+    if (stop) attend_segment(of, t, stop, segment, 0, of->by->kv_heads);
+}
+
+static void join_item(const void *arguments, int64_t item) {
+    const wave_t *of = arguments;
+    join(of, of->from + item / of->by->kv_heads, item % of->by->kv_heads);
+}
+
+static void whole_item(const void *arguments, int64_t item) {
+    const wave_t *of = arguments;
+    const int64_t t = of->from + item / of->by->kv_heads, head = item % of->by->kv_heads, stop = run_of(of, t);
+    for (int64_t i = 0; i < of->shared && stop; i++) attend_segment(of, t, stop, i, head, 1);
+    for (int64_t token = t; token < stop; token++) {
+        for (int64_t i = 0; i < of->own; i++) attend_segment(of, token, token + 1, of->shared + i, head, 1);
+        join(of, token, head);
+    }
+}
+
+static int64_t segments_of(const store_t *of) { return of ? (of->longest + SEGMENT - 1) / SEGMENT : 0; }
+
+void attend(const attend_t *by, int64_t from, int64_t to, float *scratch) {
+    const int64_t shared = segments_of(by->shared), own = segments_of(by->own);
+    const int64_t size = (shared + own) * by->heads * part_size(by->dim);
+    const int64_t together = size && size < PARTS ? PARTS / size : 1;
+    scratch = (float *)(((uintptr_t)scratch + 63) / 64 * 64);
+    for (int64_t t = from, some; t < to; t += some) {
+        some = to - t < together ? to - t : together;
+        const wave_t of = {by, t, t + some, shared, own, scratch};
+        int64_t runs = 0;
+        for (int64_t i = t; i < t + some; i++) runs += run_of(&of, i) > 0;
+        if (shared <= FEW || runs * by->kv_heads > ITEMS * team()) {
+            share(some * by->kv_heads, whole_item, &of);
+            continue;
+        }
+        share(some * (shared + own), segment_item, &of);
+        share(some * by->kv_heads, join_item, &of);
+    }
 }

@@ -1,12 +1,11 @@
-"""Attention over cached keys and values, a token at a time (attention.c)."""
+"""Attention over cached keys and values (attention.c)."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, pointer
 
-import torch
 from torch import Tensor
 
 from ssd.kernels import library
@@ -14,7 +13,8 @@ from ssd.kernels.cpu import by_heads
 from ssd.kernels.library import address, call, scratch
 
 NO_WINDOW = 2**62
-_QUERIES = 4  # as in attention.c
+_PARTS = 2**20  # as in kernels.h
+_SEGMENT = 128  # as in attention.c
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
@@ -61,13 +61,15 @@ class KVSpans:
 
         A token sees its span here, and behind that its span in `own`; of both together the last `window` keys."""
         q, (_, heads, dim) = by_heads(q), q.shape
-        sizes = heads, self._kept[0].shape[-2], dim
-        memory = scratch(scores_bytes([View(self, own)]))
-        call().attend(
-            *(byref(self.struct), None if own is None else byref(own.struct), layer),
-            *(q.data_ptr(), q.stride(0), out.data_ptr(), tokens.start, tokens.stop, *sizes),
-            *(scale, softcap or 0.0, window or NO_WINDOW, memory.data_ptr()),
+        kv_heads = self._kept[0].shape[-2]
+        given = library.Attend(
+            pointer(self.struct),
+            None if own is None else pointer(own.struct),
+            *(q.data_ptr(), out.data_ptr(), q.stride(0), layer, heads, kv_heads, dim),
+            *(window or NO_WINDOW, scale, softcap or 0.0),
         )
+        memory = scratch(parts_bytes([View(self, own)], heads, dim))
+        call().attend(byref(given), tokens.start, tokens.stop, memory.data_ptr())
 
 
 class View:
@@ -77,10 +79,13 @@ class View:
         self.shared, self.own = shared, own
 
     @property
-    def longest(self) -> int:
-        return self.shared.longest + (0 if self.own is None else self.own.longest)
+    def segments(self) -> int:
+        """Return how many segments of keys a token can have."""
+        return sum(-(-spans.longest // _SEGMENT) for spans in (self.shared, self.own) if spans is not None)
 
 
-def scores_bytes(views: Sequence[View]) -> int:
-    """Return the bytes of scratch that attention needs: the scores of some queries of a token in each thread."""
-    return 4 * _QUERIES * torch.get_num_threads() * max(view.longest for view in views)
+def parts_bytes(views: Sequence[View], heads: int, dim: int) -> int:
+    """Return the bytes of scratch that attention needs: the parts of some tokens' softmax."""
+    part = -(-(dim + 2) // 16) * 16  # as `part_size` in attention.c
+    needs = [(view.shared.tokens, view.segments * heads * part) for view in views]
+    return 64 + 4 * max((min(tokens * one, max(_PARTS, one)) for tokens, one in needs), default=0)

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define INLINED static inline __attribute__((always_inline))
 #define LANES 16
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
@@ -41,17 +42,6 @@ static inline float total(const float *x, int64_t size) {
     return all;
 }
 
-static inline float largest(const float *x, int64_t size) {
-    float most[LANES], all = -INFINITY;
-    for (int lane = 0; lane < LANES; lane++) most[lane] = -INFINITY;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
-    for (; i < size; i++) all = x[i] > all ? x[i] : all;
-    for (int lane = 0; lane < LANES; lane++) all = most[lane] > all ? most[lane] : all;
-    return all;
-}
-
 static inline int32_t bits_of(float x) {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -71,6 +61,16 @@ static inline lanes pick(places which, lanes yes, lanes no) {
     return (lanes)((which & (places)yes) | (~which & (places)no));
 }
 
+static inline float largest(const float *x, int64_t size) {
+    lanes most = (lanes){0} - INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) most = pick(load(x + i) > most, load(x + i), most);
+    float all = -INFINITY;
+    for (; i < size; i++) all = x[i] > all ? x[i] : all;
+    for (int lane = 0; lane < LANES; lane++) all = most[lane] > all ? most[lane] : all;
+    return all;
+}
+
 /* e^x within a few units in the last place: 2^n times a polynomial on -ln 2 / 2 to ln 2 / 2 (S. Moshier's Cephes). Below
    -87.3 it is 1e-38; NaN stays NaN. */
 static inline lanes exponential(lanes x) {
@@ -87,6 +87,8 @@ static inline lanes exponential(lanes x) {
     y = y * (r * r) + r + 1.0f;
     return y * (lanes)(((places)shifted - bits_of(UNITS) + 127) << 23);
 }
+
+static inline float exponential_of(float x) { return exponential((lanes){0} + x)[0]; }
 
 /* ln x within a unit in the last place or two, for positive numbers that are not denormal: those of the exponent times
    ln 2, and a polynomial on sqrt 1/2 to sqrt 2 (Cephes, as above). */

@@ -46,8 +46,9 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
         const int64_t tokens = views[view].tokens;
         const float *q = rotated + row * turned;
         put(own ? own : shared, layer, q + attended, turned, qkv + row * projected + turned, projected, tokens, kv);
-        attend(shared, own, layer, q, turned, attention + row * attended, 0, tokens, by->heads, by->kv_heads, dim,
-               by->scale, 0.0f, by->window, rest);
+        const attend_t given = {shared,    own,          q,       attention + row * attended, turned,    layer,
+                                by->heads, by->kv_heads, dim,     by->window,                 by->scale, 0.0f};
+        attend(&given, 0, tokens, rest);
     }
     multiply(&by->out, attention, attended, normed, rows, rest);
     add(x, normed, y, rows * width);

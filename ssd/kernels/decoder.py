@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import library
-from ssd.kernels.attention import NO_WINDOW, KVSpans, View, scores_bytes
+from ssd.kernels.attention import NO_WINDOW, KVSpans, View, parts_bytes
 from ssd.kernels.cpu import Product, check
 from ssd.kernels.library import address
 
@@ -32,8 +32,8 @@ class Views:
     `kept`: numbers of layers after which hidden states are wanted."""
 
     def __init__(self, views: Sequence[View], positions: array[int], kept: Collection[int] = ()) -> None:
-        self._views, self.positions, self.kept = views, positions, kept
-        self.tokens, self.scores_bytes = sum(view.shared.tokens for view in views), scores_bytes(views)
+        self.views, self.positions, self.kept = views, positions, kept
+        self.tokens = sum(view.shared.tokens for view in views)
         parts = [
             library.View(
                 pointer(view.shared.struct), None if view.own is None else pointer(view.own.struct), view.shared.tokens
@@ -70,7 +70,7 @@ class DecoderLayer:
         sizes = queries, keys, dim, scale, window or NO_WINDOW
         self.struct = library.Layer(*addresses, eps, *structs, *sizes, normed_residual)
         qkv, out, gate_up, down = structs
-        self.width = int(out.outputs)
+        self.width, self.heads = int(out.outputs), queries
         floats = qkv.inputs + qkv.columns + (2 * queries + keys) * dim + gate_up.columns + down.inputs
         self.row_bytes, self.product_bytes = 4 * int(floats), max(product.row_bytes for product in products)
 
@@ -85,6 +85,7 @@ class Decoder:
         self.structs = (library.Layer * len(layers))(*(layer.struct for layer in layers))
         self.tables = tuple(part.data_ptr() for part in table)
         self.width, (self._positions, dim) = layers[0].width, table[0].shape
+        self._heads = max(layer.heads for layer in layers), dim
         self._row_bytes = max(layer.row_bytes for layer in layers) + 2 * 4 * dim
         self._product_bytes = max(layer.product_bytes for layer in layers)
 
@@ -118,7 +119,7 @@ class Decoder:
     def scratch_bytes(self, views: Views) -> int:
         """Return the bytes of scratch that a call needs."""
         n = views.tokens
-        return n * self._row_bytes + max(n * self._product_bytes, views.scores_bytes)
+        return n * self._row_bytes + max(n * self._product_bytes, parts_bytes(views.views, *self._heads))
 
     def __call__(self, x: Tensor, views: Views, first: int, stop: int) -> Tensor:
         """Map x [n, width] -> [n, width] by the layers from `first` to `stop` - 1; none of them reads pairs."""

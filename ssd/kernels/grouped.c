@@ -81,33 +81,29 @@ static void unpack(const product_t *by, const char *weight, int bits, float *to)
 /* Rows from which on a block is made float32 once, and not once for every ROWS rows. */
 #define MANY (3 * ROWS + 1)
 
-void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
-    const int64_t size = block_bytes(by);
-#pragma omp parallel
-    {
-        float *stored = rows >= MANY ? malloc(by->inputs * CHANNELS * sizeof *stored) : NULL;
-#pragma omp for schedule(static)
-        for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS) {
-            const char *block = by->weight + channel / CHANNELS * size;
-            if (stored) {
-                unpack(by, block, by->bits, stored);
-                float_rows(by, x, stride, (const char *)stored, FLOATS, y, rows, channel);
-                continue;
-            }
-            for (int64_t row = 0; row < rows; row += ROWS) {
-                const float *from = x + row * stride;
-                float *to = y + row * by->columns;
-                if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 4)
-                else if (by->bits == 6) UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 6)
-                else UNROLLED(rows - row, group_block, by, from, stride, block, to, channel, 8)
-            }
-        }
+void grouped_product(const void *arguments, int64_t block) {
+    const multiply_t *of = arguments;
+    const product_t *by = of->by;
+    const int64_t channel = block * CHANNELS, rows = of->rows;
+    const char *weight = by->weight + block * block_bytes(by);
+    float *stored = rows >= MANY ? malloc(by->inputs * CHANNELS * sizeof *stored) : NULL;
+    if (stored) {
+        unpack(by, weight, by->bits, stored);
+        float_rows(by, of->x, of->stride, (const char *)stored, FLOATS, of->y, rows, channel);
         free(stored);
+        return;
+    }
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        const float *from = of->x + row * of->stride;
+        float *to = of->y + row * by->columns;
+        if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 4)
+        else if (by->bits == 6) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 6)
+        else UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 8)
     }
 }
 
 #else
 
-void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {}
+void grouped_product(const void *arguments, int64_t block) {}
 
 #endif

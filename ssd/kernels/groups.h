@@ -77,7 +77,7 @@ INLINED void codes_of(const char *weight, int64_t i, int pair, int bits, bytes c
 }
 
 static inline void prefetch_group(const char *weight, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(weight + AHEAD + line);
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(weight + AHEAD + line, 0, 2);
 }
 
 #endif

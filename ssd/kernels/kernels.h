@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.h"
+#include "team.h"
 
 /* rows.c */
 void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int64_t rows, int64_t size, float eps);
@@ -38,13 +39,27 @@ typedef struct {
 void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots);
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
          int64_t tokens, int64_t row);
-void attend(const store_t *shared, const store_t *own, int64_t layer, const float *q, int64_t q_stride, float *out,
-            int64_t from, int64_t to, int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap,
-            int64_t window, float *scores);
+
+/* The attention of some tokens: q [tokens, heads, dim], rows `q_stride` apart -> out [tokens, heads * dim]. Of its keys
+   in `shared` and behind those in `own`, which may be missing, a token sees the last `window`. Keys are cut into segments
+   in each of the two: so 100 shared ones and 5 own ones give other bits than the same 105 shared ones. */
+typedef struct {
+    const store_t *shared, *own;
+    const float *q;
+    float *out;
+    int64_t q_stride, layer, heads, kv_heads, dim, window;
+    float scale, cap;
+} attend_t;
+
+/* For the tokens from `from` to `to` - 1. `scratch` has the bytes that `parts_bytes` of attention.py says. */
+#define PARTS (1 << 20)
+void attend(const attend_t *by, int64_t from, int64_t to, float *scratch);
+
 /* A weight [outputs, inputs], packed by blocks of output channels. products.c: in numbers of 2 or 4 `bytes`, bfloat16
-   (or with `half` float16) or float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to integers of `parts` bytes, or
-   with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and `dots` alone: outputs follow each
-   other, of groups each as steps, offsets if there are any, both in float32, and codes of 8 bits.
+   (or with `half` float16) or float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to
+   integers of `parts` bytes, or with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and
+   `dots` alone: outputs follow each other, of groups each as steps, offsets if there are any, both in float32, and
+   codes of 8 bits.
 
    A row of y has `columns` numbers: the outputs of this weight, then those of `next`, if there is one. */
 typedef struct product {
@@ -54,8 +69,18 @@ typedef struct product {
     const struct product *next;
 } product_t;
 
-void grouped_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows);
-void rounded_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
+/* x [rows, inputs], at a `stride`, times a weight -> y [rows, columns]. `rounded` is the scratch of `multiply`. */
+typedef struct {
+    const product_t *by;
+    const float *x;
+    float *y;
+    char *rounded;
+    int64_t stride, rows;
+} multiply_t;
+
+/* One block of output channels, for `share`. `round_rows` fills `rounded` for `rounded_product`. */
+work_t grouped_product, rounded_product;
+void round_rows(const multiply_t *of);
 /* y [rows, inputs]: the rows of a packed weight that `places` names, in float32. */
 void group_row(const product_t *by, int64_t channel, float *y);
 void look_up(const product_t *by, const int64_t *places, float *y, int64_t rows);
@@ -65,6 +90,9 @@ void dots(const product_t *by, const float *x, const int64_t *places, int64_t co
           float *scratch);
 /* `scratch` is for rounded inputs: rows * inputs * (parts + 4) bytes. */
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
+
+/* products.c: reads memory and does no more: as fast as a product could be. */
+void read_only(const char *from, int64_t bytes);
 
 /* decoder.c: a layer. `q_norm` and `k_norm` may be missing. With a `token_norm` (EAGLE-3) its input are pairs: the
    token's embedding, normed by that, and x, normed by `attention_norm`; what it adds to is x, or with

@@ -27,6 +27,25 @@ class Store(ctypes.Structure):
     )
 
 
+class Attend(ctypes.Structure):
+    """`attend_t` of kernels.h."""
+
+    _fields_ = (
+        ("shared", POINTER(Store)),
+        ("own", POINTER(Store)),
+        ("q", c_void_p),
+        ("out", c_void_p),
+        ("q_stride", c_int64),
+        ("layer", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("cap", c_float),
+    )
+
+
 class Product(ctypes.Structure):
     """`product_t` of kernels.h."""
 
@@ -127,13 +146,11 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "read_only": (c_void_p, c_int64),
     "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
-    "attend": (
-        *(POINTER(Store), POINTER(Store), c_int64, c_void_p, c_int64, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_float, c_int64, c_void_p),
-    ),
+    "attend": (POINTER(Attend), c_int64, c_int64, c_void_p),
     "decoder": (
         *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(View), c_int64, c_void_p),
@@ -174,13 +191,14 @@ def call() -> ctypes.PyDLL:
 
 
 _scratch = torch.empty(0, dtype=torch.uint8)
+_SPARE = 2**24  # bytes, for the next larger call
 
 
 def scratch(size: int) -> Tensor:
     """Return at least `size` bytes for one call, in which no other thread runs. Keep a reference until it ends."""
     global _scratch
     if _scratch.numel() < size:
-        _scratch = torch.empty(2 * size, dtype=torch.uint8)
+        _scratch = torch.empty(size + min(size, _SPARE), dtype=torch.uint8)
     return _scratch
 
 

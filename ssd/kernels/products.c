@@ -18,15 +18,15 @@ static float read_float(const product_t *by, const char *from) {
 
 int has_products(void) { return 1; }
 
-/* The weight is packed as [blocks of CHANNELS, inputs, CHANNELS]. */
-static void float_product(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows) {
-#pragma omp parallel for schedule(static)
-    for (int64_t channel = 0; channel < by->outputs; channel += CHANNELS) {
-        const char *block = by->weight + channel * by->inputs * by->bytes;
-        if (by->bytes == 4) float_rows(by, x, stride, block, FLOATS, y, rows, channel);
-        else if (by->half) float_rows(by, x, stride, block, HALVES, y, rows, channel);
-        else float_rows(by, x, stride, block, BFLOATS, y, rows, channel);
-    }
+/* One block of a weight that is packed as [blocks of CHANNELS, inputs, CHANNELS]. */
+static void float_product(const void *arguments, int64_t block) {
+    const multiply_t *of = arguments;
+    const product_t *by = of->by;
+    const int64_t channel = block * CHANNELS;
+    const char *from = by->weight + channel * by->inputs * by->bytes;
+    if (by->bytes == 4) float_rows(by, of->x, of->stride, from, FLOATS, of->y, of->rows, channel);
+    else if (by->half) float_rows(by, of->x, of->stride, from, HALVES, of->y, of->rows, channel);
+    else float_rows(by, of->x, of->stride, from, BFLOATS, of->y, of->rows, channel);
 }
 
 /* One channel of a weight as `float_product` has it packed. */
@@ -41,10 +41,12 @@ static void packed_row(const product_t *by, int64_t channel, float *y) {
 }
 
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
-    for (; by; y += by->outputs, by = by->next)
-        if (!by->bits) float_product(by, x, stride, y, rows);
-        else if (!by->parts) grouped_product(by, x, stride, y, rows);
-        else rounded_product(by, x, stride, y, rows, scratch);
+    for (; by && rows; y += by->outputs, by = by->next) {
+        const multiply_t of = {by, x, y, scratch, stride, rows};
+        if (by->parts) round_rows(&of);
+        work_t *block = by->parts ? rounded_product : by->bits ? grouped_product : float_product;
+        share((by->outputs + CHANNELS - 1) / CHANNELS, block, &of);
+    }
 }
 
 #else
@@ -54,6 +56,32 @@ void multiply(const product_t *by, const float *x, int64_t stride, float *y, int
 static void packed_row(const product_t *by, int64_t channel, float *y) {}
 
 #endif
+
+#define READ 65536 /* bytes that a thread reads at a time */
+
+typedef struct {
+    const char *from;
+    int64_t bytes;
+} read_t;
+
+static void read_some(const void *arguments, int64_t item) {
+    const read_t *of = arguments;
+    const int64_t left = of->bytes - item * READ;
+    const char *from = of->from + item * READ, *stop = from + (left < READ ? left : READ);
+    words sums[4] = {0};
+    for (; stop - from >= (int64_t)sizeof sums; from += sizeof sums)
+        for (int i = 0; i < 4; i++) {
+            words v;
+            memcpy(&v, from + i * sizeof v, sizeof v);
+            sums[i] ^= v;
+        }
+    words all = sums[0] ^ sums[1] ^ sums[2] ^ sums[3];
+    __asm__ volatile("" : : "m"(all));
+}
+
+void read_only(const char *from, int64_t bytes) {
+    share((bytes + READ - 1) / READ, read_some, &(read_t){from, bytes});
+}
 
 /* One output of a weight that is `rowwise`, each number with one rounding. */
 static void plain_row(const product_t *by, int64_t output, float *y) {

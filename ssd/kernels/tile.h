@@ -8,8 +8,8 @@
 #include "simd.h"
 
 #define CHANNELS 32 /* output channels side by side in a packed weight */
-#define ROWS 6      /* rows whose sums stay in registers */
-#define AHEAD 2048  /* bytes of a weight that are asked for before they are needed */
+#define ROWS (WIDTH == 16 ? 8 : 6) /* rows whose sums stay in registers */
+#define AHEAD 8192  /* bytes of a weight that the second cache is asked for before they are needed */
 
 /* Numbers of rows that the compiler knows are unrolled. */
 #define UNROLLED(rows, function, ...)                                                                                  \
@@ -19,10 +19,12 @@
     case 3: function(__VA_ARGS__, 3); break;                                                                           \
     case 4: function(__VA_ARGS__, 4); break;                                                                           \
     case 5: function(__VA_ARGS__, 5); break;                                                                           \
+    case 6: function(__VA_ARGS__, 6); break;                                                                           \
+    case 7: function(__VA_ARGS__, WIDTH == 16 ? 7 : 6); break;                                                         \
     default: function(__VA_ARGS__, ROWS);                                                                              \
     }
-#define INLINED static inline __attribute__((always_inline))
-#define EACH_ROW _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)
+#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+#define EACH_PART _Pragma("GCC unroll 2") for (int part = 0; part < parts; part++)
 #define EACH_HALF _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
 
 #ifdef WIDTH
@@ -63,8 +65,8 @@ INLINED void float_pair(const float *x, int64_t stride, const char *weight, int 
     pair_t own = *sums;
     for (int64_t k = 0; k < inputs; k++, weight += CHANNELS * bytes) {
         const floats first = numbers_at(weight, kind), second = numbers_at(weight + HALF * bytes, kind);
-        __builtin_prefetch(weight + AHEAD);
-        if (bytes == 4 && WIDTH == 16) __builtin_prefetch(weight + AHEAD + 64);
+        __builtin_prefetch(weight + AHEAD, 0, 2);
+        if (bytes == 4 && WIDTH == 16) __builtin_prefetch(weight + AHEAD + 64, 0, 2);
         EACH_ROW {
             own.of[r][0] = fused(alike(x[r * stride + k]), first, own.of[r][0]);
             own.of[r][1] = fused(alike(x[r * stride + k]), second, own.of[r][1]);

@@ -18,7 +18,8 @@ from ssd.system import cgroups, interpreter
 
 _NONE: Mapping[str, str] = {}
 _LAST_WORDS_S = 0.5
-# Spins of a compute thread before it sleeps: about 0.1 ms, longer than the host needs between two layers.
+# Spins of a thread of torch before it sleeps: about 0.1 ms, longer than the host needs between two layers. The threads
+# of our kernels have AWAKE_NS (team.c).
 _SPINS = 10_000
 _oom_kills = 0
 

@@ -104,8 +104,8 @@ def test_company_changes_nothing(decoded: Decoded) -> None:
 
 @pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: without our kernels it takes the flag")
 @pytest.mark.parametrize("name", ["qwen3", "smollm2", "smollm2 int8"])
-def test_by_our_kernels_a_verification_is_that_without_the_flag(name: str, tmp_path: Path) -> None:
-    """What was decoded before is in the cache; rows are as long as verifications get."""
+def test_by_our_kernels_all_rows_are_those_of_decoding_without_the_flag(name: str, tmp_path: Path) -> None:
+    """What was decoded before is in the cache; rows are as long as verifications get, and as a whole prompt."""
     name, *quantized = name.split()
     folder = resolve(name) if name == "smollm2" else tiny.qwen3(tmp_path)
     decoded = Decoded(folder, int8=bool(quantized), deterministic=False)
@@ -113,3 +113,4 @@ def test_by_our_kernels_a_verification_is_that_without_the_flag(name: str, tmp_p
         for count in (2, 5, 1 + MAX_LOOKAHEAD):
             logits = decoded.row(context, count, NEIGHBOURS)
             assert torch.equal(logits, decoded.logits[context : context + count]), context
+    assert torch.equal(decoded.row(0, LONGEST, SCATTERED), decoded.logits)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 import torch
@@ -85,6 +87,68 @@ def test_attention_over_shared_and_own_keys(
         scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
         mixed = torch.einsum("hl,lhd->hd", scores.softmax(-1), values.repeat_interleave(repeated, 1).double())
         assert torch.allclose(out[token].double(), mixed.flatten(), atol=1e-5)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 20), (8, 1, 80), (12, 1, 128)])
+@pytest.mark.parametrize("window", [None, 5, 300])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_tokens_of_a_long_text_have_the_bits_that_each_has_alone(
+    heads: int, kv_heads: int, dim: int, window: int | None, scattered: bool
+) -> None:
+    """Nine tokens behind some of several segments, in one run, by any number of threads; the last one's key is NaN."""
+    before, n = 700, 9
+    keys, values = numbers(1, before + n, kv_heads, dim), numbers(1, before + n, kv_heads, dim) + 1
+    order = torch.randperm(before + n, generator=torch.Generator().manual_seed(0))
+    slots = array("q", (order if scattered else order.sort()[0]).tolist())
+    keys[0, slots[-1]] = torch.nan
+    q, alone, counts = numbers(n, heads, dim), torch.empty(n, heads * dim), [before + i + 1 for i in range(n)]
+    torch.set_num_threads(1)
+    for i, seen in enumerate(counts):
+        KVSpans(keys, values, slots, [0], [seen]).attend(0, q[i : i + 1], alone[i : i + 1], range(1), 0.3, None, window)
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        together = torch.empty(n, heads * dim)
+        KVSpans(keys, values, slots, [0] * n, counts).attend(0, q, together, range(n), 0.3, None, window)
+        assert torch.equal(together[:-1], alone[:-1]) and together[-1].isnan().all()
+    for i, seen in enumerate(counts[:-1]):
+        where = list(slots)[max(0, seen - (window or seen)) : seen]
+        k, v = (part[0, where].repeat_interleave(heads // kv_heads, 1).double() for part in (keys, values))
+        weights = (torch.einsum("hd,lhd->hl", q[i].double(), k) * 0.3).softmax(-1)
+        expected = torch.einsum("hl,lhd->hd", weights, v).flatten()
+        assert torch.allclose(alone[i].double(), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("texts", [[(0, 800)], [(700, 2)] * 6, [(0, 300), (500, 1), (130, 40)]], ids=str)
+def test_many_tokens_have_the_bits_that_each_has_alone(texts: list[tuple[int, int]]) -> None:
+    """A prompt longer than one wave, several sequences of several segments, and all kinds together."""
+    heads, kv_heads, dim, total = 9, 3, 64, sum(map(sum, texts))
+    keys, values = numbers(1, total, kv_heads, dim), numbers(1, total, kv_heads, dim) + 1
+    slots, starts = array("q", range(total)), list(accumulate(map(sum, texts), initial=0))
+    begin = [start for start, (_, n) in zip(starts, texts, strict=False) for _ in range(n)]
+    counts = [before + i + 1 for before, n in texts for i in range(n)]
+    q, alone = numbers(len(counts), heads, dim), torch.empty(len(counts), heads * dim)
+    torch.set_num_threads(1)
+    for i, (start, seen) in enumerate(zip(begin, counts, strict=True)):
+        KVSpans(keys, values, slots, [start], [seen]).attend(0, q[i : i + 1], alone[i : i + 1], range(1), 0.3)
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        together = torch.empty(len(counts), heads * dim)
+        KVSpans(keys, values, slots, begin, counts).attend(0, q, together, range(len(counts)), 0.3)
+        assert torch.equal(together, alone)
+
+
+def test_no_token_needs_no_key() -> None:
+    store = numbers(1, 3, 2, 8)
+    KVSpans(store, store, array("q"), [], []).attend(0, numbers(0, 2, 8), torch.empty(0, 16), range(0), 1.0)
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:

@@ -15,7 +15,8 @@ import pytest
 from ssd.kernels import build
 
 HERE, KERNELS = Path(__file__).parent, Path(build.__file__).parent
-SOURCES = (HERE / "products_main.c", *(KERNELS / f"{name}.c" for name in ("groups", "grouped", "products", "rounded")))
+FILES = ("groups", "grouped", "products", "rounded", "team")
+SOURCES = (HERE / "products_main.c", *(KERNELS / f"{name}.c" for name in FILES))
 X86 = {"haswell": "avx2", "x86-64-v4": "avx512bw"}  # and one feature of /proc/cpuinfo that it needs
 ARM = ("armv8-a", "armv8.2-a+dotprod", "armv8.6-a")
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -27,7 +28,7 @@ def hashes(compiler: str, processor: str, folder: Path, *emulator: str) -> list[
     """What the program prints: a line for each kind of product."""
     program = str(folder / f"{compiler}-{processor}")
     flags = ("-O1", f"-march={processor}", "-static", "-fno-math-errno", "-fno-trapping-math", f"-I{KERNELS}")
-    subprocess.run([compiler, *flags, "-o", program, *map(str, SOURCES), "-lm"], check=True)
+    subprocess.run([compiler, *flags, "-o", program, *map(str, SOURCES), "-lm", "-pthread"], check=True)
     printed = subprocess.run([*emulator, program], check=True, capture_output=True, text=True).stdout
     return printed.splitlines()
 

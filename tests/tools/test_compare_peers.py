@@ -27,7 +27,7 @@ LLAMA_CPP = {
 from gguf import GGUFReader
 
 class Llama:
-    def __init__(self, model_path, n_ctx, n_threads, n_threads_batch, verbose, draft_model=None):
+    def __init__(self, model_path, n_ctx, n_threads, n_threads_batch, flash_attn, verbose, draft_model=None):
         self.kind = next(t.tensor_type.name for t in GGUFReader(model_path).tensors if t.name == "token_embd.weight")
         self.tokens = 1 if draft_model is None else draft_model.num_pred_tokens
 
@@ -121,10 +121,14 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     def noted(worker: Worker, prompt: list[int], tokens: int) -> Answer:
         found = answer(worker, prompt, tokens)
         answers[worker._name] = [token - prompt[-1] for token in found.token_ids]
+        assert len(prompt) > 40 and prompt[:9] in (prompt[i : i + 9] for i in range(1, 40))  # repeated before itself
         return found
 
     monkeypatch.setattr(Worker, "answer", noted)
-    result = compare("--dataset", prompts, "--target", gguf, "--prompts", 2, "--tokens", 3, "--json", file, *asked)
+    beside = ("--depth", 40, "--neighbour", 0.5)
+    result = compare(
+        "--dataset", prompts, "--target", gguf, "--prompts", 2, "--tokens", 3, "--json", file, *asked, *beside
+    )
     assert result.exit_code == 0, result.output
     assert (answers["llama.cpp"], answers["llama.cpp-lookup"]) == ([1, 2, 3], [2, 4, 6])
     report = json.loads(file.read_text())
@@ -133,6 +137,8 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations"
     assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", 16-bit activations")
     assert report["environment"]["packages"] == {"llama_cpp": "0.3"}
+    assert (report["depth"], report["neighbour"]) == (40, 0.5) and "uses 50% of a core" in result.output
+    assert all(min(row["first_s"]) > 0 for row in report["rows"])
 
 
 def test_the_built_in_target_has_its_file_in_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

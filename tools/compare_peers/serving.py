@@ -31,11 +31,11 @@ def serve(pipe: Connection) -> None:
 
 
 def _answer(answering: Answering, prompt: list[int], tokens: int) -> Answer:
-    found, arrivals = list[int](), list[tuple[float, int]]()
+    found, arrivals, begin = list[int](), list[tuple[float, int]](), time.perf_counter()
 
     def tell(token_ids: list[int]) -> None:
         found.extend(token_ids)
-        arrivals.append((time.perf_counter(), len(found)))
+        arrivals.append((time.perf_counter() - begin, len(found)))
 
     answering(prompt, tokens, tell)
     return Answer(found, arrivals)

@@ -1,0 +1,87 @@
+"""The CPU's products on this machine: time by rows, and bytes a second beside a loop that only reads the same bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import byref
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from ssd.kernels.cpu import Product
+from ssd.kernels.groups import Groups, Parts, grouped_product
+from ssd.kernels.library import call, scratch
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 16, 64)
+_ROUNDED: tuple[tuple[str, Parts], ...] = (("int16", 2), ("int8", 1))
+_INPUTS, _OUTPUTS, _GROUP = 1024, 4096, 32
+_BYTES = 2**26  # of weights of a kind: more than most caches hold
+_REPEATS = 15
+
+
+class Speed(NamedTuple):
+    """Seconds of a kind of weights and inputs by rows, its bytes, and the seconds of the loop that reads these."""
+
+    weights: str
+    inputs: str
+    bytes: int
+    reading: float
+    seconds: dict[int, float]
+
+    @property
+    def of_reading(self) -> float:
+        """Return the speed of one row as a share of the loop's."""
+        return self.reading / self.seconds[1]
+
+
+def speeds(threads: int, rows: Sequence[int] = ROWS) -> Iterator[Speed]:
+    """Yield the speed of each kind of weights and inputs; 1 must be among `rows`. torch keeps that many `threads`.
+
+    Weights lie in memory as in a model, one matrix behind the other, and the sizes take turns."""
+    torch.set_num_threads(threads)
+    for weights, bits, offsets in (("Q4_1", 4, True), ("Q4_0", 4, False), ("Q6", 6, True), ("Q8_0", 8, False)):
+        matrices = [grouped_product(_drawn(bits, offsets), None)]
+        size = matrices[0].bytes
+        matrices += [grouped_product(_drawn(bits, offsets), None) for _ in range(_BYTES // size - 1)]
+        for inputs, parts in _ROUNDED:
+            works: list[Callable[[], None]] = [partial(_read, matrices)]
+            works += [_multiplied(matrices, parts, n) for n in rows]
+            reading, *seconds = _by_turns(works)
+            yield Speed(weights, inputs, size * len(matrices), reading, dict(zip(rows, seconds, strict=True)))
+
+
+def _drawn(bits: int, offsets: bool) -> Groups:
+    codes = torch.randint(0, 1 << bits, (_OUTPUTS, _INPUTS), dtype=torch.uint8)
+    steps, more = torch.rand(2, _OUTPUTS, _INPUTS // _GROUP).half().float()
+    return Groups(codes, steps, more if offsets else None, 0 if offsets else 1 << bits - 1)
+
+
+def _read(matrices: Sequence[Product]) -> None:
+    for matrix in matrices:
+        call().read_only(matrix.struct.weight, matrix.bytes)
+
+
+def _multiplied(matrices: Sequence[Product], parts: Parts, rows: int) -> Callable[[], None]:
+    x, y = torch.randn(rows, _INPUTS), torch.empty(rows, _OUTPUTS)
+
+    def multiply() -> None:
+        memory = scratch(rows * _INPUTS * (parts + 4))
+        for matrix in matrices:
+            matrix.struct.parts = parts
+            call().multiply(byref(matrix.struct), x.data_ptr(), _INPUTS, y.data_ptr(), rows, memory.data_ptr())
+
+    return multiply
+
+
+def _by_turns(works: Sequence[Callable[[], None]]) -> list[float]:
+    """Return the median seconds of each."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(_REPEATS):
+        for work, own in zip(works, times, strict=True):
+            begin = time.perf_counter()
+            work()
+            own.append(time.perf_counter() - begin)
+    return [median(own) for own in times]
