@@ -126,7 +126,7 @@ def throughput(
 @bench.command()
 @click.option("--threads", type=click.IntRange(1, 256), help="Default: as many as the cores of this process.")
 def kernels(threads: int | None) -> None:
-    """The CPU's products by rows: milliseconds, and of one row bytes a second beside a loop that only reads them.
+    """Time the CPU's products by rows, and of one row the bytes a second beside a loop that only reads them.
 
     Weights of 64 MiB of each kind, on this machine as it is now; nothing is kept."""
     import torch
