@@ -375,10 +375,11 @@ static int64_t run_of(const wave_t *of, int64_t t) {
     return stop;
 }
 
-/* For `share`: a segment of a run, a token's own keys being a run of one; a head of keys of a token; both of a run. */
+/* For `share`: a segment of a run, a token's own keys being a run of one; a head of keys of a token; both of a run. What
+   belongs to one token or run lies apart, so that each thread begins with some. */
 static void segment_item(const void *arguments, int64_t item) {
     const wave_t *of = arguments;
-    const int64_t all = of->shared + of->own, t = of->from + item / all, segment = item % all;
+    const int64_t tokens = of->to - of->from, t = of->from + item % tokens, segment = item / tokens;
     const int64_t stop = segment < of->shared ? run_of(of, t) : t + 1;
     if (stop) attend_segment(of, t, stop, segment, 0, of->by->kv_heads);
 }
@@ -390,7 +391,7 @@ static void join_item(const void *arguments, int64_t item) {
 
 static void whole_item(const void *arguments, int64_t item) {
     const wave_t *of = arguments;
-    const int64_t t = of->from + item / of->by->kv_heads, head = item % of->by->kv_heads, stop = run_of(of, t);
+    const int64_t tokens = of->to - of->from, t = of->from + item % tokens, head = item / tokens, stop = run_of(of, t);
     for (int64_t i = 0; i < of->shared && stop; i++) attend_segment(of, t, stop, i, head, 1);
     for (int64_t token = t; token < stop; token++) {
         for (int64_t i = 0; i < of->own; i++) attend_segment(of, token, token + 1, of->shared + i, head, 1);

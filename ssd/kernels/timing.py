@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import byref
 from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ssd.kernels.cpu import Product
 from ssd.kernels.groups import Groups, Parts, grouped_product
-from ssd.kernels.library import call, scratch
+from ssd.kernels.library import call
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16, 64)
 _ROUNDED: tuple[tuple[str, Parts], ...] = (("int16", 2), ("int8", 1))
@@ -43,14 +43,14 @@ def speeds(threads: int, rows: Sequence[int] = ROWS) -> Iterator[Speed]:
     Weights lie in memory as in a model, one matrix behind the other, and the sizes take turns."""
     torch.set_num_threads(threads)
     for weights, bits, offsets in (("Q4_1", 4, True), ("Q4_0", 4, False), ("Q6", 6, True), ("Q8_0", 8, False)):
-        matrices = [grouped_product(_drawn(bits, offsets), None)]
-        size = matrices[0].bytes
-        matrices += [grouped_product(_drawn(bits, offsets), None) for _ in range(_BYTES // size - 1)]
+        weight = _drawn(bits, offsets)
         for inputs, parts in _ROUNDED:
-            works: list[Callable[[], None]] = [partial(_read, matrices)]
-            works += [_multiplied(matrices, parts, n) for n in rows]
+            matrices = [grouped_product(weight, None, parts)]
+            matrices += [grouped_product(weight, None, parts) for _ in range(_BYTES // matrices[0].bytes - 1)]
+            works = [partial(_read, matrices), *(partial(_multiply, matrices, torch.randn(n, _INPUTS)) for n in rows)]
             reading, *seconds = _by_turns(works)
-            yield Speed(weights, inputs, size * len(matrices), reading, dict(zip(rows, seconds, strict=True)))
+            size = sum(matrix.bytes for matrix in matrices)
+            yield Speed(weights, inputs, size, reading, dict(zip(rows, seconds, strict=True)))
 
 
 def _drawn(bits: int, offsets: bool) -> Groups:
@@ -64,16 +64,9 @@ def _read(matrices: Sequence[Product]) -> None:
         call().read_only(matrix.struct.weight, matrix.bytes)
 
 
-def _multiplied(matrices: Sequence[Product], parts: Parts, rows: int) -> Callable[[], None]:
-    x, y = torch.randn(rows, _INPUTS), torch.empty(rows, _OUTPUTS)
-
-    def multiply() -> None:
-        memory = scratch(rows * _INPUTS * (parts + 4))
-        for matrix in matrices:
-            matrix.struct.parts = parts
-            call().multiply(byref(matrix.struct), x.data_ptr(), _INPUTS, y.data_ptr(), rows, memory.data_ptr())
-
-    return multiply
+def _multiply(matrices: Sequence[Product], x: Tensor) -> None:
+    for matrix in matrices:
+        matrix(x)
 
 
 def _by_turns(works: Sequence[Callable[[], None]]) -> list[float]:

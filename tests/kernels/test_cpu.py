@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -89,14 +88,6 @@ def test_attention_over_shared_and_own_keys(
         assert torch.allclose(out[token].double(), mixed.flatten(), atol=1e-5)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 20), (8, 1, 80), (12, 1, 128)])
 @pytest.mark.parametrize("window", [None, 5, 300])
 @pytest.mark.parametrize("scattered", [False, True])
@@ -126,7 +117,6 @@ def test_tokens_of_a_long_text_have_the_bits_that_each_has_alone(
         assert torch.allclose(alone[i].double(), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("texts", [[(0, 800)], [(700, 2)] * 6, [(0, 300), (500, 1), (130, 40)]], ids=str)
 def test_many_tokens_have_the_bits_that_each_has_alone(texts: list[tuple[int, int]]) -> None:
     """A prompt longer than one wave, several sequences of several segments, and all kinds together."""

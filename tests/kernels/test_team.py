@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,6 @@ def share(items: int, work: Callable[[int], None]) -> None:
     library = ctypes.CDLL(str(build.library()))
     library.share.argtypes, library.share.restype = (ctypes.c_int64, WORK, ctypes.c_void_p), None
     library.share(items, WORK(lambda _, item: work(item)), None)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 3, 100])
