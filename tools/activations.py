@@ -1,18 +1,18 @@
-"""What rounded inputs of layers with weights of few bits cost and bring: `--activations` side by side.
+"""What rounding costs and brings: `--activations` and `--kv-cache-dtype` side by side.
 
     python -m tools.activations smollm2 docs/design.md docs/algorithm.md --threads 1
 
 For each setting: perplexity, the Kullback-Leibler divergence of the next-token distributions from those of float32
 inputs (nats a token), the share of positions with the same likeliest token, and the time of a forward by rows after
-each `--context`, by turns. If MODEL comes from a GGUF file and llama-cpp-python is installed, llama.cpp has a row: it
-reads the same file."""
+each `--context`, by turns, with a KV cache of float32 and of int8. If MODEL comes from a GGUF file and
+llama-cpp-python is installed, llama.cpp has a row: it reads the same file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, product
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ssd.config.engine import CacheDType
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
@@ -32,17 +33,18 @@ from tools.compare_peers.gguf import gguf_of
 
 _TOKENS, _PAGE = 400, 16
 _ROWS, _REPEATS = (1, 2, 3, 4, 5, 6, 7, 8), 25
+CACHES: Sequence[CacheDType] = ("auto", "int8")
 LLAMA_CPP = "llama.cpp"
 
 Forward = Callable[[list[int], int], Tensor]
 """(tokens of a sequence, how many of its tokens are in the KV cache) -> logits float32 [tokens, V]."""
 
 
-def forward_here(checkpoint: Checkpoint, activations: Activations, longest: int) -> Forward:
-    """Load the model with inputs that are rounded like this, for up to `longest` tokens."""
+def forward_here(checkpoint: Checkpoint, activations: Activations, cache: CacheDType, longest: int) -> Forward:
+    """Load the model with inputs and a KV cache that are rounded like this, for up to `longest` tokens."""
     loaded = registry.load(checkpoint, torch.float32, torch.device("cpu"), longest, activations=activations)
     pages = list(range(-(-longest // _PAGE)))
-    runner = Runner(loaded, len(pages), _PAGE)
+    runner = Runner(loaded, len(pages), _PAGE, cache_dtype=cache)
     return lambda tokens, start: runner.forward([Row(tokens, start, pages, outputs=len(tokens))])
 
 
@@ -63,8 +65,9 @@ def forward_of_llama_cpp(gguf: Path, threads: int, longest: int) -> Forward:
 
 def contestants(model: str, checkpoint: Checkpoint, threads: int, longest: int) -> Iterator[tuple[str, Forward]]:
     """Yield every setting, `float32` first, and llama.cpp if it can read the model."""
-    for activations in PARTS:
-        yield activations, forward_here(checkpoint, activations, longest)
+    for activations, cache in product(PARTS, CACHES):
+        name = activations if cache == "auto" else f"{activations}, {cache} cache"
+        yield name, forward_here(checkpoint, activations, cache, longest)
     gguf = gguf_of(model)
     if gguf is not None and find_spec("llama_cpp"):
         yield LLAMA_CPP, forward_of_llama_cpp(gguf, threads, longest)

@@ -91,7 +91,7 @@ def _described(options: EngineOptions) -> dict[str, Any]:
     options = chosen(options)
     model = inspect(hub.resolve(options.target))
     found, count = sizes.ModelSizes.of(model), sizes.weights(model)
-    tokens = options.max_model_len or found.context
+    tokens, target = options.max_model_len or found.context, memory.Sized(model, options.dtype)
     types = Counter(info.dtype for info in model.tensors.values())
     draft, why_not = options.draft[0] if options.draft else None, None
     if draft is not None:
@@ -114,13 +114,10 @@ def _described(options: EngineOptions) -> dict[str, Any]:
         "rope": _rope(model.config),
         "chat_template": has_chat_template(model.directory),
         "dtype": options.dtype,
-        "weight_bytes": memory.host_weights(options, memory.Sized(model, options.dtype), [], [WeightFormat()]),
+        "weight_bytes": memory.host_weights(options, target, [], [WeightFormat()]),
         "sequences": options.max_num_seqs,
         "tokens": tokens,
-        "cache_bytes": options.max_num_seqs
-        * tokens
-        * found.kv_values_per_token
-        * memory.cache_item_bytes(options, options.dtype),
+        "cache_bytes": options.max_num_seqs * tokens * memory.token_bytes(options, target),
         "draft": draft,
         "draft_fits": None if draft is None else why_not is None,
         "draft_why_not": why_not,

@@ -21,7 +21,7 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
-CacheDType = Literal["auto", "fp8"]
+CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
@@ -152,7 +152,9 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         AttentionName, "Backend on a GPU. auto: triton, and for prompts flash-attn, if installed.", PROCESSORS, ADVANCED
     ] = "auto"
     kv_cache_dtype: Annotated[
-        CacheDType, "fp8: the target's keys and values in 8 bits, on a GPU. auto: in the type of the model.", MEMORY
+        CacheDType,
+        "The target's keys and values in 8 bits: fp8 on a GPU, int8 on a CPU. auto: in the type of the model.",
+        MEMORY,
     ] = "auto"
     enforce_eager: Annotated[bool, "No CUDA graphs: slower, less memory, quick to start.", PROCESSORS, ADVANCED] = False
     load_format: Annotated[

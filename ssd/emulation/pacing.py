@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ssd.config.emulation import ForwardTime
+from ssd.config.engine import CacheDType
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Result, Runner
 from ssd.models.interface import Model
@@ -35,11 +36,17 @@ class PacedRunner(Runner):
 
 
 def runner(
-    model: Model, pages: int, page_size: int, deterministic: bool, takes: ForwardTime | None, attention: str = "auto"
+    model: Model,
+    pages: int,
+    page_size: int,
+    deterministic: bool,
+    takes: ForwardTime | None,
+    attention: str = "auto",
+    cache_dtype: CacheDType = "auto",
 ) -> Runner:
-    """Return a plain runner, or a paced one if times are given."""
+    """Return a plain runner, or a paced one, with a cache in the model's type, if times are given."""
     if takes is None:
-        return Runner(model, pages, page_size, deterministic, attention)
+        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
     return PacedRunner(takes, model, pages, page_size, deterministic, attention)
 

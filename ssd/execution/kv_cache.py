@@ -12,6 +12,7 @@ from torch import Tensor
 from ssd.kernels.attention import slots_of
 from ssd.layers.paged import to_fp8
 from ssd.models.interface import Shape
+from ssd.models.sizes import STEP_BYTES
 
 Span = slice | Tensor
 """The places of consecutive tokens in the cache: a slice, or slot numbers int64 [n]."""
@@ -26,10 +27,14 @@ class KVCache:
     """Owns `keys` and `values`, each [layers, num_pages * page_size, kv_heads, head_dim].
 
     Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. `dtype` uint8: numbers are
-    rounded to FP8 (`ssd.layers.paged.to_fp8`)."""
+    rounded to FP8 (`ssd.layers.paged.to_fp8`). int8: our kernel alone reads and writes them, each head of a token as
+    codes from -127 to 127 and the float32 (STEP_BYTES more) by which they are multiplied; so what a token leaves does
+    not depend on the tokens beside it."""
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        size = (shape.layers, num_pages * page_size, shape.kv_heads, shape.head_dim)
+        self.head_dim = shape.head_dim
+        cell = shape.head_dim + (STEP_BYTES if dtype == torch.int8 else 0)
+        size = (shape.layers, num_pages * page_size, shape.kv_heads, cell)
         # Not zeroed: untouched pages cost no memory on a CPU, and nothing reads a slot before it is written.
         self.keys = torch.empty(size, dtype=dtype, device=device)
         self.values = torch.empty(size, dtype=dtype, device=device)

@@ -40,12 +40,12 @@ class PagedContext(BaseContext):
         self._device = cache.keys.device
         if self._device.type != "cpu":  # a copy sent after the launches would wait for them
             self.positions  # noqa: B018
-        self._scale = cache.keys.shape[-1] ** -0.5
+        self._scale = cache.head_dim**-0.5
         self._put: Callable[[int, Tensor, Tensor], None]
         self._paths: list[AttentionPath]
         if not rows:
             self._put, self._paths = lambda layer, k, v: None, []
-        elif cpu.serve(cache.keys):
+        elif cache.keys.dtype == torch.int8 or cpu.serve(cache.keys):
             spans = _spans(cache, rows, self.places)
             self._put, self._paths, self.view = spans.put, [KernelPath(spans)], View(spans)
         else:

@@ -15,6 +15,7 @@ from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.paged import PagedContext
 from ssd.execution.tables import TableContext, table_context
+from ssd.kernels import cpu
 from ssd.layers.paged import PagedAttention, TorchAttention
 from ssd.models.interface import ForwardContext, Model
 from ssd.speculation.adjustment import Text
@@ -59,7 +60,7 @@ def attention_backend(name: str, device: torch.device, page_size: int, determini
 class Runner:
     """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend.
 
-    `fp8_cache`: keys and values are stored in 8 bits, and only attention over page tables reads them.
+    `cache_dtype`: in 8 bits, keys and values are read only by attention over page tables (fp8) or our kernel (int8).
 
     `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
@@ -71,15 +72,17 @@ class Runner:
         deterministic: bool = False,
         attention: str = "auto",
         *,
-        fp8_cache: bool = False,
+        cache_dtype: str = "auto",
     ) -> None:
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)  # kernels that are not torch's are launched there
         self.model, self.overlaps = model, model.device.type == "cuda"
+        if cache_dtype == "int8" and not (model.dtype == torch.float32 and cpu.present(model.device)):
+            raise UsageError("a KV cache in int8 needs our kernels: a model in float32 on a CPU, and a C compiler")
         self._deterministic = deterministic
         self.attention = attention_backend(attention, model.device, page_size, deterministic)
         try:
-            stored = torch.uint8 if fp8_cache else model.dtype
+            stored = {"fp8": torch.uint8, "int8": torch.int8}.get(cache_dtype, model.dtype)
             self.cache = KVCache(model.shape, num_pages, page_size, stored, model.device)
         except RuntimeError as error:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
@@ -87,8 +90,9 @@ class Runner:
     @property
     def paged(self) -> PagedAttention | None:
         """Return the backend that reads page tables; None if `ssd.execution.paged` computes attention."""
-        wide = self.cache.keys.dtype != torch.uint8
-        return None if wide and isinstance(self.attention, TorchAttention) else self.attention
+        stored = self.cache.keys.dtype
+        plain = stored != torch.uint8 and isinstance(self.attention, TorchAttention)
+        return None if plain or stored == torch.int8 else self.attention
 
     @property
     def table_pages(self) -> int:

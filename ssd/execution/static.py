@@ -123,10 +123,10 @@ class StaticRunner(Runner):
         longest: int,
         layers: Collection[int] = (),
         capture: bool = True,
-        fp8_cache: bool = False,
+        cache_dtype: str = "auto",
     ) -> None:
         # The last page is the dummy's.
-        super().__init__(model, num_pages + 1, page_size, deterministic, attention, fp8_cache=fp8_cache)
+        super().__init__(model, num_pages + 1, page_size, deterministic, attention, cache_dtype=cache_dtype)
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
         self.adjustments = self._adjustments(most_rows)

@@ -1,6 +1,7 @@
 /* Attention over keys and values in a cache, in segments of keys that are read once for many tokens and heads. */
 
 #include "kernels.h"
+#include "simd.h"
 
 #define KEYS LANES  /* whose products are added up together */
 #define SEGMENT 128 /* keys of a part of the softmax, as in attention.py */
@@ -23,6 +24,13 @@ typedef float piece __attribute__((vector_size(16)));
 #define QUERIES (sizeof(piece) == 32 ? 4 : 8) /* with the same keys, whose sums stay in registers */
 #define SIZE (int64_t)(sizeof(piece) / sizeof(float))
 
+/* Reads a value once for all queries. Left alone, GCC 12 reads it again for each. */
+#if defined(__x86_64__)
+#define IN_REGISTER(value) __asm__("" : "+v"(value))
+#else
+#define IN_REGISTER(value) (void)0
+#endif
+
 static inline piece piece_at(const float *x) {
     piece v;
     memcpy(&v, x, sizeof v);
@@ -31,8 +39,6 @@ static inline piece piece_at(const float *x) {
 
 /* The products of q with KEYS keys: those of every 16th number, and then these as `sum` adds up. */
 #ifdef __AVX512F__
-#include <immintrin.h>
-
 #define JOIN(shuffle, a, b) _mm512_add_ps(shuffle(a, b, 0x88), shuffle(a, b, 0xdd))
 
 static inline lanes sums_of(const lanes v[KEYS]) {
@@ -132,16 +138,57 @@ INLINED void turned_products(const float *const *q, const float *turned, int64_t
     for (int r = 0; r < queries; r++) found[r] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
 }
 
-/* KEYS rows of a store side by side: where they lie, if their slots follow each other, or in `copy`, where zeros stand
-   for what is beyond `count`. `stride` becomes the distance of two rows. */
-static inline const float *block_of(const float *rows, const int64_t *slots, int64_t count, int64_t dim,
+/* A cell of codes: the largest number has the code 127 or -127. A number that is not finite spoils its whole cell. */
+static void encode(const float *x, int64_t dim, char *cell) {
+    lanes sizes = {0}, spoilt = {0};
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const lanes part = load_some(x + i, dim - i < LANES ? dim - i : LANES);
+        const lanes size = (lanes)((places)part & INT32_MAX);
+        sizes = pick(size > sizes, size, sizes), spoilt += part * 0.0f;
+    }
+    const float step = largest((const float *)&sizes, LANES) / 127.0f + sum(spoilt);
+    const float inverse = step > 1e-38f ? 1.0f / step : 0.0f;
+    for (int64_t i = 0; i < dim; i++) cell[i] = (char)(bits_of(x[i] * inverse + UNITS) - bits_of(UNITS));
+    memcpy(cell + dim, &step, sizeof step);
+}
+
+static inline void decode(const char *cell, int64_t dim, float *to) {
+    float step;
+    memcpy(&step, cell + dim, sizeof step);
+    int64_t i = 0;
+#ifdef WIDTH
+    for (; i + WIDTH <= dim; i += WIDTH) {
+        const floats numbers = integers_at(cell + i) * step;
+        memcpy(to + i, &numbers, sizeof numbers);
+    }
+#endif
+    for (; i < dim; i++) to[i] = (float)(int8_t)cell[i] * step;
+}
+
+/* Some heads of keys or values of a layer: `width` bytes in rows `stride` bytes apart, of which `slots` names some. */
+typedef struct {
+    const char *rows;
+    const int64_t *slots;
+    int64_t stride, width, cell;
+} cells_t;
+
+/* The numbers of one head in the KEYS rows from `begin` on, `stride` apart: where they lie, if they are float32 and their
+   slots follow each other, or in `copy`, where zeros stand for what is beyond `end`. */
+static inline const float *block_of(const cells_t *of, int64_t head, int64_t begin, int64_t end, int64_t dim,
                                     int64_t *stride, float *copy) {
+    const int64_t *slots = of->slots + begin, count = end - begin < KEYS ? end - begin : KEYS;
+    const int64_t bytes = dim * (int64_t)sizeof *copy;
+    const char *cells = of->rows + head * of->cell;
     int64_t i = 1;
-    while (i < count && i < KEYS && slots[i] == slots[0] + i) i++;
-    if (i == KEYS) return rows + slots[0] * *stride;
-    for (i = 0; i < KEYS; i++)
-        if (i < count) memcpy(copy + i * dim, rows + slots[i] * *stride, dim * sizeof *copy);
-        else memset(copy + i * dim, 0, dim * sizeof *copy);
+    while (i < count && slots[i] == slots[0] + i) i++;
+    if (i == KEYS && of->cell == bytes) {
+        *stride = of->stride / (int64_t)sizeof *copy;
+        return (const float *)(cells + slots[0] * of->stride);
+    }
+    for (i = 0; i < count; i++)
+        if (of->cell == bytes) memcpy(copy + i * dim, cells + slots[i] * of->stride, bytes);
+        else decode(cells + slots[i] * of->stride, dim, copy + i * dim);
+    memset(copy + count * dim, 0, (KEYS - count) * bytes);
     *stride = dim;
     return copy;
 }
@@ -168,8 +215,11 @@ INLINED void weigh_some(const float *weights, float *const *out, const float *va
         const float *v = values + i;
         for (int r = 0; r < queries; r++) memcpy(sums[r], out[r] + i, sizeof sums[r]);
         for (int64_t j = 0; j < count; j++, v += stride)
-            for (int b = 0; b < PART; b++)
-                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * SEGMENT + j] * piece_at(v + b * SIZE);
+            for (int b = 0; b < PART; b++) {
+                piece value = piece_at(v + b * SIZE);
+                IN_REGISTER(value);
+                for (int r = 0; r < queries; r++) sums[r][b] += weights[r * SEGMENT + j] * value;
+            }
         for (int r = 0; r < queries; r++) memcpy(out[r] + i, sums[r], sizeof sums[r]);
     }
     for (; i < dim; i += SIZE) /* in vectors, too, so that a number's bits do not depend on the number of queries */
@@ -200,11 +250,19 @@ void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots) {
 }
 
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
-         int64_t tokens, int64_t row) {
-    for (int64_t t = 0; t < tokens; t++) {
+         int64_t tokens, int64_t heads, int64_t dim) {
+    const int64_t row = heads * to->cell, floats = heads * dim * (int64_t)sizeof *k;
+    for (int64_t t = 0; t < tokens; t++, k += k_stride, v += v_stride) {
         const int64_t place = layer * to->layer_size + to->slots[to->begin[t] + to->count[t] - 1] * row;
-        memcpy(to->keys + place, k + t * k_stride, row * sizeof *k);
-        memcpy(to->values + place, v + t * v_stride, row * sizeof *v);
+        if (row == floats) {
+            memcpy(to->keys + place, k, row);
+            memcpy(to->values + place, v, row);
+            continue;
+        }
+        for (int64_t head = 0; head < heads; head++) {
+            encode(k + head * dim, dim, to->keys + place + head * to->cell);
+            encode(v + head * dim, dim, to->values + place + head * to->cell);
+        }
     }
 }
 
@@ -252,28 +310,22 @@ static range_t seen_by(const wave_t *of, int64_t t, int64_t segment) {
     return from < to ? (range_t){from, to} : (range_t){0, 0};
 }
 
-/* Some heads of keys or values of a layer, `width` numbers in rows `stride` apart, of which `slots` names some. */
-typedef struct {
-    const float *rows;
-    const int64_t *slots;
-    int64_t stride, width;
-} cells_t;
-
 /* Asks the nearest cache for the `part`-th of `parts` of KEYS rows from `begin` on, as far as they lie before `end`. */
 INLINED void fetch(const cells_t *of, int64_t begin, int64_t end, int64_t part, int64_t parts) {
     const int64_t last = begin + KEYS * (part + 1) / parts;
     for (int64_t j = begin + KEYS * part / parts; j < last && j < end; j++)
-        for (int64_t i = 0; i < of->width; i += 16) __builtin_prefetch(of->rows + of->slots[j] * of->stride + i);
+        for (int64_t i = 0; i < of->width; i += 64) __builtin_prefetch(of->rows + of->slots[j] * of->stride + i);
 }
 
 /* The parts of the tokens from `t` to `stop` - 1, which have the same keys in this segment, for `kv` heads of keys. */
 static void attend_some(const wave_t *of, int64_t t, int64_t stop, int64_t segment, int64_t kv_head, int64_t kv) {
     const attend_t *by = of->by;
     const store_t *in = segment < of->shared ? by->shared : by->own;
-    const int64_t dim = by->dim, row = by->kv_heads * dim, group = by->heads / by->kv_heads, some = (stop - t) * group;
-    const int64_t begin = (segment < of->shared ? segment : segment - of->shared) * SEGMENT;
-    const int64_t *slots = in->slots + in->begin[t] + begin, place = by->layer * in->layer_size + kv_head * dim;
-    const cells_t keys = {in->keys + place, slots, row, kv * dim}, values = {in->values + place, slots, row, kv * dim};
+    const int64_t dim = by->dim, cell = in->cell, row = by->kv_heads * cell, group = by->heads / by->kv_heads;
+    const int64_t some = (stop - t) * group, begin = (segment < of->shared ? segment : segment - of->shared) * SEGMENT;
+    const int64_t *slots = in->slots + in->begin[t] + begin, place = by->layer * in->layer_size + kv_head * cell;
+    const cells_t keys = {in->keys + place, slots, row, kv * cell, cell};
+    const cells_t values = {in->values + place, slots, row, kv * cell, cell};
     /* `some` queries of a head of keys follow each other, token after token. */
     _Alignas(64) float scores[kv * some * SEGMENT], copy[KEYS * dim], turned[KEYS * dim];
     const float *q[kv * some];
@@ -294,8 +346,8 @@ static void attend_some(const wave_t *of, int64_t t, int64_t stop, int64_t segme
     }
     for (int64_t j = 0; j < last; j += KEYS)
         for (int64_t head = 0; head < kv; head++) {
-            int64_t stride = row;
-            const float *k = block_of(keys.rows + head * dim, slots + j, last - j, dim, &stride, copy);
+            int64_t stride;
+            const float *k = block_of(&keys, head, j, last, dim, &stride, copy);
             if (j + FETCHED < last) fetch(&keys, j + FETCHED, last, head, kv);
             else fetch(&values, (j + FETCHED - last) / KEYS * KEYS, last, head, kv);
             float *to = scores + head * some * SEGMENT + j;
@@ -316,8 +368,8 @@ static void attend_some(const wave_t *of, int64_t t, int64_t stop, int64_t segme
     }
     for (int64_t j = 0; j < last; j += KEYS)
         for (int64_t head = 0; head < kv; head++) {
-            int64_t stride = row;
-            const float *v = block_of(values.rows + head * dim, slots + j, last - j, dim, &stride, copy);
+            int64_t stride;
+            const float *v = block_of(&values, head, j, last, dim, &stride, copy);
             if (j + FETCHED < last) fetch(&values, j + FETCHED, last, head, kv);
             else fetch(&keys, SEGMENT + (j + FETCHED - last) / KEYS * KEYS, in->count[t] - begin, head, kv);
             const float *mine = scores + head * some * SEGMENT;

@@ -27,8 +27,8 @@ def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
 class KVSpans:
     """The keys and values of n tokens: token i sees slots[begin[i]] to slots[begin[i] + count[i] - 1].
 
-    A token's own are in the last of its slots. `keys` and `values` are [layers, ..., kv_heads, dim]. Slots must exist:
-    nothing checks them."""
+    A token's own are in the last of its slots. `keys` and `values` are [layers, ..., kv_heads, dim] in float32, or
+    codes in int8 with their steps (`ssd.execution.kv_cache`). Slots must exist: nothing checks them."""
 
     def __init__(
         self, keys: Tensor, values: Tensor, slots: array[int], begin: Sequence[int], count: Sequence[int]
@@ -36,15 +36,14 @@ class KVSpans:
         self._kept = keys, values
         self._lists = lists = slots, array("q", begin), array("q", count)
         self.longest, self.tokens = max(count, default=0), len(count)
-        self.struct = library.Store(
-            keys.data_ptr(), values.data_ptr(), keys.stride(0), *map(address, lists), self.longest
-        )
+        layer, cell = keys.itemsize * keys.stride(0), keys.itemsize * keys.shape[-1]
+        self.struct = library.Store(keys.data_ptr(), values.data_ptr(), layer, cell, *map(address, lists), self.longest)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store each token's own k and v [n, kv_heads, dim]."""
         k, v, (n, kv_heads, dim) = by_heads(k), by_heads(v), k.shape
         strides = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
-        call().put(byref(self.struct), layer, *strides, n, kv_heads * dim)
+        call().put(byref(self.struct), layer, *strides, n, kv_heads, dim)
 
     def attend(
         self,

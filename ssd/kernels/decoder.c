@@ -45,7 +45,7 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
         const store_t *shared = views[view].shared, *own = views[view].own;
         const int64_t tokens = views[view].tokens;
         const float *q = rotated + row * turned;
-        put(own ? own : shared, layer, q + attended, turned, qkv + row * projected + turned, projected, tokens, kv);
+        put(own ? own : shared, layer, q + attended, turned, qkv + row * projected + turned, projected, tokens, by->kv_heads, dim);
         const attend_t given = {shared,    own,          q,       attention + row * attended, turned,    layer,
                                 by->heads, by->kv_heads, dim,     by->window,                 by->scale, 0.0f};
         attend(&given, 0, tokens, rest);
@@ -75,7 +75,7 @@ void remember(const layer_t *layers, int64_t count, const float *cosines, const 
         multiply(&by->qkv, shared ? x : normed, width, qkv, rows, rest);
         if (by->k_norm) norm_heads(keys, by->k_norm, by->kv_heads, by, rows, projected);
         rotate(keys, projected, cos, sin, rotated, rows, by->kv_heads, dim);
-        put(to, layer, rotated, kv, keys + kv, projected, rows, kv);
+        put(to, layer, rotated, kv, keys + kv, projected, rows, by->kv_heads, dim);
     }
 }
 

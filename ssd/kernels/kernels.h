@@ -26,11 +26,13 @@ void rank(const float *logits, int64_t stride, const float *temperatures, const 
 int64_t add_best(const float *x, int64_t size, float temperature, const float *noise, int64_t first, int64_t *ids,
                  float *best, int64_t count, int64_t found);
 
-/* attention.c: keys and values [layers, slots, kv_heads, dim], and which of them each token sees: those in
-   `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own; `longest` is the largest count. */
+/* attention.c: keys and values [layers, slots, kv_heads] in cells of `cell` bytes, a layer `layer_size` bytes, and which
+   of them each token sees: those in `slots[begin[t]]` to `slots[begin[t] + count[t] - 1]`, the last of which is its own;
+   `longest` is the largest count. A cell has the `dim` numbers of a head in float32, or as signed bytes and behind them
+   the float32 step by which these are multiplied. */
 typedef struct {
-    float *keys, *values;
-    int64_t layer_size;
+    char *keys, *values;
+    int64_t layer_size, cell;
     const int64_t *slots, *begin, *count;
     int64_t longest;
 } store_t;
@@ -38,7 +40,7 @@ typedef struct {
 /* The slots of `count` pages of `size` tokens, page after page. */
 void expand(const int64_t *pages, int64_t count, int64_t size, int64_t *slots);
 void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
-         int64_t tokens, int64_t row);
+         int64_t tokens, int64_t heads, int64_t dim);
 
 /* The attention of some tokens: q [tokens, heads, dim], rows `q_stride` apart -> out [tokens, heads * dim]. Of its keys
    in `shared` and behind those in `own`, which may be missing, a token sees the last `window`. Keys are cut into segments

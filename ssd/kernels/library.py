@@ -20,6 +20,7 @@ class Store(ctypes.Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("layer_size", c_int64),
+        ("cell", c_int64),
         ("slots", c_void_p),
         ("begin", c_void_p),
         ("count", c_void_p),
@@ -149,7 +150,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "read_only": (c_void_p, c_int64),
     "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
-    "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, *_ROWS),
+    "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_ROWS),
     "attend": (POINTER(Attend), c_int64, c_int64, c_void_p),
     "decoder": (
         *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),

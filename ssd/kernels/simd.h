@@ -41,12 +41,6 @@ static inline floats bfloats_at(const char *x) { /* the first half of a float32 
     return (floats)(__builtin_convertvector(v, ints) << 16);
 }
 
-static inline floats integers_at(const char *x) { /* of 8 bits */
-    int8_t v __attribute__((vector_size(WIDTH)));
-    memcpy(&v, x, sizeof v);
-    return __builtin_convertvector(__builtin_convertvector(v, ints), floats);
-}
-
 static inline ints every(int32_t x) { return (ints){0} + x; }
 static inline floats alike(float x) { return (floats)every(bits_of(x)); }
 
@@ -60,11 +54,17 @@ static inline floats fused(floats a, floats b, floats c) {
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 static inline floats halves_at(const char *x) { return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)x)); }
+static inline floats integers_at(const char *x) { /* of 8 bits; compilers make worse of a vector's conversion */
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)x)));
+}
 #else
 static inline floats fused(floats a, floats b, floats c) {
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 static inline floats halves_at(const char *x) { return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)x)); }
+static inline floats integers_at(const char *x) {
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)x)));
+}
 #endif
 
 #if defined(__AVX512VNNI__) || (WIDTH == 8 && defined(__AVXVNNI__))
@@ -111,6 +111,11 @@ static inline floats fused(floats a, floats b, floats c) {
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
 static inline floats halves_at(const char *x) { return (floats)vcvt_f32_f16(vld1_f16((const void *)x)); }
+static inline floats integers_at(const char *x) {
+    int8_t v __attribute__((vector_size(WIDTH)));
+    memcpy(&v, x, sizeof v);
+    return __builtin_convertvector(v, floats);
+}
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define CODE_BITS 8

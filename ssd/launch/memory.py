@@ -18,7 +18,7 @@ from ssd.models import pairs
 from ssd.models.blocks import fields_of, is_block, path_cells
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.resident import device_bytes, resident_bytes
-from ssd.models.sizes import ModelSizes
+from ssd.models.sizes import STEP_BYTES, ModelSizes
 from ssd.system import cgroups
 
 # A process's memory before its first tensor: CUDA's context, the workspaces of its libraries, graphs.
@@ -75,8 +75,8 @@ def cache_pages(
     (bytes of draft probabilities, hidden state numbers per token): they lie on the target's GPU if the draft is on a
     GPU too. Raises UsageError if there is no room."""
     size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
-    item = cache_item_bytes(options, target.dtype)
-    page = size * ModelSizes.of(target.model).kv_values_per_token * item
+    token = token_bytes(options, target)
+    page = size * token
     usual = _usual_pages(options, wanted)
     found = given // page if given is not None else min(usual, free // _TARGET_SHARE // page)
     most_of_draft = wanted
@@ -86,7 +86,7 @@ def cache_pages(
         return found, most_of_draft
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
     shapes = target_shapes(seqs, row, options.deterministic)
-    need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes], item)
+    need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes], token)
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]
     texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
@@ -99,9 +99,16 @@ def cache_pages(
     return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
 
 
-def cache_item_bytes(options: ChosenOptions, dtype: DType) -> int:
-    """Return the bytes of a number in the target's KV cache, whose weights are in `dtype`."""
-    return 1 if options.kv_cache_dtype == "fp8" else ITEM_BYTES[dtype]
+def token_bytes(options: ChosenOptions, target: Sized) -> int:
+    """Return the bytes of a token's keys and values in the target's KV cache."""
+    sizes = ModelSizes.of(target.model)
+    values = sizes.kv_values_per_token
+    match options.kv_cache_dtype:
+        case "fp8":
+            return values
+        case "int8":
+            return values + STEP_BYTES * values // sizes.head_dim
+    return values * ITEM_BYTES[target.dtype]
 
 
 def _usual_pages(options: ChosenOptions, wanted: int) -> int:
@@ -121,7 +128,7 @@ def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized],
     if options.device == "cpu":
         given = options.kv_cache_memory_bytes
         room = free // _TARGET_SHARE if given is None else given
-        tokens.append(room // _token_bytes([target]))
+        tokens.append(room // token_bytes(options, target))
     if options.draft_device == "cpu" and drafts:
         tokens.append(_draft_tokens(drafts, free))
     # One page stays free for tokens that are not yet accepted.
@@ -141,8 +148,8 @@ def check_room(
         return
     tokens = min(options.max_model_len or _LEAST_CONTEXT, ModelSizes.of(target.model).context)
     stored, given = tokens + options.page_size, options.kv_cache_memory_bytes
-    of_target = _token_bytes([target]) * stored if options.device == "cpu" else 0
-    of_draft = _token_bytes(drafts) * stored if options.draft_device == "cpu" else 0
+    of_target = token_bytes(options, target) * stored if options.device == "cpu" else 0
+    of_draft = _draft_token_bytes(drafts) * stored if options.draft_device == "cpu" else 0
     if given is None:
         share = _DRAFT_SHARE if options.max_model_len is None else 1
         caches = max(_TARGET_SHARE * of_target, share * of_draft)
@@ -159,10 +166,10 @@ def check_room(
 
 def _draft_tokens(drafts: Sequence[Sized], free: int) -> int:
     """Return the number of tokens that the drafts' caches hold in their share of the host's memory."""
-    return free // _DRAFT_SHARE // _token_bytes(drafts)
+    return free // _DRAFT_SHARE // _draft_token_bytes(drafts)
 
 
-def _token_bytes(models: Sequence[Sized]) -> int:
+def _draft_token_bytes(models: Sequence[Sized]) -> int:
     return sum(ModelSizes.of(one.model).kv_values_per_token * ITEM_BYTES[one.dtype] for one in models)
 
 
@@ -189,12 +196,12 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
 
 
 def _need(
-    sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int], stored: int | None = None
+    sized: Sized, options: ChosenOptions, rows: int, ranks: int, kept: Sequence[int], token: int | None = None
 ) -> Need:
     """Return the memory that one of a model's `ranks` keeps on its GPU.
 
     A forward has logits for `rows` tokens. Static shapes have memory of their own for the logits of `kept` tokens each.
-    `stored`: bytes of a number in the KV cache, by default of a number in the model's dtype."""
+    `token`: bytes that a token takes in the KV cache, by default in the model's dtype."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
     return Need(
         weights=device_bytes(sized.model, item) // ranks,
@@ -203,7 +210,7 @@ def _need(
             for tokens, outputs in ((options.max_num_batched_tokens, rows), (largest, largest))
         )
         + item * (rows + sum(kept)) * sizes.vocab_size,
-        page=options.page_size * sizes.kv_values_per_token * (stored or item) // min(ranks, sizes.kv_heads),
+        page=options.page_size * (token or sizes.kv_values_per_token * item) // min(ranks, sizes.kv_heads),
     )
 
 

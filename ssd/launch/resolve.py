@@ -111,8 +111,11 @@ def _check_arithmetic(options: ChosenOptions) -> None:
     """Raise UsageError for a kind of number that the target's device cannot compute with as asked."""
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
-    if options.kv_cache_dtype == "fp8" and options.device == "cpu":
-        raise UsageError("--kv-cache-dtype fp8 needs a target on a GPU")
+    place = {"fp8": "a GPU", "int8": "a CPU"}.get(options.kv_cache_dtype)
+    if place is not None and (options.device == "cpu") != (place == "a CPU"):
+        raise UsageError(f"--kv-cache-dtype {options.kv_cache_dtype} needs a target on {place}")
+    if options.kv_cache_dtype == "int8" and options.dtype != "float32":
+        raise UsageError(f"--kv-cache-dtype int8 works in float32, not in {options.dtype}")
 
 
 def _cores(options: ChosenOptions, has_draft: bool) -> tuple[Cpus, Cpus, bool]:

@@ -10,6 +10,8 @@ from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, reads_hidd
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
+STEP_BYTES = 4
+"""Bytes behind the codes of a head in a KV cache of int8 (`ssd.execution.kv_cache`)."""
 
 
 @dataclass(frozen=True)

@@ -47,17 +47,19 @@ def load(
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
     runner: Runner
     static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
-    static |= {"capture": not config.enforce_eager, "fp8_cache": config.kv_cache_dtype == "fp8"}
+    static |= {"capture": not config.enforce_eager, "cache_dtype": config.kv_cache_dtype}
     if ranks.size > 1:
         if device.type == "cuda":
             runner = StaticShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell, **static)
         else:
-            runner = ShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell)
+            runner = ShardRunner(
+                model, *sizes, config.attention, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype
+            )
     elif device.type == "cuda" and config.emulate is None:
         runner = StaticRunner(model, *sizes, config.attention, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify
-        runner = pacing.runner(model, *sizes, takes, config.attention)
+        runner = pacing.runner(model, *sizes, takes, config.attention, config.kv_cache_dtype)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             runner.warm_up(longest)

@@ -96,7 +96,7 @@ def target_functions(name: str, layers: int | None = None) -> dict[str, Function
     _on_triton(runner)
     step = runner.steps[SHAPE]
     step.logits = torch.empty(SHAPE.tokens, model.shape.vocab_size, dtype=torch.bfloat16, device=META)
-    narrow = StaticRunner(model, 600, PAGE, attention="torch", most_rows=ROWS, longest=SHAPE.tokens, fp8_cache=True)
+    narrow = StaticRunner(model, 600, PAGE, attention="torch", most_rows=ROWS, longest=SHAPE.tokens, cache_dtype="fp8")
     _on_triton(narrow)
     reader = BoardReader(memory_file("capture", size_bytes(ROWS)), ROWS, model.shape.vocab_size)
     with kernels_in(Counts()):

@@ -124,7 +124,7 @@ def test_a_cache_in_8_bits_is_read_as_it_was_written(dtype: torch.dtype) -> None
     first, rows = batch(*BATCHES[3])
     found = []
     for attention, capture in (("auto", True), ("auto", False), ("torch", False)):
-        sizes = {"most_rows": 6, "longest": 8, "capture": capture, "fp8_cache": True}
+        sizes = {"most_rows": 6, "longest": 8, "capture": capture, "cache_dtype": "fp8"}
         static = StaticRunner(llama(dtype), PAGES, PAGE, attention=attention, **sizes)
         static.cache.keys.fill_(0x7F)  # a NaN
         static.cache.values.fill_(0x7F)

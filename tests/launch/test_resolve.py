@@ -164,6 +164,16 @@ def test_a_cache_in_8_bits_has_more_pages(cards: list[Gpu]) -> None:
     assert config(**given, kv_cache_dtype="fp8").num_pages == GIB // (PAGE_BYTES * 1)
     with pytest.raises(UsageError, match="--kv-cache-dtype fp8 needs a target on a GPU"):
         config(kv_cache_dtype="fp8")
+    with pytest.raises(UsageError, match="--kv-cache-dtype int8 needs a target on a CPU"):
+        config(device="cuda", kv_cache_dtype="int8")
+    with pytest.raises(UsageError, match="--kv-cache-dtype int8 works in float32, not in bfloat16"):
+        config(dtype="bfloat16", kv_cache_dtype="int8")
+
+
+def test_a_cache_in_int8_has_more_pages_on_a_cpu() -> None:
+    sizes = ModelSizes.of(inspect(Path(TARGET)))
+    token = sizes.kv_values_per_token * (sizes.head_dim + 4) // sizes.head_dim
+    assert config(kv_cache_memory_bytes=GIB, kv_cache_dtype="int8").num_pages == GIB // (16 * token)
 
 
 def test_ranks_share_the_weights_and_the_cache(cards: list[Gpu]) -> None:

@@ -88,7 +88,7 @@ def test_a_model_says_the_same_by_the_kernels_and_by_torch(tmp_path: Path, monke
         if attention == "triton":
             for module in ("models.families.llama", "layers.norm"):
                 monkeypatch.setattr(f"ssd.{module}.fuses", lambda device: True)
-        runner = StaticRunner(model, 40, PAGE_SIZE, attention=attention, most_rows=2, longest=6, fp8_cache=True)
+        runner = StaticRunner(model, 40, PAGE_SIZE, attention=attention, most_rows=2, longest=6, cache_dtype="fp8")
         parts = [
             runner.forward([Row(ids[start:stop], start, range(9), stop - start)]).clone()
             for start, stop in ((0, 20), (20, 26))
@@ -112,7 +112,7 @@ def test_ids_are_those_of_ar_with_the_same_cache(asked: dict[str, Any], tmp_path
     laws = params(4, 30, **asked)
 
     def run(mode: str, fp8: bool, overlap: bool = False) -> Texts:
-        runner = StaticRunner(model, 300, PAGE_SIZE, most_rows=4, longest=5, fp8_cache=fp8)
+        runner = StaticRunner(model, 300, PAGE_SIZE, most_rows=4, longest=5, cache_dtype="fp8" if fp8 else "auto")
         speculation = Speculation("ar") if mode == "ar" else Speculation("ssd", 4, (3,), backup="none")
         settings = config(speculation, max_num_seqs=4, num_pages=300)
         return Pair(settings, runner, None if mode == "ar" else Draft(settings, draft), overlap).run(prompts, laws)

@@ -18,9 +18,10 @@ def test_every_setting_has_a_row(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, [str(target), str(text), "--context", "0", "--context", "500"])
     assert shown.exit_code == 0, shown.output
     rows = [line.split("│")[1:-1] for line in shown.output.splitlines() if line.startswith("│")]
-    quality, speed = rows[: len(PARTS)], rows[len(PARTS) :]
-    assert [row[0].strip() for row in quality] == list(PARTS)
-    assert [[cell.strip() for cell in row[:2]] for row in speed] == [[n, kind] for n in ("0", "500") for kind in PARTS]
+    kinds = [name for kind in PARTS for name in (kind, f"{kind}, int8 cache")]
+    quality, speed = rows[: len(kinds)], rows[len(kinds) :]
+    assert [row[0].strip() for row in quality] == kinds
+    assert [[cell.strip() for cell in row[:2]] for row in speed] == [[n, kind] for n in ("0", "500") for kind in kinds]
     assert [cell.strip() for cell in quality[0][2:5]] == ["0.0e+00", "0.0e+00", "100.00%"]
 
 

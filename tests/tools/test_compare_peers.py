@@ -26,8 +26,11 @@ LLAMA_CPP = {
     "llama_cpp/__init__.py": """
 from gguf import GGUFReader
 
+GGML_TYPE_F16, GGML_TYPE_Q8_0 = 1, 8
+
 class Llama:
-    def __init__(self, model_path, n_ctx, n_threads, n_threads_batch, flash_attn, verbose, draft_model=None):
+    def __init__(self, model_path, n_threads, n_threads_batch, type_k, type_v, draft_model=None, **given):
+        assert type_k == type_v and given.keys() == {"n_ctx", "flash_attn", "verbose"}
         self.kind = next(t.tensor_type.name for t in GGUFReader(model_path).tensors if t.name == "token_embd.weight")
         self.tokens = 1 if draft_model is None else draft_model.num_pred_tokens
 
@@ -114,7 +117,7 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
 ) -> None:
     gguf, file = tmp_path / "target.gguf", tmp_path / "report.json"
     ggufs.write(gguf, "Q4_1", tokenizer=pair[0])
-    asked = ("--peers", "llama.cpp", "--peers", "llama.cpp-lookup", "--peers", "ar")
+    asked = ("--peers", "llama.cpp", "--peers", "llama.cpp-lookup", "--peers", "llama.cpp-int8-cache", "--peers", "ar")
     answers: dict[str, list[int]] = {}
     answer = Worker.answer
 
@@ -132,9 +135,10 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     assert result.exit_code == 0, result.output
     assert (answers["llama.cpp"], answers["llama.cpp-lookup"]) == ([1, 2, 3], [2, 4, 6])
     report = json.loads(file.read_text())
-    assert {row["same_ids"] for row in report["rows"]} == {None} and set(report["ratios"]["ar"]) == set(asked[1:4:2])
+    assert {row["same_ids"] for row in report["rows"]} == {None} and set(report["ratios"]["ar"]) == set(asked[1:6:2])
     reads = {row["engine"]: row["reads"] for row in report["rows"]}
-    assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations"
+    assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations, F16 cache"
+    assert reads["llama.cpp-int8-cache"].endswith(", Q8_0 cache")
     assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", 16-bit activations")
     assert report["environment"]["packages"] == {"llama_cpp": "0.3"}
     assert (report["depth"], report["neighbour"]) == (40, 0.5) and "uses 50% of a core" in result.output

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ssd.config.engine import Activations
+from ssd.config.engine import Activations, CacheDType
 
 _CONTEXT = 2048  # tokens: what this engine makes room for by default
 
@@ -130,14 +130,16 @@ def _with_shared(draft: Any, target: Any) -> Any:
 
 
 @contextmanager
-def _llama_cpp(files: Files, threads: int, *, lookup: int = 0) -> Iterator[Answering]:
+def _llama_cpp(files: Files, threads: int, *, lookup: int = 0, cache: str = "F16") -> Iterator[Answering]:
     """The low-level `generate`, which takes and gives ids; with prompt lookup of `lookup` tokens if not 0."""
+    import llama_cpp
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     speculating = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=lookup)} if lookup else {}
-    cores = {"n_threads": threads, "n_threads_batch": threads}
-    model = Llama(str(files.gguf), n_ctx=_CONTEXT, flash_attn=True, verbose=False, **cores, **speculating)
+    given = dict.fromkeys(("n_threads", "n_threads_batch"), threads)
+    given |= dict.fromkeys(("type_k", "type_v"), getattr(llama_cpp, f"GGML_TYPE_{cache}"))
+    model = Llama(str(files.gguf), n_ctx=_CONTEXT, flash_attn=True, verbose=False, **given, **speculating)
 
     def answer(prompt: list[int], tokens: int, tell: Tell) -> None:
         for token in islice(model.generate(prompt, temp=0.0), tokens):
@@ -171,15 +173,19 @@ def _plain(lookup: int = 0, **options: Any) -> Contestant:
     return Contestant(partial(_transformers, **options), reads, "transformers", options.get("drafts", False))
 
 
-def _gguf(lookup: int = 0) -> Contestant:
-    return Contestant(partial(_llama_cpp, lookup=lookup), "{blocks}, 8-bit activations", "llama_cpp")
+def _gguf(lookup: int = 0, cache: str = "F16") -> Contestant:
+    opened = partial(_llama_cpp, lookup=lookup, cache=cache)
+    return Contestant(opened, f"{{blocks}}, 8-bit activations, {cache} cache", "llama_cpp")
 
 
-def _ours(mode: str, quantize: str = "none", activations: Activations = "int16") -> Contestant:
+def _ours(
+    mode: str, quantize: str = "none", activations: Activations = "int16", cache: CacheDType = "auto"
+) -> Contestant:
     weights = "{blocks}" if quantize == "none" else "8-bit integers"
     inputs = "fp32 arithmetic" if activations == "float32" else f"{activations.removeprefix('int')}-bit activations"
-    options = {"mode": mode, "quantize": quantize, "activations": activations}
-    return Contestant(partial(_ssd, **options), f"{weights}, {inputs}", drafts=mode not in ("ar", "ngram"))
+    options = {"mode": mode, "quantize": quantize, "activations": activations, "kv_cache_dtype": cache}
+    reads = f"{weights}, {inputs}" if cache == "auto" else f"{weights}, {inputs}, {cache} cache"
+    return Contestant(partial(_ssd, **options), reads, drafts=mode not in ("ar", "ngram"))
 
 
 REFERENCE = "transformers"
@@ -189,10 +195,12 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "transformers-draft": _plain(drafts=True),
     "transformers-lookup": _plain(lookup=10),
     "llama.cpp": _gguf(),
+    "llama.cpp-int8-cache": _gguf(cache="Q8_0"),
     "llama.cpp-lookup": _gguf(lookup=2),
     "llama.cpp-lookup10": _gguf(lookup=10),
     **{mode: _ours(mode) for mode in ("ar", "ngram", "sd", "ssd", "auto")},
     **{f"{mode}-int8": _ours(mode, "int8") for mode in ("ar", "sd", "ssd")},
     "ar-float32-activations": _ours("ar", activations="float32"),
     "ar-int8-activations": _ours("ar", activations="int8"),
+    "ar-int8-cache": _ours("ar", cache="int8"),
 }

@@ -135,7 +135,7 @@ def _runner(job: Job, like: Like, kind: str, batch: int, context: int, cache: st
         config.page_size,
         most_rows=batch,
         longest=1 + _LOOKAHEAD,
-        fp8_cache=cache == "fp8",
+        cache_dtype="fp8" if cache == "fp8" else "auto",
     )
     runner.warm_up(1 + _LOOKAHEAD)
     return runner, checkpoint, config.page_size
