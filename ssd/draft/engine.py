@@ -121,7 +121,8 @@ class DraftEngine:
                     self.trees[request].retune(speculation)
         elif isinstance(message, Rehearse):
             self._use_cores(message.in_turn)
-            self._rehearsal = Rehearsal(self.drafter, message.rows) if message.rows and not self.trees else None
+            if message.rows and not self.trees:
+                self._rehearsal = Rehearsal(self.drafter, message.rows, message.text)
         else:
             for request in message.requests:
                 self._drop(request)

@@ -9,18 +9,15 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.ipc.messages import Admit
 
-_CONTEXT = 256
-"""Tokens before the made-up chains, if pages and context suffice."""
-
 
 class Rehearsal:
-    """Owns `rows` chains of one token each. Each `step` guesses `depths` tokens after every chain.
+    """Owns `rows` chains of one token each, behind `text` tokens if pages and context suffice.
 
-    Holds cells and pages until `close`."""
+    Each `step` guesses `depths` tokens after every chain. Holds cells and pages until `close`."""
 
-    def __init__(self, drafter: Drafter, rows: int) -> None:
+    def __init__(self, drafter: Drafter, rows: int, text: int) -> None:
         self._drafter, self.depths = drafter, min(drafter.block or 1, MAX_LOOKAHEAD)
-        length = min(_CONTEXT, drafter.max_position // 2, drafter.pool.count * drafter.pool.size // 2)
+        length = min(text, drafter.max_position // 2, drafter.pool.count * drafter.pool.size // 2)
         admit = Admit(0, 0, 0, [0] * length, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 1, (1,)))
         self._table = PageTable(drafter.pool)
         self._tree = Tree(admit, 0, self._table, drafter.recurrent)
@@ -30,6 +27,7 @@ class Rehearsal:
             self._table.grow(length)
         except OutOfPages:
             return
+        drafter.runner.cache.blank(self._table.pages)
         tokens = ChainTokens(self._table.pages, length)
         while len(self._cells) < rows and (cell := drafter.chain_cache.take()) is not None:
             self._cells.append(cell)

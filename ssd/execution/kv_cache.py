@@ -40,6 +40,12 @@ class KVCache:
         self.values = torch.empty(size, dtype=dtype, device=device)
         self.pages, self.page_size = num_pages, page_size
 
+    def blank(self, pages: Sequence[int]) -> None:
+        """Fill pages with zeros. Pages that nothing wrote are read faster than any text, as they have no memory yet."""
+        for page in pages:
+            for kind in (self.keys, self.values):
+                kind[:, page * self.page_size : (page + 1) * self.page_size].zero_()
+
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
         """Return the slot numbers of the positions from `start` to `stop` - 1."""
         size = self.page_size

@@ -243,10 +243,11 @@ class Release(InternalMessage, frozen=True):
 class Rehearse(InternalMessage, frozen=True):
     """Run tree steps of `rows` made-up chains until the next message, for the target to measure; 0 rows end that.
 
-    `in_turn`: the target rests meanwhile, as in mode `sd`."""
+    `in_turn`: the target rests meanwhile, as in mode `sd`. `text`: tokens before the chains, if there is room."""
 
     rows: Annotated[int, Meta(ge=0, le=64)]
     in_turn: bool = False
+    text: Annotated[int, Meta(ge=1, le=2**20)] = 256
 
 
 class Rejoin(InternalMessage, frozen=True):

@@ -1,6 +1,7 @@
-"""Cost tables: seconds of a forward by its size on this machine, for each situation of target and draft.
+"""Cost tables: seconds of a forward by its size and the texts before it, for each situation of target and draft.
 
-A forward's time rises in steps with its rows (kernels take several rows at once), so a line would not fit it."""
+A forward's time rises in steps with its rows (kernels take several rows at once), so a line would not fit it. With the
+text that its rows read it rises in proportion."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ Situation = Literal["verify", "verify_beside", "step", "step_beside"]
 target waits for it; `step_beside`: while the target verifies."""
 
 SITUATIONS: tuple[Situation, ...] = ("verify", "verify_beside", "step", "step_beside")
+
+NEAR, FAR = 256, 1280
+"""Tokens of text before a row in the tables, and in the forwards that show what text costs."""
 
 _OTHER: dict[Situation, Situation] = {
     "verify": "verify_beside",
@@ -36,13 +40,14 @@ _EACH, _EIGHTH = 32, 128  # up to the first every size is kept, up to the second
 
 
 class Scaled:
-    """A cost times a factor."""
+    """A cost times a factor, of forwards of `rows` rows; each reads text for `reading` of its own time besides."""
 
-    def __init__(self, cost: Cost, factor: float) -> None:
-        self._cost, self._factor = cost, factor
+    def __init__(self, cost: Cost, factor: float, rows: int, reading: float) -> None:
+        self._cost, self._factor, self._rows, self._reading = cost, factor, rows, reading
 
     def at(self, size: float) -> float:
-        return self._factor * self._cost.at(size)
+        reading = self._reading and self._rows * self._reading * self._cost.at(size / self._rows)
+        return self._factor * (self._cost.at(size) + reading)
 
 
 class CostTable:
@@ -97,19 +102,33 @@ class CostTable:
 
 
 class Costs:
-    """The cost tables of all situations, each with a factor that follows the machine's present speed."""
+    """The cost tables of all situations, each with a factor that follows the machine's present speed.
 
-    def __init__(self, tables: Mapping[str, Mapping[int, float]] | None = None) -> None:
+    `text` has the share of a row's time that each token of text beyond `NEAR` adds, for a verification ("verify") and a
+    tree step ("step"); none until it is measured."""
+
+    def __init__(
+        self, tables: Mapping[str, Mapping[int, float]] | None = None, text: Mapping[str, float] | None = None
+    ) -> None:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
+        self.text = dict(text or {})
+        self._rows, self._beyond = 1, 0.0
         self.disturbed = False  # other work slowed the measuring; `written` keeps such tables apart
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
+    def situate(self, rows: int, tokens: float) -> None:
+        """Set the present batch: `rows` rows whose texts have `tokens` tokens on average."""
+        self._rows, self._beyond = max(1, rows), tokens - NEAR
+
     def of(self, situation: Situation) -> Cost | None:
-        """Return the cost in a situation; None while it is not known."""
-        table = self.tables[situation]
-        return Scaled(table, math.exp(self._drift[situation])) if table.known else None
+        """Return the cost in a situation, behind the present texts; None while it is not known."""
+        return self._scaled(situation, math.exp(self._drift[situation])) if self.tables[situation].known else None
+
+    def _scaled(self, situation: Situation, factor: float) -> Scaled:
+        reading = self._beyond * self.text.get(situation.removesuffix("_beside"), 0.0)
+        return Scaled(self.tables[situation], factor, self._rows, reading)
 
     def note(self, situation: Situation, size: float, seconds: float) -> None:
         """Learn that a forward of `size` rows took `seconds`."""
@@ -117,7 +136,7 @@ class Costs:
         if not table.known:
             table.set(_kept(size), seconds * math.exp(-self._drift[situation]))
             return
-        ratio = math.log(max(1e-9, seconds) / table.at(size)) - self._drift[situation]
+        ratio = math.log(max(1e-9, seconds) / self._scaled(situation, 1.0).at(size)) - self._drift[situation]
         ratio = min(max(ratio, -math.log(_MOST)), math.log(_MOST))
         self._drift[situation] += _DRIFT * ratio
         self._drift[_OTHER[situation]] += _COMMON * _DRIFT * ratio

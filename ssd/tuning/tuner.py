@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
 from ssd.tuning.choice import Chooser
+from ssd.tuning.costs import NEAR
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Measurements
 from ssd.tuning.knowledge import MOST_ERROR, Knowledge
 from ssd.tuning.predictor import (
@@ -79,10 +80,16 @@ def _cores(count: int) -> str:
     return "1 core" if count == 1 else f"{count} cores"
 
 
+def text_class(tokens: float) -> int:
+    """Return the class of texts that share plans: 0 below 512 tokens, 1 below 1,024, 2 below 2,048, ..."""
+    return int(tokens // 512).bit_length()
+
+
 class _Place(NamedTuple):
-    """The key of a plan: a class of batch sizes, whether a draft can be used, and a kind of request."""
+    """The key of a plan: classes of batch sizes and of texts, whether a draft can be used, and a kind of request."""
 
     batch: int
+    text: int
     draft: bool
     key: PlanKey
 
@@ -113,7 +120,7 @@ class Tuning:
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
         self._given: dict[tuple[Speculation, int], Speculation] = {}  # answers of `current` since the last choice
-        self._batch, self._kinds, self._draft = 1, [0], False
+        self._batch, self._text, self._kinds, self._draft = 1, 0, [0], False
         # Windows that have begun, by batch class and setting, which alternate under load.
         self._open: dict[tuple[int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, None), 0
@@ -134,14 +141,15 @@ class Tuning:
             for batch, own in self._choosers.items()
             for mode, error in own.errors()
         }
-        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True))
+        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.text)
 
-    def situate(self, kinds: Sequence[int], draft: bool) -> None:
-        """Set the kinds of sampling law of the running rows, and if there is a draft to use."""
-        batch = batch_class(max(1, len(kinds)))
-        if (batch, draft) != (self._batch, self._draft):
+    def situate(self, kinds: Sequence[int], draft: bool, tokens: float = NEAR) -> None:
+        """Set the kinds of sampling law of the running rows, if there is a draft, and the tokens of a mean text."""
+        batch, text = batch_class(max(1, len(kinds))), text_class(tokens)
+        self.estimates.costs.situate(len(kinds), tokens)
+        if (batch, text, draft) != (self._batch, self._text, self._draft):
             self._given.clear()
-        self._batch, self._kinds, self._draft = batch, list(kinds) or [0], draft
+        self._batch, self._text, self._kinds, self._draft = batch, text, list(kinds) or [0], draft
 
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
         """Return the settings that a request follows now: `asked` with its open mode and numbers filled in.
@@ -164,7 +172,7 @@ class Tuning:
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """Return the present plan of a kind of request at the present batch size."""
-        place = _Place(self._batch, self._draft, key)
+        place = _Place(self._batch, self._text, self._draft, key)
         plan, chosen_at = self._plans.get(place, (None, self.estimates.rounds))
         if plan is None or self.estimates.rounds >= chosen_at + _CHOSEN_FOR:
             if len(self._plans) > _REMEMBERED:
@@ -189,7 +197,7 @@ class Tuning:
         Both speeds are expected at the present batch size. There must be a draft, and measured forwards."""
         key = PlanKey.of(asked)
         self.plan(key)
-        plans, expected = self._ranked[_Place(self._batch, True, key)], self._chooser(self._batch).expected
+        plans, expected = self._ranked[_Place(self._batch, self._text, True, key)], self._chooser(self._batch).expected
         best = max((plan for plan in plans if plan.mode in DRAFTED), key=expected)
         return best, expected(best) / max(expected(plan) for plan in plans if plan.mode not in DRAFTED)
 
@@ -232,7 +240,7 @@ class Tuning:
         followed = [
             (place, plan)
             for place, (plan, _) in self._plans.items()
-            if (place.batch, place.draft, plan.setting) == (window.batch, self._draft, window.setting)
+            if (*place[:3], plan.setting) == (window.batch, self._text, self._draft, window.setting)
         ]
         if not followed:
             return
@@ -250,7 +258,7 @@ class Tuning:
 
     def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
         """Choose the next plan; without measurements the one that costs least if it is wrong."""
-        batch, _, key = place
+        batch, key = place.batch, place.key
         measured = self._measurements()
         choices = self._choices(key)
         if measured is None:
@@ -274,9 +282,9 @@ class Tuning:
             return f"{said}: nothing is measured yet"
         said += f": predicted for the next rounds {chooser.expected(plan):.0f} tok/s"
         measured = self._measurements()
-        others = [
-            other for other in self._ranked.get(_Place(self._batch, self._draft, key), []) if other.mode != plan.mode
-        ]
+        ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
+        best_of = {other.mode: other for other in reversed(ranked)}  # the fastest of each mode comes last
+        others = [other for mode, other in best_of.items() if mode != plan.mode]
         if not self._draft and key.mode == "auto":
             return f"{said}; there is no draft in use"
         if measured is None or not others:

@@ -49,11 +49,18 @@ class WaitCosts:
         self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
+        self._priced: tuple[tuple[int, int, bool], Callable[[int], float]] | None = None
 
     def pricing(self) -> Callable[[int], float]:
         """Return a function that gives the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
+        key = self.estimates.rounds, self.verified, self.estimates.works_ahead
+        if self._priced is None or self._priced[0] != key:
+            self._priced = key, self._pricing()
+        return self._priced[1]
+
+    def _pricing(self) -> Callable[[int], float]:
         cost = self.estimates.costs.of("verify_beside" if self.estimates.works_ahead else "verify")
         if cost is None:
             return lambda more: 0.0

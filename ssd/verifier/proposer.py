@@ -192,7 +192,8 @@ class PlanFollower:
         tuned = [sequence for sequence in sequences if sequence.tuned]
         if not tuned:
             return
-        self._tuning.situate([s.kind for s in sequences], self._session.state in ("up", "half_open"))
+        tokens = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+        self._tuning.situate([s.kind for s in sequences], self._session.state in ("up", "half_open"), tokens)
         told = []
         for sequence in tuned:
             planned = self.planned(sequence)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from statistics import median
 
 from ssd.config.engine import EngineConfig
 from ssd.execution.batch import Row
@@ -17,16 +19,16 @@ from ssd.ipc.messages import Rehearse
 from ssd.ipc.public import Message
 from ssd.kernels import build
 from ssd.speculation.sampling import Law, argmax
-from ssd.tuning.costs import Costs, CostTable, Situation
+from ssd.tuning.costs import FAR, NEAR, Costs, CostTable, Situation
 from ssd.tuning.estimates import DraftTelemetry
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write
 from ssd.tuning.tuner import Tuning
 
-_CONTEXT = 256  # tokens that a measured row sees
 _ROW = 8  # tokens of a measured row
 _ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
+_READING, _READING_CHAINS = (1, 2, 4, 8), (1, 4, 16)  # sizes that show what text costs
 _USUAL_CHAINS = 4
 _LOOKS = 2  # passes over all sizes; the lesser time of each size counts
 # Seconds of a forward after which no larger size is measured: the last two sizes give the slope.
@@ -80,28 +82,36 @@ class TargetRehearsal:
     """Runs verifications of made-up tokens on `runner`, over pages of `pool` that nobody uses."""
 
     def __init__(self, config: EngineConfig, runner: Runner, pool: PagePool) -> None:
-        self._runner, self._pool = runner, pool
+        self._runner, self._table = runner, PageTable(pool)
         self._most = config.max_num_seqs * _ROW
-        self._length = min(_CONTEXT, runner.model.shape.max_position // 2, pool.count * pool.size // 2)
+        self._longest = min(runner.model.shape.max_position, pool.count * pool.size) // 2
 
     def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes that a batch may have."""
         return tuple(size for size in sizes if size <= self._most)
 
-    def verify(self, tokens: int) -> float:
-        """Return the seconds of a verification of `tokens` tokens, samples included. Raises OutOfPages."""
-        table = PageTable(self._pool)
-        try:
-            table.grow(self._length + _ROW)
-            counts = [min(_ROW, tokens - done) for done in range(0, tokens, _ROW)]
-            rows = [Row([0] * n, self._length, table.pages, n, slot) for slot, n in enumerate(counts)]
-            began = time.perf_counter()
-            context = self._runner.prepare(rows)
-            if self._runner.sample(rows, [Law()] * len(rows), context) is None:
-                argmax(self._runner.forward(rows, context))
-            return time.perf_counter() - began
-        finally:
-            table.free()
+    def room(self, text: int) -> bool:
+        """Return True if a text of that many tokens fits before a row."""
+        return text <= self._longest
+
+    def begin(self) -> None:
+        """Take pages for the longest text. Raises OutOfPages."""
+        self._table.grow(min(FAR, self._longest) + _ROW)
+        self._runner.cache.blank(self._table.pages)
+
+    def end(self) -> None:
+        self._table.free()
+
+    def verify(self, tokens: int, text: int = NEAR) -> float:
+        """Return the seconds of a verification of `tokens` tokens behind a text, with samples."""
+        counts = [min(_ROW, tokens - done) for done in range(0, tokens, _ROW)]
+        begun, pages = min(text, self._longest), self._table.pages
+        rows = [Row([0] * n, begun, pages, n, slot) for slot, n in enumerate(counts)]
+        began = time.perf_counter()
+        context = self._runner.prepare(rows)
+        if self._runner.sample(rows, [Law()] * len(rows), context) is None:
+            argmax(self._runner.forward(rows, context))
+        return time.perf_counter() - began
 
 
 def rehearse(
@@ -121,11 +131,15 @@ def rehearse(
             team.use(all_cores=True)
 
     try:
+        target.begin()
         for look in looks:
             rest()
             yield from _verifications(target, _ALONE, look.tables["verify"])
-            yield from _in_turn(look, tell, board)
+            yield from _in_turn(look.tables["step"], tell, board)
             yield from _together(target, look, tell, board, team)
+        if target.room(FAR):
+            rest()
+            yield from _reading(target, looks, costs, tell, board)
         costs.disturbed = not looks[0].agrees(looks[1])
     except OutOfPages:
         pass
@@ -136,26 +150,56 @@ def rehearse(
                     costs.tables[situation].set(size, seconds)
         for table in costs.tables.values():
             table.smooth()
+        target.end()
         rest()
 
 
-def _verifications(target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable) -> Iterator[None]:
-    """Fill a table with the time of a verification of each size."""
+def _verifications(
+    target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable, text: int = NEAR
+) -> Iterator[None]:
+    """Fill a table with the time of a verification of each size behind a text."""
     for size in target.sizes(sizes):
-        table.set(size, target.verify(size))
+        table.set(size, target.verify(size, text))
         yield
         if table.seconds[size] > _LONGEST_S:
             break
 
 
-def _in_turn(costs: Costs, tell: Callable[[Message], object], board: BoardReader) -> Iterator[None]:
-    for rows in _CHAINS:
-        tell(Rehearse(rows, in_turn=True))
+def _in_turn(
+    table: CostTable,
+    tell: Callable[[Message], object],
+    board: BoardReader,
+    sizes: tuple[int, ...] = _CHAINS,
+    text: int = NEAR,
+) -> Iterator[None]:
+    """Fill a table with the time of a tree step of each number of chains behind a text, while the target rests."""
+    for rows in sizes:
+        tell(Rehearse(rows, in_turn=True, text=text))
         steps = _Steps(board)
         while not steps.enough:
             time.sleep(_POLL_S)
             yield
-        steps.note(costs, "step")
+        steps.note(table)
+
+
+def _reading(
+    target: TargetRehearsal,
+    looks: Sequence[Costs],
+    costs: Costs,
+    tell: Callable[[Message], object],
+    board: BoardReader,
+) -> Iterator[None]:
+    """Fill `costs.text`: what forwards behind a long text take beyond the same forwards in `looks`."""
+    far: dict[Situation, CostTable] = {"verify": CostTable(), "step": CostTable()}
+    for _ in looks:
+        yield from _verifications(target, _READING, far["verify"], FAR)
+        yield from _in_turn(far["step"], tell, board, _READING_CHAINS, FAR)
+    for situation, table in far.items():
+        near = {
+            size: min(look.tables[situation].seconds.get(size, math.inf) for look in looks) for size in table.seconds
+        }
+        if found := [seconds / near[size] - 1 for size, seconds in table.seconds.items()]:
+            costs.text[situation] = min(1.0, max(0.0, median(found) / (FAR - NEAR)))
 
 
 def _together(
@@ -171,7 +215,7 @@ def _together(
         while not steps.enough:
             target.verify(1)
             yield
-        steps.note(costs, "step_beside")
+        steps.note(costs.tables["step_beside"])
 
 
 class _Steps:
@@ -191,10 +235,10 @@ class _Steps:
         seen = 0 if self._begun is None else now.steps - self._begun.steps
         return seen >= _STEPS or time.perf_counter() > self._deadline
 
-    def note(self, costs: Costs, situation: Situation) -> None:
+    def note(self, table: CostTable) -> None:
         """Put the mean time of a step into a table, if there was one."""
         now, before = self._board.telemetry(), self._begun
         if before is not None and now.steps > before.steps:
             steps = now.steps - before.steps
             rows = max(1, round((now.grown - before.grown) / steps))
-            costs.tables[situation].set(rows, (now.step_seconds - before.step_seconds) / steps)
+            table.set(rows, (now.step_seconds - before.step_seconds) / steps)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.tuning.choice import Chooser
-from ssd.tuning.costs import Costs, CostTable
+from ssd.tuning.costs import NEAR, Costs, CostTable
 from ssd.tuning.predictor import SpeculationPlan
 
 STAIRCASE = {1: 0.0137, 5: 0.0190, 6: 0.0219, 7: 0.0308, 12: 0.0400}
@@ -42,6 +42,28 @@ def test_a_machine_that_slows_down_does_so_for_all_sizes() -> None:
     assert verify.at(1) == pytest.approx(2 * STAIRCASE[1], rel=0.02)
     assert 1.5 < verify.at(7) / STAIRCASE[7] <= 2.0
     assert step.at(1) == 0.004
+
+
+def test_each_row_reads_its_text() -> None:
+    costs = Costs({"verify": STAIRCASE, "verify_beside": STAIRCASE, "step": {1: 0.004}}, {"verify": 0.001})
+    costs.situate(2, NEAR + 500)
+    verify, beside, step = costs.of("verify"), costs.of("verify_beside"), costs.of("step")
+    assert verify is not None and beside is not None and step is not None
+    assert verify.at(12) == beside.at(12) == pytest.approx(STAIRCASE[12] + 2 * 0.5 * STAIRCASE[6])
+    assert step.at(1) == 0.004, "what reading costs the draft was not measured"
+    costs.situate(1, NEAR)
+    near = costs.of("verify")
+    assert near is not None and near.at(12) == STAIRCASE[12]
+
+
+def test_a_machine_behind_a_long_text_is_not_slow() -> None:
+    costs = Costs({"verify": STAIRCASE}, {"verify": 0.001})
+    costs.situate(1, NEAR + 1000)
+    for _ in range(300):
+        costs.note("verify", 1, 2 * STAIRCASE[1])
+    costs.situate(1, NEAR)
+    verify = costs.of("verify")
+    assert verify is not None and verify.at(7) == pytest.approx(STAIRCASE[7])
 
 
 def test_two_looks_disagree_if_all_sizes_of_a_table_differ() -> None:

@@ -220,6 +220,17 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
     assert modes[0] == "ssd" and "ssd" not in modes[-100:]
 
 
+def test_each_length_of_text_has_its_own_plan() -> None:
+    """A long text slows the draft more than the target, and so much that it is of no use."""
+    tuning = World(0.9).tuning
+    tuning.estimates.costs.text |= {"verify": 1e-4, "step": 1.0}
+    found = []
+    for tokens in (100, 4000, 100):
+        tuning.situate([0], True, tokens)
+        found.append(tuning.current(AUTO).mode)
+    assert found[0] in DRAFTED and found[1] == "ngram" and found[2] == found[0]
+
+
 def test_each_batch_size_has_its_own_plan() -> None:
     """One sequence has a machine that computes nothing else; sixteen fill it."""
     tuning = World(0.7, LinearCost(0.010, 0.010), LinearCost(0.001, 0.0)).tuning

@@ -13,7 +13,7 @@ from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
-from ssd.tuning.costs import SITUATIONS, Costs
+from ssd.tuning.costs import FAR, NEAR, SITUATIONS, Costs
 from ssd.verifier import rehearsal
 from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
 from tests.models import tiny
@@ -79,7 +79,17 @@ class ScriptedVerifications(TargetRehearsal):
         self._slower, self._seen = slower, set[int]()
         self.looks, self._most = 0, 8
 
-    def verify(self, tokens: int) -> float:
+    def room(self, text: int) -> bool:
+        return True
+
+    def begin(self) -> None:
+        pass
+
+    end = begin
+
+    def verify(self, tokens: int, text: int = NEAR) -> float:
+        if text == FAR:
+            return 2 * min(1.0, self._slower) * (4 + tokens) / 1e3
         if tokens == 1 and 2 in self._seen:  # the sizes begin again
             self._seen.clear()
             self.looks += 1
@@ -97,6 +107,7 @@ def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monk
     assert machine.looks > 0 and costs.disturbed is not agree
     assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
     assert costs.written().get("verify") == (costs.tables["verify"].seconds if agree else None)
+    assert costs.text == pytest.approx({"verify": 1 / (FAR - NEAR)})
 
 
 def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
