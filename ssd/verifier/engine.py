@@ -80,6 +80,11 @@ class TargetEngine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting or self._compiling.waiting)
 
+    @property
+    def took(self) -> tuple[int, float]:
+        """Return the last step's tokens, and the seconds of its verification."""
+        return self._took[:2]
+
     def load(self) -> Load:
         """Return the present load, and what the last step took."""
         tokens, verify, waited = self._took
