@@ -7,12 +7,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import math
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -42,15 +44,16 @@ LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v4": (("-march=x86-64-v4",), _AVX512),
     "v3": (("-march=x86-64-v3",), _AVX2),
 }
-"""Best first: name -> options of the compiler, and the flags in /proc/cpuinfo that a processor needs for it. These are
-the processors that `simd.h` tells apart. Older ones have no products."""
+"""Name -> options of the compiler, and the flags in /proc/cpuinfo without which a processor cannot run it. These are
+the processors that `simd.h` tells apart; older ones have no products. Time decides among those that run (`fastest`)."""
+_SAMPLES, _SAMPLE_ROWS, _SAMPLE_BYTES = 9, (1, 2, 5, 8, 16), 2**21
 
 
 def expected() -> bool:
     """Return True if there will be kernels with products, as far as known without a compilation."""
     flags = _processor().split()
     vectors = {"avx2", "fma", "f16c"} <= {*flags} or platform.machine() == "aarch64"
-    return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or prebuilt(flags))
+    return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or runnable(flags))
 
 
 @cache
@@ -136,18 +139,42 @@ def _load_openmp() -> None:
             ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
+def runnable(flags: list[str], folder: Path | None = None) -> list[Path]:
+    """List the packaged kernels that a processor with these flags can run."""
+    files = [((folder or _HERE / PREBUILT) / file_name(level), needed) for level, (_, needed) in LEVELS.items()]
+    return [file for file, needed in files if {*needed} <= {*flags} and file.exists()]
+
+
 def prebuilt(flags: list[str], folder: Path | None = None) -> Path | None:
-    """Return the packaged kernels for a processor with these flags; None if there are none that load."""
-    folder = folder or Path(__file__).parent / PREBUILT
-    if folder.is_dir():
+    """Return the packaged kernels that are fastest on this processor, whose flags these are; None if none load."""
+    files = runnable(flags, folder)
+    if files:
         _load_openmp()
-    for level, (_, needed) in LEVELS.items():
-        file = folder / file_name(level)
-        if {*needed} <= {*flags} and file.exists():
-            try:
-                ctypes.CDLL(str(file))
-            except OSError as error:  # its OpenMP is missing, or this is another C library
-                log.warning("the packaged kernels do not load: %s", error)
-                return None
-            return file
-    return None
+    try:
+        return fastest(files) if len(files) > 1 else files[0] if files and ctypes.CDLL(str(files[0])) else None
+    except OSError as error:  # its OpenMP is missing, or this is another C library
+        log.warning("the packaged kernels do not load: %s", error)
+        return None
+
+
+def fastest(files: list[Path]) -> Path:
+    """Return the library whose products take the least time here. It is timed once, and noted in the cache folder.
+
+    Raises OSError if one does not load."""
+    made = [(str(file), file.stat().st_mtime_ns) for file in files]
+    note = cache_dir() / "kernels" / f"fastest-{hashlib.sha256(repr((made, _processor())).encode()).hexdigest()[:16]}"
+    names = {file.name: file for file in files}
+    if note.exists() and (known := note.read_text()) in names:
+        return names[known]
+    libraries, memory = [ctypes.CDLL(str(file)) for file in files], ctypes.create_string_buffer(_SAMPLE_BYTES)
+    seconds = [[math.inf] * len(_SAMPLE_ROWS) for _ in files]
+    for _ in range(_SAMPLES):
+        for library, own in zip(libraries, seconds, strict=True):
+            for index, rows in enumerate(_SAMPLE_ROWS):
+                began = time.perf_counter()
+                library.sample_product(ctypes.c_int64(rows), memory)
+                own[index] = min(own[index], time.perf_counter() - began)
+    best = files[min(range(len(files)), key=lambda index: sum(seconds[index]))]
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(best.name)
+    return best

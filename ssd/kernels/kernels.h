@@ -93,6 +93,9 @@ void dots(const product_t *by, const float *x, const int64_t *places, int64_t co
 /* `scratch` is for rounded inputs: rows * inputs * (parts + 4) bytes. */
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
 
+/* products.c: some rows of 16-bit inputs times a weight of 4 bits, all of them zeros in 2 MB of `memory`, to be timed. */
+void sample_product(int64_t rows, char *memory);
+
 /* products.c: reads memory and does no more: as fast as a product could be. */
 void read_only(const char *from, int64_t bytes);
 

@@ -49,9 +49,19 @@ void multiply(const product_t *by, const float *x, int64_t stride, float *y, int
     }
 }
 
+#define SAMPLE 1024
+
+void sample_product(int64_t rows, char *memory) {
+    const product_t by = {.inputs = SAMPLE, .outputs = SAMPLE, .bits = 4, .group = 32, .zero = 8, .parts = 2,
+                          .columns = SAMPLE, .weight = memory};
+    float *x = (float *)(memory + SAMPLE * SAMPLE), *y = x + rows * SAMPLE;
+    multiply(&by, x, SAMPLE, y, rows, y + rows * SAMPLE);
+}
+
 #else
 
 int has_products(void) { return 0; }
+void sample_product(int64_t rows, char *memory) {}
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {}
 static void packed_row(const product_t *by, int64_t channel, float *y) {}
 
