@@ -23,7 +23,15 @@ from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
 from ssd.planning.break_even import MAX_BATCH, BreakEven, Ranges, break_even, paying_batches
 from ssd.planning.grid import Forecast, Grid, LinkForecast, Pair, forecast, forecast_remote
-from ssd.planning.measured import FIRST_GUESS, Gain, MeasuredPair, is_measured, measured_here
+from ssd.planning.measured import (
+    FIRST_GUESS,
+    CoreSpeed,
+    Gain,
+    MeasuredPair,
+    cores_that_help,
+    is_measured,
+    measured_here,
+)
 from ssd.planning.profile import FIGURES, PAPER, Misses, Points, Profile
 
 _MOST_COLUMNS = 8
@@ -243,6 +251,7 @@ def _as_json(report: PlanReport) -> dict[str, Any]:
         ],
         "paying_batches": report.paying_batches,
         "links": [found._asdict() for found in report.links],
+        "cores": [] if report.here is None else [found._asdict() for found in report.here.by_cores()],
     }
 
 
@@ -285,6 +294,8 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
     told = {name: report.sources[name] for name in _TOLD if report.sources[name] != "this machine"}
     for source in dict.fromkeys(told.values()):
         yield f"{', '.join(_said(name) for name, of in told.items() if of == source)}: {source}."
+    if speeds := report.here.by_cores():
+        yield _by_cores(speeds)
     if report.here.rough:
         yield "Other programs disturbed the measuring: these figures are rough. Try again on a quieter machine."
     else:
@@ -292,6 +303,17 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
     if report.pair.draft_gpus:
         yield _per_gpu(report)
     yield _verdict(report.gains, is_guessed=report.sources["acceptance"].endswith(FIRST_GUESS))
+
+
+def _by_cores(speeds: Sequence[CoreSpeed]) -> str:
+    """Return a sentence with the speed of `ar` on each number of cores, and where more of them stop to help."""
+    measured, predicted = (
+        ", ".join(f"{found.speed:.0f} on {found.cores}" for found in speeds if found.measured is kind)
+        for kind in (True, False)
+    )
+    said = f"ar at batch 1 by cores, tok/s: {measured} measured" + (f", {predicted} predicted" if predicted else "")
+    last = cores_that_help(speeds)
+    return said + (f"; beyond {last} a doubling brings under a tenth." if last else ".")
 
 
 def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:

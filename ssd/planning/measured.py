@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ssd.kernels import build
 from ssd.planning.profile import Misses, Points, Profile
 from ssd.tuning import draft_format, knowledge
 from ssd.tuning.choice import DRAFT_MARGIN
+from ssd.tuning.core_count import LITTLE
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.estimates import Learner, kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
@@ -24,6 +26,7 @@ from ssd.tuning.tuner import Tuning
 
 FIRST_GUESS = "the tuner's first guess"
 """The source of an acceptance that neither this machine nor the draft's own file knows."""
+_MOST_CORES = 16  # up to which plain decoding is predicted
 
 
 class Gain(NamedTuple):
@@ -40,6 +43,20 @@ class Gain(NamedTuple):
         return self.ratio > math.exp(DRAFT_MARGIN)
 
 
+class CoreSpeed(NamedTuple):
+    """The tokens per second of plain decoding, batch 1, on this number of cores."""
+
+    cores: int
+    speed: float
+    measured: bool
+
+
+def cores_that_help(speeds: Sequence[CoreSpeed]) -> int | None:
+    """Return the cores beyond which a doubling is not worth it (`ssd.tuning.core_count`); None if all are."""
+    pairs = ((fewer, more) for fewer, more in pairwise(speeds) if more.cores == 2 * fewer.cores)
+    return next((fewer.cores for fewer, more in pairs if more.speed < LITTLE * fewer.speed), None)
+
+
 @dataclass(frozen=True)
 class MeasuredPair:
     """Measurements of a pair on this machine, read from `file`: as a profile, and in the tuner.
@@ -52,6 +69,20 @@ class MeasuredPair:
     tuning: Tuning
     asked: Speculation
     kind: int
+    cores: Mapping[int, float]
+
+    def by_cores(self) -> list[CoreSpeed]:
+        """Return the speed of plain decoding by cores, as far as measured, and predicted up to `_MOST_CORES`.
+
+        The prediction adds time that no core shortens to time that all share, by the last two that were measured."""
+        seconds, measured = dict(self.cores), {*self.cores}
+        if len(seconds) > 1:
+            fewer, most = sorted(seconds)[-2:]
+            shared = max(0.0, (seconds[fewer] - seconds[most]) / (1 / fewer - 1 / most))
+            alone = max(0.0, seconds[most] - shared / most)
+            more = (1 << power for power in range(_MOST_CORES.bit_length()))
+            seconds |= {count: alone + shared / count for count in more if count > most}
+        return [CoreSpeed(count, 1 / seconds[count], count in measured) for count in sorted(seconds)]
 
     def gain(self, batch: int) -> Gain:
         """Return the gain that the tuner expects of a draft for `batch` requests."""
@@ -107,7 +138,7 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         assumed=assumed,
         source={"tables": str(file), **({"rough": "other programs disturbed the measuring"} if rough else {})},
     )
-    return MeasuredPair(profile, file, rough, tuning, config.speculation, kind)
+    return MeasuredPair(profile, file, rough, tuning, config.speculation, kind, known.cores)
 
 
 def draft_format_here(config: EngineConfig) -> str | None:

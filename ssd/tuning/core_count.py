@@ -8,7 +8,7 @@ from statistics import median
 # rounds after which one is given up.
 _EVERY, _AGAIN, _BACK, _EACH, _LONGEST = 512, 32, 128, 5, 64
 # Gains of twice the cores, as a factor: below the first they are not worth it, above the second they are again.
-_LITTLE, _ENOUGH = 1.1, 1.15
+LITTLE, _ENOUGH = 1.1, 1.15
 
 
 class CoreCount:
@@ -40,7 +40,7 @@ class CoreCount:
 
     def _judge(self, trial: _Trial) -> None:
         fewer, more = trial.counts
-        won = self._smaller and trial.gain < _LITTLE
+        won = self._smaller and trial.gain < LITTLE
         if won and self._won:
             self.count, won = fewer, False
         elif not self._smaller and trial.gain > _ENOUGH:

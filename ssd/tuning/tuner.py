@@ -141,7 +141,7 @@ class Tuning:
             for batch, own in self._choosers.items()
             for mode, error in own.errors()
         }
-        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.text)
+        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.cores, costs.text)
 
     def situate(self, kinds: Sequence[int], draft: bool, tokens: float = NEAR) -> None:
         """Set the kinds of sampling law of the running rows, if there is a draft, and the tokens of a mean text."""

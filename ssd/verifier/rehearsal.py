@@ -30,6 +30,7 @@ _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
 _READING, _READING_CHAINS = (1, 2, 4, 8), (1, 4, 16)  # sizes that show what text costs
 _USUAL_CHAINS = 4
+_CORE_SAMPLES = 3  # verifications on each number of cores
 _LOOKS = 2  # passes over all sizes; the lesser time of each size counts
 # Seconds of a forward after which no larger size is measured: the last two sizes give the slope.
 _LONGEST_S = 0.06
@@ -134,6 +135,8 @@ def rehearse(
         target.begin()
         for look in looks:
             rest()
+            if team is not None:
+                yield from _by_cores(target, costs, team)
             yield from _verifications(target, _ALONE, look.tables["verify"])
             yield from _in_turn(look.tables["step"], tell, board)
             yield from _together(target, look, tell, board, team)
@@ -163,6 +166,18 @@ def _verifications(
         yield
         if table.seconds[size] > _LONGEST_S:
             break
+
+
+def _by_cores(target: TargetRehearsal, costs: Costs, team: CoreTeam) -> Iterator[None]:
+    """Note the time of a verification of one token on 1, 2, 4, ... and on all cores."""
+    try:
+        for count in sorted({min(1 << power, team.all) for power in range(team.all.bit_length() + 1)}):
+            team.limit(count)
+            for _ in range(_CORE_SAMPLES):
+                costs.cores[count] = min(target.verify(1), costs.cores.get(count, math.inf))
+            yield
+    finally:
+        team.limit(team.all)
 
 
 def _in_turn(

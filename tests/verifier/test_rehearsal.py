@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
+from ssd.execution.core_team import CoreTeam
 from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
@@ -108,6 +110,17 @@ def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monk
     assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
     assert costs.written().get("verify") == (costs.tables["verify"].seconds if agree else None)
     assert costs.text == pytest.approx({"verify": 1 / (FAR - NEAR)})
+
+
+def test_a_verification_is_timed_on_each_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
+    costs, machine, team = Costs(), ScriptedVerifications(1.0), CoreTeam(4, 6)
+    monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: 1.0 / torch.get_num_threads())
+    board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
+    for _ in rehearse(machine, costs, lambda _: True, board, team):
+        pass
+    assert costs.cores == {1: 1.0, 2: 0.5, 4: 0.25, 6: 1 / 6}
+    assert torch.get_num_threads() == 6
 
 
 def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
