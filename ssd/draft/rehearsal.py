@@ -17,7 +17,7 @@ class Rehearsal:
 
     def __init__(self, drafter: Drafter, rows: int, text: int) -> None:
         self._drafter, self.depths = drafter, min(drafter.block or 1, MAX_LOOKAHEAD)
-        length = min(text, drafter.max_position // 2, drafter.pool.count * drafter.pool.size // 2)
+        length = min(text, min(drafter.max_position, drafter.pool.count * drafter.pool.size) - self.depths - 1)
         admit = Admit(0, 0, 0, [0] * length, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 1, (1,)))
         self._table = PageTable(drafter.pool)
         self._tree = Tree(admit, 0, self._table, drafter.recurrent)

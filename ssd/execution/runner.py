@@ -78,7 +78,10 @@ class Runner:
             torch.cuda.set_device(model.device)  # kernels that are not torch's are launched there
         self.model, self.overlaps = model, model.device.type == "cuda"
         if cache_dtype == "int8" and not (model.dtype == torch.float32 and cpu.present(model.device)):
-            raise UsageError("a KV cache in int8 needs our kernels: a model in float32 on a CPU, and a C compiler")
+            raise UsageError(
+                "a KV cache in int8 needs our kernels, for a model in float32 on a CPU; they are missing where "
+                "SSD_KERNELS is 0, or where neither the package brings them nor a C compiler makes them"
+            )
         self._deterministic = deterministic
         self.attention = attention_backend(attention, model.device, page_size, deterministic)
         try:

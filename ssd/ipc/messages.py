@@ -13,6 +13,7 @@ from msgspec import Meta
 from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
 from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Tokens
+from ssd.tuning.costs import NEAR
 
 INTERNAL_VERSION = 128
 """Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
@@ -247,7 +248,7 @@ class Rehearse(InternalMessage, frozen=True):
 
     rows: Annotated[int, Meta(ge=0, le=64)]
     in_turn: bool = False
-    text: Annotated[int, Meta(ge=1, le=2**20)] = 256
+    text: Annotated[int, Meta(ge=1, le=2**20)] = NEAR
 
 
 class Rejoin(InternalMessage, frozen=True):

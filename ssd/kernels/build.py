@@ -151,10 +151,14 @@ def prebuilt(flags: list[str], folder: Path | None = None) -> Path | None:
     if files:
         _load_openmp()
     try:
-        return fastest(files) if len(files) > 1 else files[0] if files and ctypes.CDLL(str(files[0])) else None
+        if len(files) > 1:
+            return fastest(files)
+        for file in files:
+            ctypes.CDLL(str(file))
+            return file
     except OSError as error:  # its OpenMP is missing, or this is another C library
         log.warning("the packaged kernels do not load: %s", error)
-        return None
+    return None
 
 
 def fastest(files: list[Path]) -> Path:
@@ -164,8 +168,8 @@ def fastest(files: list[Path]) -> Path:
     made = [(str(file), file.stat().st_mtime_ns) for file in files]
     note = cache_dir() / "kernels" / f"fastest-{hashlib.sha256(repr((made, _processor())).encode()).hexdigest()[:16]}"
     names = {file.name: file for file in files}
-    if note.exists() and (known := note.read_text()) in names:
-        return names[known]
+    if known := names.get(_noted(note)):
+        return known
     libraries, memory = [ctypes.CDLL(str(file)) for file in files], ctypes.create_string_buffer(_SAMPLE_BYTES)
     seconds = [[math.inf] * len(_SAMPLE_ROWS) for _ in files]
     for _ in range(_SAMPLES):
@@ -175,6 +179,17 @@ def fastest(files: list[Path]) -> Path:
                 library.sample_product(ctypes.c_int64(rows), memory)
                 own[index] = min(own[index], time.perf_counter() - began)
     best = files[min(range(len(files)), key=lambda index: sum(seconds[index]))]
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(best.name)
-    return best
+    if _noted(note) not in names:  # another process may have been faster: all use the same
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(best.name)
+        except OSError as error:
+            log.warning("the fastest kernels, %s, cannot be noted: %s", best.name, error)
+    return names.get(_noted(note), best)
+
+
+def _noted(note: Path) -> str:
+    try:
+        return note.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -78,6 +78,9 @@ class MeasuredPair:
         seconds, measured = dict(self.cores), {*self.cores}
         if len(seconds) > 1:
             fewer, most = sorted(seconds)[-2:]
+            # The table's time of a row on all cores may come from another moment; both lines of a plan must agree.
+            now = self.profile.pair().alone_s(1) / seconds[most]
+            seconds = {count: now * taken for count, taken in seconds.items()}
             shared = max(0.0, (seconds[fewer] - seconds[most]) / (1 / fewer - 1 / most))
             alone = max(0.0, seconds[most] - shared / most)
             more = (1 << power for power in range(_MOST_CORES.bit_length()))

@@ -4,61 +4,70 @@ from __future__ import annotations
 
 from statistics import median
 
-# Rounds before a trial: of fewer cores, of fewer ones again that won, of more. Rounds of a trial on either count, and
-# rounds after which one is given up.
-_EVERY, _AGAIN, _BACK, _EACH, _LONGEST = 512, 32, 128, 5, 64
-# Gains of twice the cores, as a factor: below the first they are not worth it, above the second they are again.
-LITTLE, _ENOUGH = 1.1, 1.15
+LITTLE, ENOUGH = 1.1, 1.15
+"""Gains of a doubling of cores, as factors: below the first it is not worth it, above the second it is again."""
+# Rounds before the next trial: usually; after one that fewer cores won, which must win twice; while fewer are used.
+_USUALLY, _TO_CONFIRM, _WHILE_FEWER = 512, 32, 128
+_EACH, _LONGEST = 5, 64  # rounds of a trial on either count; rounds after which one is given up
+_ALIKE = 2  # a count serves verifications of up to this many times the tokens that it was judged by
 
 
 class CoreCount:
-    """Owns the present `count` of at most `most` cores.
+    """Owns the present `count` of at most `most` cores. `trying`: the next verification belongs to a trial.
 
-    Now and then a trial of some ten rounds takes turns between this count and half or twice as many. Rounds of other
-    sizes say nothing. Another program's load on a core shows here, and so does memory that fewer cores fill. Fewer
-    cores must win twice, more cores once."""
+    Now and then a trial takes turns between this count and half or twice as many, in rounds of one size; all others go
+    on as before. Another program's load on a core shows here, and so does memory that fewer cores fill. Fewer cores
+    must win twice, more cores once. A prompt, or a much larger batch, has all cores."""
 
     def __init__(self, most: int) -> None:
         self.count = self._most = most
-        self._rounds, self._wait = 0, _EVERY
-        self._smaller, self._won = True, False  # the last trial was of fewer cores, and they won
+        self.trying = False
+        self._rounds, self._wait, self._judged = 0, _USUALLY, 0
+        self._of_fewer, self._won_once = True, False
         self._trial: _Trial | None = None
 
-    def note(self, tokens: int, seconds: float) -> int:
-        """Learn that a verification of `tokens` tokens took `seconds` on the cores last returned; return the next."""
+    def cores(self, tokens: int) -> int:
+        """Return the cores for the next verification, which has `tokens` tokens."""
+        if self._trial is None and self._most > 1 and self._rounds >= self._wait:
+            self._trial, self._rounds = _Trial(tokens, self.count, self._other()), 0
+        self.trying = self._trial is not None and self._trial.tokens == tokens
+        if self._trial is not None and self.trying:
+            return self._trial.next
+        return self.count if tokens <= _ALIKE * self._judged else self._most
+
+    def note(self, seconds: float) -> None:
+        """Learn that this verification took `seconds` on these cores."""
         self._rounds += 1
         if self._trial is None:
-            if self._most > 1 and self._rounds >= self._wait:
-                self._trial, self._rounds = _Trial(tokens, self.count, self._other()), 0
-        else:
-            self._trial.note(tokens, seconds)
+            return
+        if self.trying:
+            self._trial.note(seconds)
             if self._trial.over:
                 self._judge(self._trial)
-            elif self._rounds >= _LONGEST:
-                self._trial = None
-        return self.count if self._trial is None else self._trial.next
+        elif self._rounds >= _LONGEST:
+            self._trial, self._rounds = None, 0
 
     def _judge(self, trial: _Trial) -> None:
         fewer, more = trial.counts
-        won = self._smaller and trial.gain < LITTLE
-        if won and self._won:
-            self.count, won = fewer, False
-        elif not self._smaller and trial.gain > _ENOUGH:
+        won = self._of_fewer and trial.gain < LITTLE
+        if won and self._won_once:
+            self.count, self._judged, won = fewer, trial.tokens, False
+        elif not self._of_fewer and trial.gain > ENOUGH:
             self.count = more
-        self._won, self._trial, self._rounds = won, None, 0
-        self._wait = _AGAIN if won else _BACK if self.count < self._most else _EVERY
+        self._won_once, self._trial, self._rounds = won, None, 0
+        self._wait = _TO_CONFIRM if won else _WHILE_FEWER if self.count < self._most else _USUALLY
 
     def _other(self) -> int:
-        self._smaller = self._won or self.count == self._most or (self.count > 1 and not self._smaller)
-        return max(1, self.count // 2) if self._smaller else min(self._most, 2 * self.count)
+        """Return the count to try, of fewer and of more cores by turns where there are both."""
+        self._of_fewer = self._won_once or self.count == self._most or (self.count > 1 and not self._of_fewer)
+        return max(1, self.count // 2) if self._of_fewer else min(self._most, 2 * self.count)
 
 
 class _Trial:
     """Rounds of `tokens` tokens by turns on two counts of cores, fewer first."""
 
     def __init__(self, tokens: int, present: int, other: int) -> None:
-        self.counts = min(present, other), max(present, other)
-        self._tokens = tokens
+        self.tokens, self.counts = tokens, (min(present, other), max(present, other))
         self._seconds: tuple[list[float], list[float]] = [], []
 
     @property
@@ -79,6 +88,5 @@ class _Trial:
         fewer, more = map(median, self._seconds)
         return fewer / max(1e-9, more)
 
-    def note(self, tokens: int, seconds: float) -> None:
-        if tokens == self._tokens:
-            self._seconds[self._turn].append(seconds)
+    def note(self, seconds: float) -> None:
+        self._seconds[self._turn].append(seconds)

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ssd.speculation.theory import Cost
 
@@ -19,8 +19,9 @@ target waits for it; `step_beside`: while the target verifies."""
 
 SITUATIONS: tuple[Situation, ...] = ("verify", "verify_beside", "step", "step_beside")
 
-NEAR, FAR = 256, 1280
-"""Tokens of text before a row in the tables, and in the forwards that show what text costs."""
+NEAR, FAR, ROW = 256, 1280, 8
+"""Tokens of text before a row in the tables, and in the forwards that show what text costs; most tokens of a row."""
+_MOST_SHARE = 1 / NEAR  # then all of a row's time behind NEAR tokens is reading
 
 _OTHER: dict[Situation, Situation] = {
     "verify": "verify_beside",
@@ -39,15 +40,29 @@ _DISTURBED = 0.25
 _EACH, _EIGHTH = 32, 128  # up to the first every size is kept, up to the second multiples of 8, beyond of 64
 
 
-class Scaled:
-    """A cost times a factor, of forwards of `rows` rows; each reads text for `reading` of its own time besides."""
+class Texts(NamedTuple):
+    """The texts of a batch of `rows` rows, of `tokens` tokens on average."""
 
-    def __init__(self, cost: Cost, factor: float, rows: int, reading: float) -> None:
-        self._cost, self._factor, self._rows, self._reading = cost, factor, rows, reading
+    rows: int = 1
+    tokens: float = NEAR
+
+
+class Scaled:
+    """A cost behind `texts`, times a factor. A token of text adds the `share` of the time of its row alone.
+
+    The forwards of the table had a text of NEAR tokens for every `tokens_a_row` tokens; each of the batch's rows reads
+    its own. Behind short texts a forward takes less, but at least half."""
+
+    def __init__(self, cost: Cost, factor: float, texts: Texts, share: float, tokens_a_row: float) -> None:
+        self._cost, self._factor, self._texts = cost, factor, texts
+        self._share, self._tokens_a_row = share, tokens_a_row
 
     def at(self, size: float) -> float:
-        reading = self._reading and self._rows * self._reading * self._cost.at(size / self._rows)
-        return self._factor * (self._cost.at(size) + reading)
+        seconds, rows = self._cost.at(size), self._texts.rows
+        if self._share:
+            more = rows * self._texts.tokens - NEAR * max(1.0, size / self._tokens_a_row)
+            seconds = max(seconds / 2, seconds + more * self._share * self._cost.at(size / rows))
+        return self._factor * seconds
 
 
 class CostTable:
@@ -113,23 +128,33 @@ class Costs:
         self.tables: dict[Situation, CostTable] = {
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
-        self.text = dict(text or {})
+        self.text = {name: min(share, _MOST_SHARE) for name, share in (text or {}).items()}
         self.cores: dict[int, float] = {}
-        self._rows, self._beyond = 1, 0.0
+        self._texts = Texts()
         self.disturbed = False  # other work slowed the measuring; `written` keeps such tables apart
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
+    def learn_text(self, situation: Situation, share: float) -> None:
+        """Note what each token of text adds to a row's time, as a share of it."""
+        self.text[situation] = min(max(0.0, share), _MOST_SHARE)
+
     def situate(self, rows: int, tokens: float) -> None:
         """Set the present batch: `rows` rows whose texts have `tokens` tokens on average."""
-        self._rows, self._beyond = max(1, rows), tokens - NEAR
+        self._texts = Texts(max(1, rows), tokens)
 
     def of(self, situation: Situation) -> Cost | None:
         """Return the cost in a situation, behind the present texts; None while it is not known."""
         return self._scaled(situation, math.exp(self._drift[situation])) if self.tables[situation].known else None
 
     def _scaled(self, situation: Situation, factor: float) -> Scaled:
-        reading = self._beyond * self.text.get(situation.removesuffix("_beside"), 0.0)
-        return Scaled(self.tables[situation], factor, self._rows, reading)
+        model = situation.removesuffix("_beside")
+        return Scaled(
+            self.tables[situation],
+            factor,
+            self._texts,
+            self.text.get(model, 0.0),
+            ROW if model == "verify" else math.inf,  # all chains of a tree step have one text
+        )
 
     def note(self, situation: Situation, size: float, seconds: float) -> None:
         """Learn that a forward of `size` rows took `seconds`."""

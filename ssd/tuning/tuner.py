@@ -32,7 +32,7 @@ _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 _EARLY, _FAR_BEHIND = 8, 0.6
 # Rounds after which a plan is chosen again, since its measurements may have become better.
 _CHOSEN_FOR = 64
-_REMEMBERED = 64  # plans
+_REMEMBERED = 256  # plans
 
 
 def batch_class(batch: int) -> int:
@@ -95,10 +95,10 @@ class _Place(NamedTuple):
 
 
 class _Window:
-    """Rounds that followed one setting at one batch size, since that plan was last judged."""
+    """Rounds that followed one setting at one batch size and class of texts, since that plan was last judged."""
 
-    def __init__(self, batch: int, setting: Setting | None) -> None:
-        self.batch, self.setting = batch, setting
+    def __init__(self, batch: int, text: int, setting: Setting | None) -> None:
+        self.batch, self.text, self.setting = batch, text, setting
         self.rounds = self.tokens = 0
         self.seconds = 0.0
 
@@ -111,7 +111,10 @@ class _Window:
 class Tuning:
     """Keeps the present plan for every kind of request, by the pair's `estimates`. The proposer reports every round.
 
-    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`)."""
+    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`). `on_trial`:
+    the present round tries another number of cores, and says nothing of plans."""
+
+    on_trial = False
 
     def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
         self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
@@ -121,9 +124,9 @@ class Tuning:
         self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
         self._given: dict[tuple[Speculation, int], Speculation] = {}  # answers of `current` since the last choice
         self._batch, self._text, self._kinds, self._draft = 1, 0, [0], False
-        # Windows that have begun, by batch class and setting, which alternate under load.
-        self._open: dict[tuple[int, Setting | None], _Window] = {}
-        self._window, self.windows = _Window(0, None), 0
+        # Windows that have begun, by classes and setting, which alternate under load.
+        self._open: dict[tuple[int, int, Setting | None], _Window] = {}
+        self._window, self.windows = _Window(0, 0, None), 0
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
@@ -212,9 +215,11 @@ class Tuning:
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
         """Learn from a round (see `Estimates.note`), and choose again when it is time."""
+        if self.on_trial:
+            round_ = None
         self.estimates.note(round_, draft)
         if round_ is not None:
-            followed = batch_class(round_.batch), round_.setting
+            followed = batch_class(round_.batch), self._text, round_.setting
             if followed not in self._open and len(self._open) >= _OPEN:
                 self._open.clear()
             self._window = self._open.setdefault(followed, _Window(*followed))
@@ -222,8 +227,8 @@ class Tuning:
         if self.estimates.rounds % _CHOSEN_FOR == 0:
             self._given.clear()
         if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):
-            window, self._window = self._window, _Window(0, None)
-            del self._open[window.batch, window.setting]
+            window, self._window = self._window, _Window(0, 0, None)
+            del self._open[window.batch, window.text, window.setting]
             self._judge(window)
 
     def _far_behind(self, window: _Window) -> bool:
@@ -240,7 +245,7 @@ class Tuning:
         followed = [
             (place, plan)
             for place, (plan, _) in self._plans.items()
-            if (*place[:3], plan.setting) == (window.batch, self._text, self._draft, window.setting)
+            if (*place[:3], plan.setting) == (window.batch, window.text, self._draft, window.setting)
         ]
         if not followed:
             return

@@ -12,6 +12,7 @@ from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
+from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.grammars import GrammarQueue
 from ssd.verifier.proposer import Proposer, Result
 from ssd.verifier.scheduler import Scheduled, Scheduler
@@ -39,6 +40,7 @@ class TargetEngine:
         verification: Verification,
         proposer: Proposer,
         stop_token_ids: frozenset[int] = frozenset(),
+        cores: CoreChoice | None = None,
     ) -> None:
         salt = f"{config.digest}/{config.dtype}/{config.quantize}/{config.activations}"
         self.pool = PagePool(config.num_pages, config.page_size, salt)
@@ -46,6 +48,7 @@ class TargetEngine:
         self.proposer = proposer
         self._compiling = GrammarQueue(config, stop_token_ids)
         self._config, self._verification, self._stop_token_ids = config, verification, stop_token_ids
+        self._cores = cores
         self._forward_ended = 0.0
         self._preemptions = 0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
@@ -80,11 +83,6 @@ class TargetEngine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting or self._compiling.waiting)
 
-    @property
-    def took(self) -> tuple[int, float]:
-        """Return the last step's tokens, and the seconds of its verification."""
-        return self._took[:2]
-
     def load(self) -> Load:
         """Return the present load, and what the last step took."""
         tokens, verify, waited = self._took
@@ -118,6 +116,8 @@ class TargetEngine:
             host_work()
             self._took = (0, 0.0, 0.0)
             return refused
+        if self._cores is not None:
+            self._cores.begin(sum(len(part.row.token_ids) for part in batch))
         verified = self._verification.verify(batch, len(self.scheduler.running), host_work)
         self._account(verified, waited)
         committed = self._commit(verified)
@@ -153,6 +153,8 @@ class TargetEngine:
         """Add up where the time went: every second of a round is verification, waiting for the draft, or overhead."""
         verify, between = verified.ended - verified.began, verified.began - self._forward_ended - waited
         self._took = (sum(len(part.row.token_ids) for part in verified.batch), verify, waited)
+        if self._cores is not None:
+            self._cores.end(verify)
         for sequence in (part.sequence for part in verified.batch):
             if sequence.round > 0:
                 sequence.timing.verify += verify

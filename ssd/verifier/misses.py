@@ -49,13 +49,13 @@ class WaitCosts:
         self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
-        self._priced: tuple[tuple[int, int, bool], Callable[[int], float]] | None = None
+        self._priced: tuple[tuple[int, int, int, bool], Callable[[int], float]] | None = None
 
     def pricing(self) -> Callable[[int], float]:
         """Return a function that gives the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
-        key = self.estimates.rounds, self.verified, self.estimates.works_ahead
+        key = self.estimates.rounds, self.batch, self.verified, self.estimates.works_ahead
         if self._priced is None or self._priced[0] != key:
             self._priced = key, self._pricing()
         return self._priced[1]

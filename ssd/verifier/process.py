@@ -22,7 +22,7 @@ from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import State
 from ssd.layers.ranks import SINGLE
 from ssd.system import failpoints
-from ssd.tuning.core_count import CoreCount
+from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.loading import load
 from ssd.verifier.overlap import overlapped
@@ -81,8 +81,8 @@ class Target:
         proposer: Proposer = NoProposer()
         self._board: BoardProposer | None = None
         on_cpu = runner.model.device.type == "cpu" and config.emulate is None and config.tensor_parallel_size == 1
-        self._team = CoreTeam(*config.core_counts("target")) if on_cpu else None
-        self._count = CoreCount(self._team.all if self._team else 1)
+        own, every = config.core_counts("target")
+        self._team = CoreTeam(own, every) if on_cpu and every > 1 else None
         self._experience: Experience | None = None
         self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
@@ -93,7 +93,9 @@ class Target:
             proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, elastic, remote)
             self._board = proposer
         verification = overlapped(plain, config, reader, proposer.asks)
-        self.engine = TargetEngine(config, verification, proposer, stops)
+        learns = None if self._experience is None else self._experience.tuning
+        cores = None if self._team is None else CoreChoice(self._team, learns)
+        self.engine = TargetEngine(config, verification, proposer, stops, cores)
         self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
 
     def serve(self) -> None:
@@ -142,20 +144,11 @@ class Target:
             self._child.trace.enter(State.OTHER)
         failpoints.reach("target.step")
         self._emissions = self.engine.step(self._deliver)
-        if self._team is not None and self._team.alone and self._emissions:
-            self._count_cores(self._team)
         if not self.engine.busy:
             self._deliver()
         if self._orphaned:
             self.engine.abort_all()
             self._orphaned = False
-
-    def _count_cores(self, team: CoreTeam) -> None:
-        """Learn from the last step on how many cores the next one computes."""
-        before, count = self._count.count, self._count.note(*self.engine.took)
-        team.limit(count)
-        if self._count.count != before:
-            log.info("computing on %d of %d cores, by time", self._count.count, team.all)
 
     def _park_or_call(self, board: BoardProposer) -> None:
         """End the process of an unused draft, and have another one started once it is wanted."""

@@ -19,12 +19,11 @@ from ssd.ipc.messages import Rehearse
 from ssd.ipc.public import Message
 from ssd.kernels import build
 from ssd.speculation.sampling import Law, argmax
-from ssd.tuning.costs import FAR, NEAR, Costs, CostTable, Situation
+from ssd.tuning.costs import FAR, NEAR, ROW, Costs, CostTable, Situation
 from ssd.tuning.estimates import DraftTelemetry
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write
 from ssd.tuning.tuner import Tuning
 
-_ROW = 8  # tokens of a measured row
 _ALONE = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
@@ -63,7 +62,8 @@ class Experience:
     @property
     def _unknown(self) -> bool:
         costs = self.tuning.estimates.costs
-        return costs.disturbed or not all(table.known for table in costs.tables.values())
+        texts = bool(costs.text) or longest_text(self._config) < FAR
+        return costs.disturbed or not (texts and all(table.known for table in costs.tables.values()))
 
     def measured(self) -> None:
         """End an attempt to measure, and let `save` write it. If it was disturbed, the next process tries again."""
@@ -79,13 +79,19 @@ class Experience:
             self._written, self._due = self.tuning.estimates.rounds, now + _SAVE_EVERY_S
 
 
+def longest_text(config: EngineConfig) -> int:
+    """Return the tokens of the longest text before a measured row of the target, and of the draft on this machine."""
+    pages = config.num_pages if config.draft is None else min(config.num_pages, config.draft_num_pages)
+    return max(1, min(config.max_model_len, pages * config.page_size) - ROW)
+
+
 class TargetRehearsal:
     """Runs verifications of made-up tokens on `runner`, over pages of `pool` that nobody uses."""
 
     def __init__(self, config: EngineConfig, runner: Runner, pool: PagePool) -> None:
         self._runner, self._table = runner, PageTable(pool)
-        self._most = config.max_num_seqs * _ROW
-        self._longest = min(runner.model.shape.max_position, pool.count * pool.size) // 2
+        self._most = config.max_num_seqs * ROW
+        self._longest = longest_text(config)
 
     def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes that a batch may have."""
@@ -97,7 +103,7 @@ class TargetRehearsal:
 
     def begin(self) -> None:
         """Take pages for the longest text. Raises OutOfPages."""
-        self._table.grow(min(FAR, self._longest) + _ROW)
+        self._table.grow(min(FAR, self._longest) + ROW)
         self._runner.cache.blank(self._table.pages)
 
     def end(self) -> None:
@@ -105,7 +111,7 @@ class TargetRehearsal:
 
     def verify(self, tokens: int, text: int = NEAR) -> float:
         """Return the seconds of a verification of `tokens` tokens behind a text, with samples."""
-        counts = [min(_ROW, tokens - done) for done in range(0, tokens, _ROW)]
+        counts = [min(ROW, tokens - done) for done in range(0, tokens, ROW)]
         begun, pages = min(text, self._longest), self._table.pages
         rows = [Row([0] * n, begun, pages, n, slot) for slot, n in enumerate(counts)]
         began = time.perf_counter()
@@ -123,6 +129,7 @@ def rehearse(
     The draft must have joined; `tell` posts it a message. A draft that does not answer leaves its tables empty. `costs`
     are marked as disturbed unless two passes over all sizes agree."""
     looks = [Costs() for _ in range(_LOOKS)]
+    costs.cores.clear()
     costs.disturbed = True
 
     def rest() -> None:
@@ -171,11 +178,13 @@ def _verifications(
 def _by_cores(target: TargetRehearsal, costs: Costs, team: CoreTeam) -> Iterator[None]:
     """Note the time of a verification of one token on 1, 2, 4, ... and on all cores."""
     try:
-        for count in sorted({min(1 << power, team.all) for power in range(team.all.bit_length() + 1)}):
-            team.limit(count)
+        for count in sorted({team.all, *(1 << power for power in range(team.all.bit_length()))}, reverse=True):
             for _ in range(_CORE_SAMPLES):
+                team.limit(count)
                 costs.cores[count] = min(target.verify(1), costs.cores.get(count, math.inf))
-            yield
+                yield
+            if costs.cores[count] > _LONGEST_S:
+                break
     finally:
         team.limit(team.all)
 
@@ -210,11 +219,11 @@ def _reading(
         yield from _verifications(target, _READING, far["verify"], FAR)
         yield from _in_turn(far["step"], tell, board, _READING_CHAINS, FAR)
     for situation, table in far.items():
-        near = {
-            size: min(look.tables[situation].seconds.get(size, math.inf) for look in looks) for size in table.seconds
-        }
-        if found := [seconds / near[size] - 1 for size, seconds in table.seconds.items()]:
-            costs.text[situation] = min(1.0, max(0.0, median(found) / (FAR - NEAR)))
+        near = [look.tables[situation].seconds for look in looks]
+        both = [size for size in table.seconds if all(size in seconds for seconds in near)]
+        if both:
+            gains = [table.seconds[size] / min(seconds[size] for seconds in near) - 1 for size in both]
+            costs.learn_text(situation, median(gains) / (FAR - NEAR))
 
 
 def _together(

@@ -57,6 +57,24 @@ def test_the_kernels_of_a_wheel_that_are_fastest_here_are_taken(
     (foreign / "cpu-v4.so").write_text("of another system")
     assert build.prebuilt(needs["v4"], foreign) is None
     assert "the packaged kernels do not load" in caplog.text
+    note.write_bytes(b"\xff\xfe")
+    note.chmod(0o444)
+    assert build.prebuilt(needs["v4"], tmp_path) == found
+
+
+def test_kernels_are_chosen_where_nothing_can_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, files = tmp_path / "some.c", [tmp_path / "one.so", tmp_path / "other.so"]
+    source.write_text("void sample_product(long rows, char *memory) {}\n")
+    for file in files:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True)
+    monkeypatch.setenv("SSD_CACHE", "/proc/none")
+    assert build.fastest(files) in files and "cannot be noted" in caplog.text
+
+
+def test_a_package_without_kernels_has_none(tmp_path: Path) -> None:
+    assert build.prebuilt(["avx2"], tmp_path) is None
 
 
 def test_other_sources_make_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

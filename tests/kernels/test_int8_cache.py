@@ -103,17 +103,22 @@ def test_ids_are_those_of_ar_with_the_same_cache(asked: dict[str, Any], tmp_path
     prompts = [tiny.token_ids(n, n) for n in (3, 50, 18)] + [tiny.token_ids(50, 50)[:30]]
     laws = params(4, 30, **asked)
 
-    def run(mode: str, cache: Any) -> Texts:
-        runner = Runner(model, 300, PAGE_SIZE, cache_dtype=cache)
-        speculation = Speculation("ar") if mode == "ar" else Speculation("ssd", 4, (3,), backup="none")
+    def run(mode: str) -> Texts:
+        runner = Runner(model, 300, PAGE_SIZE, cache_dtype="int8")
+        speculation = {
+            "ar": Speculation("ar"),
+            "sd": Speculation("sd", 4),
+            "ssd": Speculation("ssd", 4, (3,), backup="none"),
+        }[mode]
         settings = config(speculation, max_num_seqs=4, num_pages=300)
-        other = None if mode == "ar" else Draft(settings, draft)
+        other = Draft(settings, draft) if mode in ("sd", "ssd") else None
         return Pair(settings, runner, other).run(prompts, laws)
 
-    alone = run("ar", "int8")
-    texts = run("ssd", "int8")
-    assert texts.ids == alone.ids
-    assert sum(metrics.accepted_tokens for metrics in texts.metrics) > 10
+    alone = run("ar")
+    for mode in ("sd", "ssd"):
+        texts = run(mode)
+        assert texts.ids == alone.ids
+        assert sum(metrics.accepted_tokens for metrics in texts.metrics) > 10
 
 
 def test_a_model_reads_what_was_rounded(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ def gaining(gain: float) -> Seconds:
     return lambda cores: 0.008 / gain ** (cores.bit_length() - 1)
 
 
-def play(count: CoreCount, rounds: int, seconds: Seconds, dice: Random) -> list[int]:
-    used, now = [], count.count
+def play(
+    count: CoreCount, rounds: int, seconds: Seconds, dice: Random, sizes: tuple[int, ...] = (1, 1, 1, 5)
+) -> list[int]:
+    used = []
     for _ in range(rounds):
-        used.append(now)
-        now = count.note(dice.choice((1, 1, 1, 5)), seconds(now) * dice.uniform(0.97, 1.03))
+        used.append(count.cores(dice.choice(sizes)))
+        count.note(seconds(used[-1]) * dice.uniform(0.97, 1.03))
     return used
 
 
@@ -42,12 +44,26 @@ def test_cores_that_bring_something_again_are_used_again() -> None:
     assert count.count == 4
 
 
-def test_trials_are_short() -> None:
-    used = play(CoreCount(2), 20_000, gaining(1.5), Random(2))
-    assert 0 < used.count(1) < 0.02 * len(used)
+@pytest.mark.parametrize("sizes", [(1,), (1, 1, 1, 5), tuple(range(1, 12)), tuple(range(16, 150))], ids=len)
+def test_trials_are_few_rounds(sizes: tuple[int, ...]) -> None:
+    used = play(CoreCount(2), 20_000, gaining(1.5), Random(2), sizes)
+    assert used.count(1) < 0.011 * len(used)
 
 
-def test_a_trial_whose_rounds_do_not_come_again_is_given_up() -> None:
+def test_a_prompt_has_all_cores() -> None:
+    count = CoreCount(8)
+    play(count, 6000, gaining(0.9), Random(3), (1, 2))
+    assert [count.cores(tokens) for tokens in (1, 2, 200)] == [1, 1, 8]
+
+
+def test_fewer_cores_that_won_once_by_chance_are_not_used() -> None:
+    """Nor while the size that won does not come again."""
     count = CoreCount(2)
-    used = [count.note(size, 0.001) for size in range(1, 2000)]
-    assert count.count == 2 and used.count(1) < 0.2 * len(used)
+    while not count.trying:
+        count.cores(1)
+        count.note(0.001)
+    while count.trying:
+        count.note(0.001)
+        count.cores(1)
+    used = [count.cores(size) for size in range(2, 2000) if count.note(0.001) is None]
+    assert count.count == 2 and used.count(1) < 0.02 * len(used)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.tuning.choice import Chooser
-from ssd.tuning.costs import NEAR, Costs, CostTable
+from ssd.tuning.costs import NEAR, ROW, Costs, CostTable
 from ssd.tuning.predictor import SpeculationPlan
 
 STAIRCASE = {1: 0.0137, 5: 0.0190, 6: 0.0219, 7: 0.0308, 12: 0.0400}
@@ -46,14 +46,28 @@ def test_a_machine_that_slows_down_does_so_for_all_sizes() -> None:
 
 def test_each_row_reads_its_text() -> None:
     costs = Costs({"verify": STAIRCASE, "verify_beside": STAIRCASE, "step": {1: 0.004}}, {"verify": 0.001})
-    costs.situate(2, NEAR + 500)
+    costs.situate(2, 1000)
     verify, beside, step = costs.of("verify"), costs.of("verify_beside"), costs.of("step")
     assert verify is not None and beside is not None and step is not None
-    assert verify.at(12) == beside.at(12) == pytest.approx(STAIRCASE[12] + 2 * 0.5 * STAIRCASE[6])
+    expected = STAIRCASE[12] + 0.001 * (2 * 1000 - NEAR * 12 / ROW) * STAIRCASE[6]
+    assert verify.at(12) == beside.at(12) == pytest.approx(expected)
     assert step.at(1) == 0.004, "what reading costs the draft was not measured"
     costs.situate(1, NEAR)
     near = costs.of("verify")
-    assert near is not None and near.at(12) == STAIRCASE[12]
+    assert near is not None and near.at(7) == STAIRCASE[7]
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 8e-3, 1.0])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_no_forward_takes_no_time(share: float, rows: int) -> None:
+    """Shares come from files, and from measurements that other work disturbed."""
+    costs = Costs({"verify": STAIRCASE, "step": {1: 0.004}}, {"verify": share, "step": share})
+    costs.learn_text("step", share)
+    costs.situate(rows, 1)
+    costs.note("verify", 8, 0.01), costs.note("step", 4, 0.01)
+    for situation in ("verify", "step"):
+        cost = costs.of(situation)  # type: ignore[arg-type]
+        assert cost is not None and min(cost.at(size) for size in range(1, 40)) > 0
 
 
 def test_a_machine_behind_a_long_text_is_not_slow() -> None:

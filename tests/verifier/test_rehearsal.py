@@ -112,14 +112,17 @@ def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monk
     assert costs.text == pytest.approx({"verify": 1 / (FAR - NEAR)})
 
 
-def test_a_verification_is_timed_on_each_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slower", [1, 100])
+def test_a_verification_is_timed_on_each_number_of_cores(slower: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow model on those alone that keep the start short."""
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
     costs, machine, team = Costs(), ScriptedVerifications(1.0), CoreTeam(4, 6)
-    monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: 1.0 / torch.get_num_threads())
+    monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: slower * 0.01 / torch.get_num_threads())
     board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
     for _ in rehearse(machine, costs, lambda _: True, board, team):
         pass
-    assert costs.cores == {1: 1.0, 2: 0.5, 4: 0.25, 6: 1 / 6}
+    expected = {count: slower * 0.01 / count for count in ((1, 2, 4, 6) if slower == 1 else (6,))}
+    assert costs.cores == pytest.approx(expected)
     assert torch.get_num_threads() == 6
 
 
