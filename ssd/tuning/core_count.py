@@ -6,18 +6,20 @@ from statistics import median
 
 LITTLE, ENOUGH = 1.1, 1.15
 """Gains of a doubling of cores, as factors: below the first it is not worth it, above the second it is again."""
-# Rounds before the next trial: usually; after one that fewer cores won, which must win twice; while fewer are used.
+# Rounds before the next trial: usually; after one that the other count won, which must win twice; while fewer are used.
 _USUALLY, _TO_CONFIRM, _WHILE_FEWER = 512, 32, 128
-_EACH, _LONGEST = 5, 64  # rounds of a trial on either count; rounds after which one is given up
+# Rounds of a trial on either count, without the first, in which other programs move to the cores that became free; and
+# rounds after which a trial is given up.
+_EACH, _MOVING, _LONGEST = 5, 3, 64
 _ALIKE = 2  # a count serves verifications of up to this many times the tokens that it was judged by
 
 
 class CoreCount:
     """Owns the present `count` of at most `most` cores. `trying`: the next verification belongs to a trial.
 
-    Now and then a trial takes turns between this count and half or twice as many, in rounds of one size; all others go
-    on as before. Another program's load on a core shows here, and so does memory that fewer cores fill. Fewer cores
-    must win twice, more cores once. A prompt, or a much larger batch, has all cores."""
+    Now and then a trial compares some rounds of one size on this count with some on half or twice as many; rounds
+    of other sizes go on as before. Another program's load on a core shows here, and so does memory that fewer cores
+    fill. A count must win twice. A prompt, or a much larger batch, has all cores."""
 
     def __init__(self, most: int) -> None:
         self.count = self._most = most
@@ -49,22 +51,21 @@ class CoreCount:
 
     def _judge(self, trial: _Trial) -> None:
         fewer, more = trial.counts
-        won = self._of_fewer and trial.gain < LITTLE
+        won = trial.gain < LITTLE if self._of_fewer else trial.gain > ENOUGH
         if won and self._won_once:
-            self.count, self._judged, won = fewer, trial.tokens, False
-        elif not self._of_fewer and trial.gain > ENOUGH:
-            self.count = more
+            self.count, self._judged, won = fewer if self._of_fewer else more, trial.tokens, False
         self._won_once, self._trial, self._rounds = won, None, 0
         self._wait = _TO_CONFIRM if won else _WHILE_FEWER if self.count < self._most else _USUALLY
 
     def _other(self) -> int:
         """Return the count to try, of fewer and of more cores by turns where there are both."""
-        self._of_fewer = self._won_once or self.count == self._most or (self.count > 1 and not self._of_fewer)
+        if not self._won_once:
+            self._of_fewer = self.count == self._most or (self.count > 1 and not self._of_fewer)
         return max(1, self.count // 2) if self._of_fewer else min(self._most, 2 * self.count)
 
 
 class _Trial:
-    """Rounds of `tokens` tokens by turns on two counts of cores, fewer first."""
+    """Rounds of `tokens` tokens on two counts of cores, first on the fewer ones."""
 
     def __init__(self, tokens: int, present: int, other: int) -> None:
         self.tokens, self.counts = tokens, (min(present, other), max(present, other))
@@ -72,7 +73,7 @@ class _Trial:
 
     @property
     def _turn(self) -> int:
-        return len(self._seconds[0]) > len(self._seconds[1])
+        return len(self._seconds[0]) >= _MOVING + _EACH
 
     @property
     def next(self) -> int:
@@ -80,12 +81,12 @@ class _Trial:
 
     @property
     def over(self) -> bool:
-        return len(self._seconds[1]) >= _EACH
+        return len(self._seconds[1]) >= _MOVING + _EACH
 
     @property
     def gain(self) -> float:
         """Return how many times faster the larger count was."""
-        fewer, more = map(median, self._seconds)
+        fewer, more = (median(seconds[_MOVING:]) for seconds in self._seconds)
         return fewer / max(1e-9, more)
 
     def note(self, seconds: float) -> None:

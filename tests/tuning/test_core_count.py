@@ -47,7 +47,7 @@ def test_cores_that_bring_something_again_are_used_again() -> None:
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 1, 5), tuple(range(1, 12)), tuple(range(16, 150))], ids=len)
 def test_trials_are_few_rounds(sizes: tuple[int, ...]) -> None:
     used = play(CoreCount(2), 20_000, gaining(1.5), Random(2), sizes)
-    assert used.count(1) < 0.011 * len(used)
+    assert used.count(1) < 0.017 * len(used)
 
 
 def test_a_prompt_has_all_cores() -> None:
