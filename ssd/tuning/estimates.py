@@ -326,6 +326,12 @@ class Estimates:
         verify = self.costs.of("verify")
         return 0.0 if verify is None else batch / verify.at(batch)
 
+    @property
+    def tokens_a_row(self) -> float:
+        """Return the tokens that a row brought in a recent round; 1 before any."""
+        rows, tokens, _ = self._long_run
+        return max(1.0, tokens.value / rows) if rows else 1.0
+
     def plain_s(self, batch: int) -> float | None:
         """Return the seconds of a verification of one token for each of `batch` rows; None while not measured."""
         cost = self.costs.of("verify") or self.costs.of("verify_beside")

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -32,11 +32,14 @@ _LONGEST_SILENCE_S = 0.2
 # Initial chances: that a proposal's first token is accepted, the gain of each degree of evidence, and that each later
 # token is if those before it are. They count as `_SAMPLES` rounds; each kind of law above greedy has `_WARM` of them.
 _FIRST, _EVIDENCE, _NEXT, _WARM, _SAMPLES, _SMOOTHING = 0.2, 0.07, 0.85, 0.7, 10, 0.02
-# Worth of one more token in a batch of several rows; alone it is 1. The row ends sooner, but the others go on. A batch
-# that is smaller by a row saves less time than the long-run speed says, unless another request waits.
-_AMONG_OTHERS = 0.8
+# Worth of one more token in a batch of several rows that bring a token each; alone it is 1. The row ends sooner, but
+# the others go on. Where all rows bring more tokens, they end together, and each is worth more, up to 1.
+_AMONG_OTHERS = 0.5
 # Where no proposal can pay, a row still asks for one in every 16th round, to learn whether that has changed.
 _SELDOM = 16
+# Tokens that a new row's proposals are thought to bring in a round beyond their price, and the seconds that asking for
+# one takes this process (40 us a row and round, EPYC of family 26).
+_HOPED, _ASKING_S = 0.2, 40e-6
 
 
 class WaitCosts:
@@ -66,7 +69,7 @@ class WaitCosts:
             return lambda more: 0.0
         speed, verified = self.estimates.speed(self.batch), self.verified
         if self.batch > 1:
-            speed /= _AMONG_OTHERS
+            speed /= min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
         present = cost.at(verified)
         return lambda more: speed * (cost.at(verified + more) - present)
 
@@ -143,12 +146,13 @@ class _Guesser:
     """The speculator of a sequence, None once it has failed.
 
     `kind`: of the sequence's sampling law. `known`: tokens that the speculator was given. `guess`: its last
-    proposal."""
+    proposal. `gain`: tokens that its proposals were expected to bring lately beyond their price."""
 
     speculator: Speculator | None
     kind: int = 0
     known: int = 0
     guess: Items[int] = ()
+    gain: Mean = field(default_factory=lambda: recent(_HOPED))
 
     @property
     def evidence(self) -> int:
@@ -179,11 +183,14 @@ class ModelFree(MissPolicy):
         self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        """Return True if verifying one token costs more than the best proposal brings.
+        """Return True if verifying one token costs more than the best proposal brings, or asking more than came of it.
 
         Now and then return False, to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return False
+        guesser = self._guessers.get(sequence.request)
+        if guesser is not None and guesser.gain.value < _ASKING_S * costs.estimates.speed(costs.batch):
+            return True
         return costs.pricing()(1) >= max(chances[0].value for chances in self._chances[sequence.kind])
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
@@ -237,6 +244,7 @@ class ModelFree(MissPolicy):
                 best, depth = gain, count
             elif gain + reached * (most - count) <= best:
                 break  # more tokens cost more, and bring no more than this
+        guesser.gain.note(best)
         return depth
 
 

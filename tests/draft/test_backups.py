@@ -158,11 +158,37 @@ def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
     assert not lookup.hopeless(sequence, priced(0.8))  # K was asked for
 
 
-def priced(each: float) -> WaitCosts:
-    """Costs where each further token takes the time of so many tokens, at one token a second."""
+def test_a_row_whose_lookups_bring_less_than_they_cost_asks_seldom() -> None:
+    """Until a text begins to repeat itself."""
+    submit = Submit(0, [*range(30)], SamplingParams(max_tokens=100, seed=0))
+    sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
+    lookup, asked = Lookup(), []
+    costs = priced(0.1, seconds=1 / 500)
+    for sequence.round in range(1, 97):
+        if not lookup.hopeless(sequence, costs):
+            asked.append(sequence.round)
+            lookup.propose(sequence, costs)
+    assert asked[:8] == [*range(1, 9)] and asked[-3:] == [64, 80, 96]
+    sequence.tokens[:] = [*range(30), *range(25)]
+    lookup.propose(sequence, costs)
+    sequence.round = 97
+    assert not lookup.hopeless(sequence, costs)
+
+
+@pytest.mark.parametrize(("brought", "expected"), [(4, 0.25), (6, 0.25), (8, 0.25), (16, 0.5)])
+def test_a_token_among_others_is_worth_what_all_rows_bring(brought: int, expected: float) -> None:
+    """Half where each of four rows brings one token, all where each brings two; the price follows the speed too."""
+    costs = priced(0.125)
+    costs.batch = 4
+    costs.estimates.note(DecodingRound(4, 4, 4.0, 0.0, brought, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
+    assert costs.pricing()(1) == pytest.approx(expected, rel=0.1)
+
+
+def priced(each: float, seconds: float = 1.0) -> WaitCosts:
+    """Costs where each further token takes the time of so many tokens, at a token in so many `seconds`."""
     estimates = Estimates()
-    estimates.recall(Knowledge(tables={"verify": {1: 1.0, 2: 1.0 + each}}))
-    estimates.note(DecodingRound(1, 1, 1.0, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
+    estimates.recall(Knowledge(tables={"verify": {1: seconds, 2: seconds * (1.0 + each)}}))
+    estimates.note(DecodingRound(1, 1, seconds, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
     return WaitCosts(estimates)
 
 
