@@ -45,7 +45,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "v3": (("-march=x86-64-v3",), _AVX2),
 }
 """Name -> options of the compiler, and the flags in /proc/cpuinfo without which a processor cannot run it. These are
-the processors that `simd.h` tells apart; older ones have no products. Time decides among those that run (`fastest`)."""
+the processors that `simd.h` tells apart; older ones have no products. `fastest` decides by time which one serves."""
 _SAMPLES, _SAMPLE_ROWS, _SAMPLE_BYTES = 9, (1, 2, 5, 8, 16), 2**21
 
 

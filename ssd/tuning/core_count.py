@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-LITTLE, ENOUGH = 1.1, 1.15
-"""Gains of a doubling of cores, as factors: below the first it is not worth it, above the second it is again."""
+LITTLE = 1.1
+"""The gain of a doubling of cores, as a factor, below which it is not worth it."""
+_ENOUGH = 1.15  # the gain above which it is worth it again
 # Rounds before the next trial: usually; after one that the other count won, which must win twice; while fewer are used.
 _USUALLY, _TO_CONFIRM, _WHILE_FEWER = 512, 32, 128
 # Rounds of a trial on either count, without the first, in which other programs move to the cores that became free; and
@@ -51,7 +52,7 @@ class CoreCount:
 
     def _judge(self, trial: _Trial) -> None:
         fewer, more = trial.counts
-        won = trial.gain < LITTLE if self._of_fewer else trial.gain > ENOUGH
+        won = trial.gain < LITTLE if self._of_fewer else trial.gain > _ENOUGH
         if won and self._won_once:
             self.count, self._judged, won = fewer if self._of_fewer else more, trial.tokens, False
         self._won_once, self._trial, self._rounds = won, None, 0

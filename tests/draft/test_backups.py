@@ -185,7 +185,7 @@ def test_a_token_among_others_is_worth_what_all_rows_bring(brought: int, expecte
 
 
 def priced(each: float, seconds: float = 1.0) -> WaitCosts:
-    """Costs where each further token takes the time of so many tokens, at a token in so many `seconds`."""
+    """Costs of an engine that brings a token in `seconds`; one more token to verify takes `each` times as long."""
     estimates = Estimates()
     estimates.recall(Knowledge(tables={"verify": {1: seconds, 2: seconds * (1.0 + each)}}))
     estimates.note(DecodingRound(1, 1, seconds, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
