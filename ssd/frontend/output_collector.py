@@ -13,10 +13,10 @@ from ssd.ipc.messages import Emission
 from ssd.ipc.public import Chunk, Done, Failed, TokenLogprob
 
 Origin: TypeAlias = Literal["hit", "miss", "draft", "rejected", "plain"]
-"""The source of tokens. The first three are accepted draft tokens: of a speculation that was prepared (`hit`), of one
-made after a miss (`miss`), or of one without a look-up (`draft`). `rejected` is the target's own token in place of a
-rejected draft token. `plain` is any other token of the target: the bonus token if all draft tokens were accepted, or a
-token where nothing was drafted."""
+"""Origin of tokens: the kind of round that made them. The first three are accepted draft tokens: of a speculation that
+was prepared (`hit`), of one made after a miss (`miss`), or of one without a look-up (`draft`); their `Source` says who
+proposed them. `rejected` is the target's own token in place of a rejected draft token. `plain` is any other token of
+the target: the bonus token if all draft tokens were accepted, or a token where nothing was drafted."""
 
 
 class Part(Chunk, frozen=True):

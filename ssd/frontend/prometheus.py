@@ -19,6 +19,7 @@ from ssd.config.params import MAX_LOOKAHEAD
 from ssd.frontend.request import Observer, Request
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.messages import DraftState, Emission, Load
+from ssd.ipc.public import Source
 
 # Bounds in seconds. Tokens that come together have latencies under a millisecond.
 _TOKEN = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -48,6 +49,7 @@ _COUNTERS = {
 _LABELLED = {
     "request_success": ("finished_reason", "Requests that ended."),
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Draft tokens accepted, by position."),
+    "spec_decode_num_accepted_tokens_per_source": ("source", "Draft tokens accepted, by source."),
     "spec_decode_cache_misses": ("reason", "Outcomes that the draft had not prepared for, by reason."),
 }
 _HISTOGRAMS = {
@@ -115,6 +117,8 @@ class PrometheusExporter(Collector, Observer):
         self._labelled = {name: Counter[str]() for name in _LABELLED}
         self._positions = self._labelled["spec_decode_num_accepted_tokens_per_pos"]
         self._positions.update(dict.fromkeys(map(str, range(MAX_LOOKAHEAD)), 0))
+        self._sources = self._labelled["spec_decode_num_accepted_tokens_per_source"]
+        self._sources.update(dict.fromkeys(get_args(Source), 0))
         self._histograms = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -150,6 +154,8 @@ class PrometheusExporter(Collector, Observer):
             self._counts["spec_decode_num_drafts"] += 1
             self._counts["spec_decode_num_draft_tokens"] += emission.drafted
             self._counts["spec_decode_num_accepted_tokens"] += emission.accepted
+            if emission.source:
+                self._sources[emission.source] += emission.accepted
             for position in range(min(emission.accepted, MAX_LOOKAHEAD)):
                 self._positions[str(position)] += 1
         if emission.cache == "hit":

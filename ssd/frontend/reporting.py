@@ -56,8 +56,8 @@ class Reporting(Observer):
             self._dropped += 1
             return
         tokens, first = len(emission.token_ids), request.completion_tokens == 0
-        about = emission.drafted, emission.accepted, emission.cache
-        self._rounds.append(RoundEvent(time.monotonic_ns(), emission.request, tokens, *about, first))
+        about = emission.drafted, emission.accepted, emission.cache, first, emission.source
+        self._rounds.append(RoundEvent(time.monotonic_ns(), emission.request, tokens, *about))
 
     def ended(self, request: Request, reason: str) -> None:
         if len(self._ended) == MAX_ENDED:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
 from ssd.ipc import public
-from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Tokens
+from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
 from ssd.tuning.costs import NEAR
 
 INTERNAL_VERSION = 128
@@ -104,8 +104,9 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The result of one step for one request.
 
     `finish_reason` ends the request; `error` explains the reason `error`. The step verified `drafted` tokens and
-    accepted `accepted` of them. `cache` is the result of the look-up in the speculation cache: "hit", the reason of a
-    miss (the names of `ssd.ipc.trace_ring.Mark`), or empty without a look-up."""
+    accepted `accepted` of them; `source` proposed them, and is empty if there were none. `cache` is the result of the
+    look-up in the speculation cache: "hit", the reason of a miss (the names of `ssd.ipc.trace_ring.Mark`), or empty
+    without a look-up."""
 
     request: RequestId
     token_ids: Tokens
@@ -117,6 +118,7 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     accepted: Count = 0
     cache: Name = ""
     prompt_logprobs: Logprobs | None = None
+    source: Source | Literal[""] = ""
 
 
 class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -320,6 +322,7 @@ class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     accepted: Count
     cache: Name
     first: bool
+    source: Source | Literal[""] = ""
 
 
 class EndEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -15,7 +15,7 @@ from msgspec import Meta
 from ssd.config.params import SamplingDefaults, SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
@@ -33,6 +33,9 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
 FinishReason = Literal["stop", "length", "abort", "error"]
+Source = Literal["draft", "lookup", "memory", "grammar"]
+"""Proposers of draft tokens: the draft model; a lookup in the request's own text, or a plugin; the texts of other
+requests; a grammar that allows no other token."""
 
 
 class BadFrame(ValueError):
@@ -70,8 +73,9 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one request. A round is one verification; times are means per round in milliseconds.
 
     `hit_rate` leaves out the first round after prefill and is 0 in modes `ar` and `sd`. `acceptance_histogram[a]`
-    counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`. In mode `auto`
-    `plan` says which plan was in force at the end, and why."""
+    counts the rounds that accepted `a` draft tokens. `accepted_by_source` has the sources of `accepted_tokens`, without
+    those that count 0. `time_to_first_token_ms` includes `queue_time_ms`. In mode `auto` `plan` says which plan was in
+    force at the end, and why."""
 
     mode: Name = "ar"
     rounds: Count = 0
@@ -85,6 +89,7 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hit_rate: Number = 0.0
     tokens_per_second: Number = 0.0
     acceptance_histogram: Annotated[list[Count], Meta(max_length=65)] = []
+    accepted_by_source: dict[Source, Count] = {}
     queue_time_ms: Milliseconds = 0.0
     time_to_first_token_ms: Milliseconds = 0.0
     generation_time_ms: Milliseconds = 0.0

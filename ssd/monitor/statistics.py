@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
+from typing import get_args
 
 import msgspec
 
 from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, LinkLoad, RoundEvent
+from ssd.ipc.public import Source
 from ssd.ipc.trace_ring import TRACED, Span, State
 from ssd.monitor.history import History
 from ssd.monitor.messages import Process
@@ -49,7 +51,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
     """Figures of speculation.
 
     `per_position[i]`: of the rounds that verified more than i draft tokens, the share that accepted more than i.
-    `misses` counts by reason, first rounds included."""
+    `misses` counts by reason, first rounds included. `accepted_by_source` counts accepted draft tokens."""
 
     rounds: int
     acceptance_length: float
@@ -59,6 +61,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
     length_on_hit: float
     length_on_miss: float
     misses: dict[str, int]
+    accepted_by_source: dict[Source, int]
 
 
 class RequestFigures(msgspec.Struct, frozen=True):
@@ -165,6 +168,9 @@ def speculation_figures(rounds: Iterable[RoundEvent]) -> SpeculationFigures:
     drafted, accepted = sum(round.drafted for round in rounds), sum(round.accepted for round in rounds)
     hit = [round.accepted for round in rounds if round.cache == "hit"]
     miss = [round.accepted for round in rounds if round.cache not in ("", "hit", "first_round")]
+    by_source = Counter[str]()
+    for round in rounds:
+        by_source[round.source] += round.accepted
     longest = max((round.drafted for round in rounds), default=0)
     tried = [sum(round.drafted > index for round in rounds) for index in range(longest)]
     right = [sum(round.accepted > index for round in rounds) for index in range(longest)]
@@ -177,6 +183,7 @@ def speculation_figures(rounds: Iterable[RoundEvent]) -> SpeculationFigures:
         length_on_hit=_length(hit),
         length_on_miss=_length(miss),
         misses=dict(Counter(round.cache for round in rounds if round.cache not in ("", "hit")).most_common()),
+        accepted_by_source={source: by_source[source] for source in get_args(Source) if by_source[source]},
     )
 
 

@@ -172,16 +172,17 @@ class TargetEngine:
         for part, own, outcome, drafts in rows:
             sequence = part.sequence
             known = len(part.row.token_ids) - part.drafted
-            sequence.proposal, sequence.draft_probs = [], None
+            source = sequence.source
+            sequence.proposal, sequence.source, sequence.draft_probs = [], "draft", None
             if not part.complete and own[0] >= 0:
                 sequence.computed += known
                 sequence.table.share_computed(sequence.tokens, sequence.computed)
                 committed.append(_Committed(None, [], None))
                 continue
             base = len(sequence.tokens)
-            result = Result(sequence, sequence.round, base, part.drafted, outcome, sequence.cache, drafts)
+            result = Result(sequence, sequence.round, base, part.drafted, outcome, sequence.cache, drafts, source)
             sequence.computed += known + outcome.accepted
-            sequence.count_round(outcome, part.drafted)
+            sequence.count_round(outcome, part.drafted, source)
             sequence.tokens += [*part.draft[: outcome.accepted], outcome.token]
             committed.append(_Committed(result, *sequence.cut(base)))
         return committed
@@ -226,6 +227,7 @@ class TargetEngine:
             drafted=result.drafted,
             accepted=result.outcome.accepted,
             cache=result.cache,
+            source=result.source if result.drafted else "",
         )
 
     def _forget(self, sequences: Items[Sequence]) -> None:

@@ -113,7 +113,9 @@ class MissPolicy:
         return False
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
-        """Return tokens to verify for a row that got none from the draft. Called at the launch."""
+        """Return tokens to verify for a row that got none from the draft. Called at the launch.
+
+        They count as looked up, unless this sets `sequence.source`."""
         return []
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
@@ -202,7 +204,7 @@ class ModelFree(MissPolicy):
                 self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, sequence.kind)
             guesser = self._guessers[sequence.request]
             if forced := _forced(sequence):
-                guesser.guess = ()  # forced tokens say nothing of the speculator
+                guesser.guess, sequence.source = (), "grammar"  # forced tokens say nothing of the speculator
                 return forced
             if guesser.speculator is None:
                 return []
@@ -410,6 +412,7 @@ class MissedRows:
     def _launch(self, row: MissedRow) -> Launch:
         """Return what a row verifies now: the draft's tokens, else those that its policy proposes."""
         sequence, own = row.sequence, list[int]()
+        sequence.source = "draft" if sequence.proposal else "lookup"  # `propose` may name another one
         if not sequence.proposal:
             vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
             found = row.policy.propose(sequence, self._costs)[:most]

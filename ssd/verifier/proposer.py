@@ -14,7 +14,7 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.ipc.board import BoardReader, Cached, Key, LinkFigures
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import DraftState, Outcomes, Retune, Verified
-from ssd.ipc.public import Message
+from ssd.ipc.public import Message, Source
 from ssd.ipc.trace_ring import NO_TRACE, Mark, TraceRing
 from ssd.speculation.acceptance import Outcome
 from ssd.tuning.estimates import DecodingRound, Setting
@@ -34,8 +34,8 @@ _STEADY = 8
 class Result(NamedTuple):
     """The outcome of one verification, which `sequence` has committed already.
 
-    `base` tokens were committed before it, `drafted` draft tokens were verified, and `cache` is what the speculation
-    cache had for it. `taken`: the next verification runs already, with these draft tokens."""
+    `base` tokens were committed before it, `drafted` draft tokens from `source` were verified, and `cache` is what the
+    speculation cache had for it. `taken`: the next verification runs already, with these draft tokens."""
 
     sequence: Sequence
     round: int
@@ -44,6 +44,7 @@ class Result(NamedTuple):
     outcome: Outcome
     cache: Cache
     taken: Cached | None = None
+    source: Source = "draft"
 
 
 class Counters(NamedTuple):
@@ -64,7 +65,9 @@ class Counters(NamedTuple):
 
 
 class Proposer:
-    """Fills `Sequence.proposal`, nothing else. The engine calls it. No method may block beyond a short deadline."""
+    """Fills `Sequence.proposal` and names its `source`, nothing else. The engine calls it.
+
+    No method may block beyond a short deadline."""
 
     @property
     def state(self) -> DraftState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +13,7 @@ from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.pages import PageTable
 from ssd.grammar.matcher import GrammarState
 from ssd.ipc.messages import Submit
-from ssd.ipc.public import FinishReason, Metrics, TokenLogprob
+from ssd.ipc.public import FinishReason, Metrics, Source, TokenLogprob
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Text, Written
 from ssd.speculation.sampling import UNKNOWN, Law
@@ -47,6 +48,7 @@ class Counts:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_by_source: Counter[Source] = field(default_factory=Counter)
     histogram: list[int] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
@@ -58,8 +60,8 @@ class Sequence:
     """One request: `tokens` are committed, and `computed` of them have keys and values.
 
     `params.seed` must be filled in. `default` says how to speculate where the request does not. `stop_token_ids` are
-    the model's end-of-sequence ids. Only the engine changes a sequence; the proposer may set `proposal`, `draft_probs`,
-    `cache` and `speculation`."""
+    the model's end-of-sequence ids. Only the engine changes a sequence; the proposer may set `proposal`, `source`,
+    `draft_probs`, `cache` and `speculation`."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class Sequence:
         # Draft tokens to verify next, and the distributions [n, V] that drew them: None if none did, or no rule asks.
         self.proposal: list[int] = []
         self.draft_probs: Tensor | None = None
+        self.source: Source = "draft"  # who made the proposal
         self.cache: Cache = ""  # result of the look-up for the next round
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's tokens after the first, as far as computed
         self.tags: list[int] = []  # of the texts whose features were shown to the draft (`ssd.ipc.features`)
@@ -143,7 +146,7 @@ class Sequence:
         """Give its pages back, and forget what was computed and proposed."""
         self.table.free()
         self.computed, self.cache = 0, ""
-        self.proposal, self.draft_probs = [], None
+        self.proposal, self.source, self.draft_probs = [], "draft", None
         if self.round == 0:
             self.cached = 0
 
@@ -158,12 +161,14 @@ class Sequence:
         """Return K of the next round."""
         return min(self.speculation.num_speculative_tokens, self.acceptable)
 
-    def count_round(self, outcome: Outcome, drafted: int) -> None:
-        """Count a verification of `drafted` draft tokens, and begin the next round."""
+    def count_round(self, outcome: Outcome, drafted: int, source: Source) -> None:
+        """Count a verification of `drafted` draft tokens from `source`, and begin the next round."""
         if self.round > 0:
             self.counts.rounds += 1
             self.counts.drafted += drafted
             self.counts.accepted += outcome.accepted
+            if outcome.accepted:
+                self.counts.accepted_by_source[source] += outcome.accepted
             histogram = self.counts.histogram
             histogram += [0] * (outcome.accepted + 1 - len(histogram))
             histogram[outcome.accepted] += 1
@@ -215,6 +220,7 @@ class Sequence:
             hit_rate=counts.hits / max(1, counts.hits + counts.misses),
             tokens_per_second=(self.generated - 1) / generation if generation > 0 else 0.0,
             acceptance_histogram=list(counts.histogram),
+            accepted_by_source=dict(counts.accepted_by_source),
             queue_time_ms=max(0.0, timing.admitted - timing.arrived) * 1e3,
             time_to_first_token_ms=max(0.0, timing.first_token - timing.arrived) * 1e3,
             generation_time_ms=max(0.0, generation) * 1e3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -13,6 +14,7 @@ from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Submit
+from ssd.ipc.public import Metrics
 from ssd.speculation import backups as speculators
 from ssd.speculation.backups import SPECULATORS
 from ssd.speculation.ngram import PromptLookup
@@ -105,6 +107,30 @@ def test_what_was_written_before_is_proposed_without_a_draft(world: World) -> No
     repeats = sum(tokens[i - 2 : i] in [tokens[j - 2 : j] for j in range(2, i)] for i in range(13, 72))
     assert repeats > 10, "this text does not repeat itself: the test needs another prompt"
     assert texts.metrics[0].accepted_tokens > 0 and texts.metrics[0].hits == 0
+    assert texts.metrics[0].accepted_by_source == {"lookup": texts.metrics[0].accepted_tokens}
+
+
+def test_accepted_tokens_are_counted_by_their_source(world: World) -> None:
+    """A quick draft of the target's own model, and lookups after misses: each round's tokens have one source."""
+    settings = config(Speculation("ssd", 4, (1,), "ngram"))
+    pair = Pair(settings, world.target, Draft(settings, world.draft))
+    prompts = [[9] * 12, *PROMPTS]
+    for request, (prompt, law) in enumerate(zip(prompts, params(len(prompts), 60), strict=True)):
+        pair.engine.submit(Submit(request, prompt, law))
+    counted: dict[int, Counter[str]] = {request: Counter() for request in range(len(prompts))}
+    ends: dict[int, Metrics] = {}
+    while pair.engine.busy:
+        for emission in pair.engine.step():
+            assert (emission.source != "") == (emission.drafted > 0)
+            if emission.drafted:
+                assert emission.source == ("draft" if emission.cache == "hit" else "lookup")
+                counted[emission.request][emission.source] += emission.accepted
+            if emission.metrics is not None:
+                ends[emission.request] = emission.metrics
+    for request, metrics in ends.items():
+        assert metrics.accepted_by_source == +counted[request]
+        assert sum(metrics.accepted_by_source.values()) == metrics.accepted_tokens
+    assert all(sum(counts[source] for counts in counted.values()) for source in ("draft", "lookup"))
 
 
 def test_a_draft_that_is_away_leaves_the_lookup(world: World) -> None:

@@ -411,6 +411,7 @@ def test_the_sum_of_the_rounds(world: World, mode: Mode, temperature: float) -> 
         assert metrics.accepted_tokens == sum(e.accepted for e in emissions)
         assert metrics.accepted_tokens == sum(a * count for a, count in enumerate(metrics.acceptance_histogram))
         assert all(e.accepted <= e.drafted for e in emissions) and emissions[0].cache == ""
+        assert {e.source for e in emissions if e.drafted} == {"draft"}
         cache = Counter(e.cache for e in emissions)
         assert metrics.hits == cache["hit"]
         assert metrics.misses == sum(cache.values()) - cache["hit"] - cache[""] - cache["first_round"]

@@ -283,6 +283,7 @@ def test_what_a_grammar_forces_costs_no_round_of_its_own(world: World) -> None:
     assert texts.ids == [expected(world, p, q) for p, q in zip(prompts, params, strict=True)]
     for ids, metrics in zip(texts.ids, texts.metrics, strict=True):
         assert metrics.accepted_tokens == metrics.drafted_tokens
+        assert metrics.accepted_by_source == {"grammar": metrics.accepted_tokens}
         assert len(ids) > 10 and metrics.rounds < len(ids) / 2
 
 

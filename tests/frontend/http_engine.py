@@ -74,7 +74,15 @@ def answering(engine: HttpEngine, tokens: Iterable[int]) -> Iterator[None]:
     def script(submit: Submit) -> Iterator[Emission]:
         given = ids[: submit.params.max_tokens]
         reason = "stop" if len(given) == len(ids) else "length"
-        metrics = Metrics(rounds=2, drafted_tokens=6, accepted_tokens=4, hits=1, misses=1, cached_tokens=1)
+        metrics = Metrics(
+            rounds=2,
+            drafted_tokens=6,
+            accepted_tokens=4,
+            accepted_by_source={"draft": 3, "lookup": 1},
+            hits=1,
+            misses=1,
+            cached_tokens=1,
+        )
         for start in range(0, len(given), 2):
             part = given[start : start + 2]
             last = start + 2 >= len(given)

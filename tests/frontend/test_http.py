@@ -158,6 +158,7 @@ def test_metrics_of_a_request_on_request(http: HttpEngine) -> None:
     assert "metrics" not in http.post("/v1/completions", **body)[1]
     found = http.post("/v1/completions", **body, return_metrics=True)[1]["metrics"]
     assert found["speculative_decoding"]["num_accepted_draft_tokens"] == 4
+    assert found["speculative_decoding"]["accepted_by_source"] == {"draft": 3, "lookup": 1}
     assert found["speculative_decoding"]["draft_acceptance_rate"] == pytest.approx(4 / 6)
     streamed = http.events("/v1/chat/completions", model="scripted", messages=CHAT, max_tokens=4, return_metrics=True)
     assert streamed[-1]["metrics"]["speculative_decoding"]["num_cache_hits"] == 1

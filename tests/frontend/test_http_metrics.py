@@ -42,7 +42,8 @@ def test_metrics_count_what_happened() -> None:
         load = replace(load, batched_tokens=7)
         target._send(Step([Emission(request, [28120])], load))
         load = replace(load, draft_steps=4, draft_step_seconds=0.02, stale_speculations=3, preemptions=2)
-        target._send(Step([Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit")], load))
+        hit = Emission(request, [28120] * 3, drafted=4, accepted=2, cache="hit", source="lookup")
+        target._send(Step([hit], load))
         last = Emission(
             request,
             [28120],
@@ -51,6 +52,7 @@ def test_metrics_count_what_happened() -> None:
             drafted=4,
             accepted=0,
             cache="token_not_covered",
+            source="draft",
         )
         target._send(Step([last], load))
         connection.getresponse().read()
@@ -96,6 +98,9 @@ def test_metrics_count_what_happened() -> None:
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="0"} 1.0',
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="1"} 1.0',
             'spec_decode_num_accepted_tokens_per_pos_total{model_name="scripted",position="2"} 0.0',
+            'spec_decode_num_accepted_tokens_per_source_total{model_name="scripted",source="lookup"} 2.0',
+            'spec_decode_num_accepted_tokens_per_source_total{model_name="scripted",source="draft"} 0.0',
+            'spec_decode_num_accepted_tokens_per_source_total{model_name="scripted",source="memory"} 0.0',
             'draft_state{model_name="scripted",state="up"} 1.0',
             'draft_state{model_name="scripted",state="half_open"} 0.0',
             'spec_decode_cache_misses_total{model_name="scripted",reason="token_not_covered"} 1.0',

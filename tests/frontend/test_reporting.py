@@ -55,12 +55,14 @@ def test_rounds_and_ends_are_told_once_and_only_while_someone_watches() -> None:
         answered(manager, sent, ([5], {"finish_reason": "stop"}))
         assert manager.observers == []
         reporting.watch(0.4)
-        hit = {"drafted": 4, "accepted": 2, "cache": "hit"}
+        hit = {"drafted": 4, "accepted": 2, "cache": "hit", "source": "draft"}
         answered(manager, sent, ([5], {}), ([6, 7, 8], hit), ([9], {"finish_reason": "length", "metrics": METRICS}))
         await until(lambda: manager.observers == [])
         rounds = [round for report in reports for round in report.rounds]
-        told = [(round.tokens, round.drafted, round.accepted, round.cache, round.first) for round in rounds]
-        assert told == [(1, 0, 0, "", True), (3, 4, 2, "hit", False), (1, 0, 0, "", False)]
+        told = [
+            (round.tokens, round.drafted, round.accepted, round.cache, round.first, round.source) for round in rounds
+        ]
+        assert told == [(1, 0, 0, "", True, ""), (3, 4, 2, "hit", False, "draft"), (1, 0, 0, "", False, "")]
         (end,) = [end for report in reports for end in report.ended]
         assert (end.completion_tokens, end.reason, end.metrics) == (5, "length", METRICS)
         assert reports[-1].load.kv_cache_usage == 0.5

@@ -19,14 +19,16 @@ from ssd.ipc import public as p
 from ssd.monitor.messages import SNAPSHOTS, Process, Snapshot, TraceNews
 from ssd.remote import link as n
 
-METRICS = p.Metrics(mode="ssd", rounds=5, hit_rate=0.75, verify_ms=12.5, cached_tokens=16)
+METRICS = p.Metrics(
+    mode="ssd", rounds=5, accepted_by_source={"lookup": 3}, hit_rate=0.75, verify_ms=12.5, cached_tokens=16
+)
 LOGPROB = p.TokenLogprob(3, -0.25, [(3, -0.25), (4, -2.0)])
 SPECULATION = Speculation(num_speculative_tokens=2, fan_out=(3, 2, 4), backup="none")
 PARAMS = SamplingParams(
     temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=MAX_SEED, max_tokens=9, stop=("\n", "end"),
     stop_token_ids=(1, 2), ignore_eos=True, logprobs=5, speculation=SPECULATION,
 )  # fmt: skip
-EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_logprobs=[LOGPROB])
+EMISSION = m.Emission(7, [1, 2], [LOGPROB, LOGPROB], "stop", METRICS, prompt_logprobs=[LOGPROB], source="lookup")
 
 TO_FRONTEND: list[p.Message] = [
     p.Generate(1, prompt="naïve 🙂", params=PARAMS),
@@ -86,7 +88,7 @@ DIRECTIONS: list[tuple[list[p.Message], p.Direction]] = [
                 m.Load(running=1, link=m.LinkLoad(0.02, 0.001, 9, 3, 800, 40, 5)),
                 2,
                 "ready",
-                [m.RoundEvent(10**12, 7, 3, 4, 2, "hit", False)],
+                [m.RoundEvent(10**12, 7, 3, 4, 2, "hit", False, "draft")],
                 [m.EndEvent(10**12, 7, 5, 9, "stop", METRICS)],
                 dropped=1,
             ),

@@ -7,7 +7,7 @@ import pytest
 
 from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
-from ssd.ipc.public import Metrics
+from ssd.ipc.public import Metrics, Source
 from ssd.ipc.trace_ring import Mark, State
 from ssd.monitor.history import History, TraceHistory
 from ssd.monitor.messages import Process, Snapshot, TraceNews
@@ -39,9 +39,15 @@ def snapshot(at: int, engine: str = "e", traces: dict[str, bytes] | None = None,
 
 
 def round_(
-    at: int, tokens: int = 1, drafted: int = 0, cache: str = "", first: bool = False, request: int = 1
+    at: int,
+    tokens: int = 1,
+    drafted: int = 0,
+    cache: str = "",
+    first: bool = False,
+    request: int = 1,
+    source: Source = "draft",
 ) -> RoundEvent:
-    return RoundEvent(at, request, tokens, drafted, max(0, tokens - 1), cache, first)
+    return RoundEvent(at, request, tokens, drafted, max(0, tokens - 1), cache, first, source if drafted else "")
 
 
 def test_acceptance_and_hits() -> None:
@@ -51,7 +57,7 @@ def test_acceptance_and_hits() -> None:
             round_(1, 3, 2, "first_round"),
             round_(2, 3, 4, "hit"),
             round_(3, 1, 4, "hit"),
-            round_(4, 2, 1, "late"),
+            round_(4, 2, 1, "late", source="lookup"),
             round_(5, 1, 0, "token_not_covered"),
         ]
     )
@@ -62,6 +68,7 @@ def test_acceptance_and_hits() -> None:
     assert found.hit_rate == 2 / 4
     assert (found.length_on_hit, found.length_on_miss) == (2.0, 1.5)
     assert found.misses == {"first_round": 1, "late": 1, "token_not_covered": 1}
+    assert found.accepted_by_source == {"draft": 4, "lookup": 1}
 
 
 def test_nothing_yet_is_zero_and_no_error() -> None:

@@ -54,6 +54,17 @@ def test_one_line_has_what_was_chosen_without_the_reasons(of_demo: Figures) -> N
     assert "plan" not in line(replace(of_demo, plan=""))
 
 
+@pytest.mark.parametrize("width", [120, 80])
+def test_the_speculation_panel_ends_with_accepted_tokens_by_source(of_demo: Figures, width: int) -> None:
+    """The recording has none: it is older. They take no line of their own, but stand in the panel's lower edge."""
+    assert of_demo.speculating.accepted_by_source == {}
+    known = replace(of_demo.speculating, rounds=200, accepted_by_source={"draft": 410, "lookup": 25})
+    lines = drawn(replace(of_demo, speculating=known), width, 40)
+    (edge,) = [number for number, text in enumerate(lines) if "accepted a round: draft 2.05, lookup 0.12" in text]
+    before = drawn(of_demo, width, 40)
+    assert before[edge].startswith("╰──") and "accepted a round" not in before[edge]
+
+
 def test_the_link_to_a_draft_on_another_machine_has_a_line(of_demo: Figures) -> None:
     far = replace(of_demo, link=LinkLoad(0.0203, 0.0011, 400, 100, 9000, 30, 5))
     said = "link: round trip 20.3 ms, give or take 1.1, 25% of speculations late, 300 bytes a token, the draft 5 tokens"

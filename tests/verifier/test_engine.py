@@ -150,7 +150,7 @@ def test_what_is_right_is_accepted(law: dict[str, Any], timing: str) -> None:
 def test_what_is_wrong_is_not(law: dict[str, Any]) -> None:
     metrics = one("wrong", law, max_tokens=12).metrics
     assert (metrics.rounds, metrics.accepted_tokens) == (11, 0) and metrics.drafted_tokens > 30
-    assert metrics.acceptance_histogram == [11]
+    assert metrics.acceptance_histogram == [11] and metrics.accepted_by_source == {}
 
 
 @pytest.mark.parametrize("law", ADJUSTED)

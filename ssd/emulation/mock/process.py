@@ -81,6 +81,7 @@ class _Request:
             drafted=now.drafted,
             accepted=now.accepted,
             cache=now.cache,
+            source="draft" if now.drafted else "",
         )
 
     def _count(self, now: MockRound) -> None:
@@ -104,6 +105,7 @@ class _Request:
             hit_rate=self.hits / max(1, self.hits + self.misses),
             tokens_per_second=(self.position - 1) / generation if generation > 0 else 0.0,
             acceptance_histogram=self.histogram,
+            accepted_by_source={"draft": self.accepted} if self.accepted else {},
             queue_time_ms=(self.started - self.arrived) * 1e3,
             time_to_first_token_ms=(self.first_token - self.arrived) * 1e3,
             generation_time_ms=generation * 1e3,

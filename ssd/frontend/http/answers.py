@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ssd.frontend.output_collector import Origin
-from ssd.ipc.public import Done, FinishReason, Metrics
+from ssd.ipc.public import Done, FinishReason, Metrics, Source
 
 
 class PromptDetails(msgspec.Struct):
@@ -45,6 +45,7 @@ class SpeculativeMetrics(msgspec.Struct):
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    accepted_by_source: dict[Source, int]
     num_cache_hits: int
     num_cache_misses: int
     mean_acceptance_length_on_hit: float
@@ -320,6 +321,7 @@ def request_metrics(m: Metrics, tokens: int) -> RequestMetrics:
             num_spec_steps=m.rounds,
             num_draft_tokens=m.drafted_tokens,
             num_accepted_draft_tokens=m.accepted_tokens,
+            accepted_by_source=m.accepted_by_source,
             num_cache_hits=m.hits,
             num_cache_misses=m.misses,
             mean_acceptance_length_on_hit=m.mean_acceptance_length_on_hit,

@@ -62,7 +62,12 @@ def speculation(figures: Figures) -> Panel:
         positions.append(f" {part:.0%}\n")
     columns = Table.grid(padding=(0, 3))
     columns.add_row(table, positions)
-    return Panel(columns, title=f"speculation, {found.rounds} rounds in {figures.window:g} s; accepted by position")
+    by_source = ", ".join(f"{source} {count / found.rounds:.2f}" for source, count in found.accepted_by_source.items())
+    return Panel(
+        columns,
+        title=f"speculation, {found.rounds} rounds in {figures.window:g} s; accepted by position",
+        subtitle=f"accepted a round: {by_source}" if by_source else None,
+    )
 
 
 def queue(figures: Figures) -> Panel:
