@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from ssd import LLM, SamplingParams
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TOKENS = 16
@@ -53,3 +57,16 @@ def test_one_file_is_short_and_says_what_the_engine_says(llm: LLM, tmp_path: Pat
 def test_the_client_streams_several_requests_at_once(llm: LLM) -> None:
     printed = program(EXAMPLES / "client.py", llm.engine.address)
     assert printed.count("tokens per round") == 3
+
+
+def test_the_agent_makes_the_same_calls_in_fewer_rounds() -> None:
+    engine = Engine(resolve(EngineOptions(mode="ngram"), ServerOptions(port=0)))
+    engine.start()
+    try:
+        assert engine.url is not None
+        printed = program(EXAMPLES / "agent.py", engine.url)
+    finally:
+        engine.stop(drain=0)
+    assert "the same calls each time" in printed
+    without, first, again = map(int, re.findall(r", (\d+) rounds$", printed, re.MULTILINE))
+    assert again < first < without

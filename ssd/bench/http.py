@@ -115,7 +115,7 @@ class Http:
             "return_token_ids": True,
         }
         if self._ours:  # not every server takes these; ours would read them from generation_config.json
-            asked |= {name: getattr(params, name) for name in SamplingDefaults.__struct_fields__}
+            asked |= {name: getattr(params, name) for name in (*SamplingDefaults.__struct_fields__, "store")}
         chat = self._chat and isinstance(prompt, str)
         asked |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         return f"{self._base}/v1/{'chat/' if chat else ''}completions", json.dumps(asked).encode()

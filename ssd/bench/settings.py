@@ -106,11 +106,14 @@ class Protocol(NamedTuple):
     sampling: SamplingDefaults = SamplingDefaults()
 
     def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
-        """Return the parameters of prompt number `index`; its seed is the same in every setting."""
+        """Return the parameters of prompt number `index`; its seed is the same in every setting.
+
+        The suffix memory does not keep it: no turn may help the next one."""
         return self.sampling.params(
             temperature=temperature,
             seed=self.seed + index,
             max_tokens=self.tokens,
             ignore_eos=self.ignore_eos,
             speculation=setting.speculation,
+            store=False,
         )

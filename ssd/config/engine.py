@@ -25,8 +25,10 @@ CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
+MemoryScope = Literal["key", "engine"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
+MIN_SUFFIX_MEMORY = 2**16
 NEVER_S = 1e9
 """The `idle_draft_s` of a draft that never ends. JSON has no infinity."""
 SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
@@ -156,6 +158,15 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         "The target's keys and values in 8 bits: fp8 on a GPU, int8 on a CPU. auto: in the type of the model.",
         MEMORY,
     ] = "auto"
+    suffix_memory: Annotated[
+        int,
+        Meta(ge=0, le=2**40),
+        "Bytes for texts of earlier requests, from which answers are guessed; 0: none.",
+        MEMORY,
+    ] = 64 * 2**20
+    suffix_memory_scope: Annotated[
+        MemoryScope, "key: a request is helped by those of its API key and cache_salt. engine: by all.", MEMORY
+    ] = "key"
     enforce_eager: Annotated[bool, "No CUDA graphs: slower, less memory, quick to start.", PROCESSORS, ADVANCED] = False
     load_format: Annotated[
         LoadFormat, "dummy: random weights. mock: no model, scripted tokens, to test clients.", WEIGHTS
@@ -227,6 +238,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.tensor_parallel_size > 1 or self.executor == "ray":
             self._check_ranks()
+        if 0 < self.suffix_memory < MIN_SUFFIX_MEMORY:
+            raise UsageError(f"--suffix-memory is 0, or at least {MIN_SUFFIX_MEMORY} bytes, not {self.suffix_memory}")
         if self.emulate is not None and self.kv_cache_dtype != "auto":
             raise UsageError("emulated times are those of a KV cache in the model's own type")
         if self.emulate is not None and (self.cascade or self.load_format == "mock"):

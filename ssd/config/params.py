@@ -179,7 +179,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - The output ends before a stop string, or with it if `include_stop_str_in_output`. Special tokens are no part of
       its text, unless `skip_special_tokens` is false.
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
-    - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token."""
+    - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token.
+    - With `store` false the engine's suffix memory neither keeps the text nor guesses from others (docs/serving.md)."""
 
     temperature: Temperature = 0.0
     top_k: TopK = 0
@@ -203,6 +204,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     speculation: Speculation | None = None
     cache_salt: CacheSalt = ""
+    store: bool = True
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
     def check(self) -> None:

@@ -105,6 +105,7 @@ class DraftEngine:
             self._board.clear(message.slot)
             table = PageTable(self.drafter.pool, message.cache_salt)
             new = self.trees[message.request] = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
+            new.shares_cores = self._team is not None
             if message.structured is not None:
                 new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
         elif isinstance(message, Outcomes):

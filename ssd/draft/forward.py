@@ -80,7 +80,10 @@ def path_rows(trees: Iterable[Tree], drafter: Drafter, drop: Callable[[int], Non
 def wanted(tree: Tree) -> int:
     """Return the length of the path that needs keys, values and guesses.
 
-    In `sd` no guess is wanted after the last draft token: the next outcome decides the token there."""
+    In `sd` no guess is wanted after the last draft token: the next outcome decides the token there. Nothing is wanted
+    while the draft rests."""
+    if tree.rests:
+        return 0
     most = tree.lookahead - 1 if tree.speculation.mode == "sd" else tree.verified
     return tree.base + min(tree.verified, most)
 

@@ -132,6 +132,7 @@ class Tree:
     `in_flight` is the number of trunk tokens being verified; None while the target waits.
     `ahead` are draft tokens behind the trunk, where a launch has cut it short (`Launch.tokens`).
     `guesses[k]` predicts the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
+    With `shares_cores` the draft `rests` in `sd` while the target verifies tokens of its own.
     `acceptance` is the acceptance rate of the sequence. `grammar` restricts its output.
 
     `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own. Once
@@ -151,6 +152,7 @@ class Tree:
         self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
+        self.shares_cores = self.rests = False
         self.answers: Key | None = None  # the missed outcome that the trunk answers
         self.lookup = PromptLookup()
         self.grammar: DraftGrammar | None = None
@@ -194,7 +196,7 @@ class Tree:
         winner, key = self.chains.of(accepted, token), self.key(accepted, token)
         self.computed = min(self.computed, self.base + (0 if self.recurrent else accepted))
         self.tokens += [*self.trunk[:accepted], token]
-        self.trunk, self.ahead, self.guesses = [], [], {}
+        self.trunk, self.ahead, self.guesses, self.rests = [], [], {}, False
         if winner is not None:
             self.trunk, self.guesses = winner.tokens[1:], dict(enumerate(winner.guesses))
         self.round += 1
@@ -214,6 +216,7 @@ class Tree:
         self.computed = min(self.computed, self.base + kept)
         self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
         self.in_flight, self.answers = min(row.in_flight, len(self.trunk)), None
+        self.rests = self.shares_cores and bool(row.tokens) and self.speculation.mode == "sd"
         return self.chains.cut(kept, self.trunk[kept] if kept < len(self.trunk) else None)
 
     def _launched_trunk(self, row: Launch) -> list[int]:

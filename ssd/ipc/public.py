@@ -34,8 +34,8 @@ PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
 FinishReason = Literal["stop", "length", "abort", "error"]
 Source = Literal["draft", "lookup", "memory", "grammar"]
-"""Proposers of draft tokens: the draft model; a lookup in the request's own text, or a plugin; the texts of other
-requests; a grammar that allows no other token."""
+"""Proposers of draft tokens: the draft model; a lookup in the request's own text, or a plugin; texts of this and
+earlier requests; a grammar that allows no other token."""
 
 
 class BadFrame(ValueError):

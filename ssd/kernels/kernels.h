@@ -121,3 +121,26 @@ typedef struct {
 void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,
              const int64_t *positions, const float *x, const float *embedded, float *y, int64_t rows,
              const view_t *views, int64_t count, float *scratch);
+
+/* suffixes.c: texts in `blocks` blocks, numbered from `blocks` + 1 on; `next` is the number of the next one. `tokens` and
+   both `links` have room for a block's tokens times `blocks`, both `heads` for `mask` + 1 numbers. */
+typedef struct {
+    int64_t blocks, next, mask;
+    int32_t *tokens;
+    uint32_t *links[2], *heads[2];
+    void *headers;
+} suffixes_t;
+
+/* A text that grows: its last token is at `end` in `block`, 0 before the first one. It `owns` that block, or the block
+   belongs to a text that has the same tokens. `tail` has its last tokens. It finds only what texts of its `scope` have. */
+#define SUFFIX_TAIL 32
+typedef struct {
+    uint64_t scope;
+    int64_t block, end, owns, length;
+    int32_t tail[SUFFIX_TAIL];
+} suffix_text_t;
+
+int64_t suffixes_begin(suffixes_t *in, suffix_text_t *text, const int32_t *tokens, int64_t count);
+void suffixes_add(suffixes_t *in, suffix_text_t *text, const int32_t *tokens, int64_t count);
+int64_t suffixes_find(const suffixes_t *in, const suffix_text_t *text, int64_t count, int32_t *tokens, int32_t *votes,
+                      int64_t *longest);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 
 import torch
@@ -134,6 +134,36 @@ class Ask(ctypes.Structure):
     )
 
 
+class Suffixes(ctypes.Structure):
+    """`suffixes_t` of kernels.h."""
+
+    _fields_ = (
+        ("blocks", c_int64),
+        ("next", c_int64),
+        ("mask", c_int64),
+        ("tokens", c_void_p),
+        ("links", c_void_p * 2),
+        ("heads", c_void_p * 2),
+        ("headers", c_void_p),
+    )
+
+
+SUFFIX_TAIL = 32
+
+
+class SuffixText(ctypes.Structure):
+    """`suffix_text_t` of kernels.h."""
+
+    _fields_ = (
+        ("scope", c_uint64),
+        ("block", c_int64),
+        ("end", c_int64),
+        ("owns", c_int64),
+        ("length", c_int64),
+        ("tail", c_int32 * SUFFIX_TAIL),
+    )
+
+
 _ROWS = (c_int64, c_int64)  # how many, and how many numbers each has
 _SCORES = (c_void_p, c_int64, POINTER(c_float), POINTER(c_void_p), POINTER(c_int64))
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
@@ -152,6 +182,9 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_ROWS),
     "attend": (POINTER(Attend), c_int64, c_int64, c_void_p),
+    "suffixes_begin": (POINTER(Suffixes), POINTER(SuffixText), c_void_p, c_int64),
+    "suffixes_add": (POINTER(Suffixes), POINTER(SuffixText), c_void_p, c_int64),
+    "suffixes_find": (POINTER(Suffixes), POINTER(SuffixText), c_int64, c_void_p, c_void_p, c_void_p),
     "decoder": (
         *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(POINTER(View), c_int64, c_void_p),
@@ -182,6 +215,7 @@ def functions() -> ctypes.PyDLL | None:
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
     found.find_groups.restype = c_int
+    found.suffixes_begin.restype = found.suffixes_find.restype = c_int64
     return found
 
 

@@ -137,7 +137,7 @@ def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized],
 
 def host_processes(options: ChosenOptions, has_draft: bool) -> int:
     """Return the bytes of the host's memory that the engine's processes take beside weights and caches."""
-    return _MODEL_PROCESS * (options.ranks_here + has_draft) + _OTHER_PROCESSES
+    return _MODEL_PROCESS * (options.ranks_here + has_draft) + _OTHER_PROCESSES + options.suffix_memory
 
 
 def check_room(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 _HALVINGS = 50  # enough for a float's precision
@@ -113,3 +113,31 @@ def depth_worth_waiting_for(
         return tokens - speed * seconds if speed else tokens / max(1e-6, seconds)  # a clock may see nothing
 
     return max(range(lookahead + 1), key=worth)
+
+
+class Worth(NamedTuple):
+    """The best number of tokens to verify, how many should be accepted, and what that brings beyond the price."""
+
+    length: int
+    accepted: float
+    gain: float
+
+
+_NOTHING = Worth(0, 0.0, 0.0)
+
+
+def tokens_worth_verifying(chances: Iterable[float], most: int, price: Callable[[int], float]) -> Worth:
+    """Return how many of the first `most` tokens to verify: the number that brings most beyond its `price` in tokens.
+
+    `chances` are those that each token is right if those before it are. With the price at the long-run speed, this
+    maximises the long-run speed (average-reward rule)."""
+    reached, brought, best = 1.0, 0.0, _NOTHING
+    for count, chance in zip(range(1, most + 1), chances, strict=False):
+        reached *= chance
+        brought += reached
+        gain = brought - price(count)
+        if gain > best.gain:
+            best = Worth(count, brought, gain)
+        elif gain + reached * (most - count) <= best.gain:
+            break  # more tokens cost more, and bring no more than this
+    return best

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, Mode
 from ssd.tuning.predictor import Setting, SpeculationPlan
@@ -25,6 +26,16 @@ _CANDIDATES, _HOPELESS = 6, 0.3
 _STAY = 0.01
 # Least gain, as a share, for the use of a draft: it takes power and memory, and must not slow a request down.
 DRAFT_MARGIN = 0.02
+
+
+class MemoryShare(NamedTuple):
+    """Means of recent rounds: the `seconds` of those in which the suffix memory helped, the tokens of the others."""
+
+    seconds: float
+    other_tokens: float
+
+
+NO_MEMORY = MemoryShare(0.0, 1.0)
 
 
 class Belief:
@@ -78,14 +89,16 @@ class Chooser:
             modes.add(plan.mode)
         return found
 
-    def choose(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> SpeculationPlan:
-        """Return the plan to follow next."""
+    def choose(
+        self, plans: Sequence[SpeculationPlan], present: Setting | None, memory: MemoryShare = NO_MEMORY
+    ) -> SpeculationPlan:
+        """Return the plan to follow next. A plan's speed counts for the rounds without the suffix memory alone."""
         drawn = {mode: belief.drawn(self._dice) for mode, belief in self._modes.items()}
 
         def promise(plan: SpeculationPlan) -> float:
             error = drawn[plan.mode] + self._plan(plan).drawn(self._dice)
             margin = _STAY * (plan.setting == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
-            return math.log(plan.speed) + error + margin
+            return margin - math.log(memory.seconds + memory.other_tokens / plan.speed * math.exp(-error))
 
         return max(plans, key=promise)
 

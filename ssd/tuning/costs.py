@@ -50,8 +50,8 @@ class Texts(NamedTuple):
 class Scaled:
     """A cost behind `texts`, times a factor. A token of text adds the `share` of the time of its row alone.
 
-    The forwards of the table had a text of NEAR tokens for every `tokens_a_row` tokens; each of the batch's rows reads
-    its own. Behind short texts a forward takes less, but at least half."""
+    The forwards of the table had rows of `tokens_a_row` tokens at most, each with a text of NEAR tokens; each of the
+    batch's rows reads its own. Behind short texts a forward takes less, but at least half."""
 
     def __init__(self, cost: Cost, factor: float, texts: Texts, share: float, tokens_a_row: float) -> None:
         self._cost, self._factor, self._texts = cost, factor, texts
@@ -60,8 +60,9 @@ class Scaled:
     def at(self, size: float) -> float:
         seconds, rows = self._cost.at(size), self._texts.rows
         if self._share:
-            more = rows * self._texts.tokens - NEAR * max(1.0, size / self._tokens_a_row)
-            seconds = max(seconds / 2, seconds + more * self._share * self._cost.at(size / rows))
+            read = rows * self._texts.tokens * self._cost.at(size / rows)
+            in_table = NEAR * max(1.0, size / self._tokens_a_row) * self._cost.at(min(size, self._tokens_a_row))
+            seconds = max(seconds / 2, seconds + self._share * (read - in_table))
         return self._factor * seconds
 
 

@@ -49,7 +49,9 @@ class DecodingRound(NamedTuple):
 
     The verification of `tokens` tokens took `seconds` and brought `brought` new tokens; before it, the rows waited
     `waited` seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for
-    all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them."""
+    all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them.
+    `remembered`: the suffix memory brought more than a quarter of the new tokens. `reading`: the draft works in turn,
+    but may have read text during the verification."""
 
     batch: int
     tokens: int
@@ -59,6 +61,8 @@ class DecodingRound(NamedTuple):
     beside: bool
     in_turn: bool
     setting: Setting | None
+    remembered: bool = False
+    reading: bool = False
 
 
 class AfterMiss(NamedTuple):
@@ -304,6 +308,14 @@ class Estimates:
             self.costs.judge()
 
     def _learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
+        if not round_.reading:
+            self._learn_costs(round_, draft)
+        if self._long_run[0] != round_.batch:
+            self._long_run = round_.batch, Mean(0.0, _LONG_RUN), Mean(0.0, _LONG_RUN)
+        self._long_run[1].note(round_.brought)
+        self._long_run[2].note(round_.seconds + round_.waited)
+
+    def _learn_costs(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
         self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)
         before = self._telemetry
         steps, grown = draft.steps - before.steps, draft.grown - before.grown
@@ -311,10 +323,6 @@ class Estimates:
         # The draft may write anything there: impossible figures are dropped.
         if steps > 0 and 0 <= grown <= steps * 2**16 and 0 < seconds < _LONGEST_STEP_S:
             self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
-        if self._long_run[0] != round_.batch:
-            self._long_run = round_.batch, Mean(0.0, _LONG_RUN), Mean(0.0, _LONG_RUN)
-        self._long_run[1].note(round_.brought)
-        self._long_run[2].note(round_.seconds + round_.waited)
 
     def speed(self, batch: int) -> float:
         """Return the tokens per second of the whole batch in recent rounds.

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
-from ssd.tuning.choice import Chooser
+from ssd.tuning.choice import Chooser, MemoryShare
 from ssd.tuning.costs import NEAR
-from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Measurements
+from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean, Measurements
 from ssd.tuning.knowledge import MOST_ERROR, Knowledge
 from ssd.tuning.predictor import (
     ALIKE,
@@ -33,6 +33,7 @@ _EARLY, _FAR_BEHIND = 8, 0.6
 # Rounds after which a plan is chosen again, since its measurements may have become better.
 _CHOSEN_FOR = 64
 _REMEMBERED = 256  # plans
+_MEMORY = 1 / 64  # smoothing of the share of the suffix memory
 
 
 def batch_class(batch: int) -> int:
@@ -127,6 +128,7 @@ class Tuning:
         # Windows that have begun, by classes and setting, which alternate under load.
         self._open: dict[tuple[int, int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, 0, None), 0
+        self._memory_s, self._other_tokens = Mean(0.0, _MEMORY), Mean(1.0, _MEMORY)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
@@ -219,6 +221,8 @@ class Tuning:
             round_ = None
         self.estimates.note(round_, draft)
         if round_ is not None:
+            self._note_memory(round_)
+        if round_ is not None and not round_.remembered:
             followed = batch_class(round_.batch), self._text, round_.setting
             if followed not in self._open and len(self._open) >= _OPEN:
                 self._open.clear()
@@ -230,6 +234,12 @@ class Tuning:
             window, self._window = self._window, _Window(0, 0, None)
             del self._open[window.batch, window.text, window.setting]
             self._judge(window)
+
+    def _note_memory(self, round_: DecodingRound) -> None:
+        """Learn how much of the time goes to rounds in which the suffix memory helped."""
+        seconds, tokens = (0.0, round_.brought) if not round_.remembered else (round_.seconds + round_.waited, 0)
+        self._memory_s.note(seconds)
+        self._other_tokens.note(tokens)
 
     def _far_behind(self, window: _Window) -> bool:
         """Return True if rounds with a draft were much slower than plain decoding would be."""
@@ -274,7 +284,8 @@ class Tuning:
             self._ranked[place] = ranked_plans(measured, batch, choices)
         chooser = self._chooser(batch)
         near = chooser.candidates(self._ranked[place], present)
-        return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present)
+        share = MemoryShare(self._memory_s.value, self._other_tokens.value)
+        return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present, share)
 
     def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
         """Describe the present plan of a kind of request, and the reason for it.

@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
 from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
 from ssd.execution.meanwhile import Task
 from ssd.ipc.board import Key
-from ssd.ipc.messages import Launch, Launched
+from ssd.ipc.messages import Launch, Launched, Outcomes, Verified
 from ssd.ipc.trace_ring import Mark, State, TraceRing
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
-from ssd.speculation.theory import LinearCost, depth_worth_waiting_for
+from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for, expected_tokens, tokens_worth_verifying
 from ssd.tuning.estimates import KINDS, Estimates, Mean, recent
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.sequence import Sequence
@@ -40,6 +41,7 @@ _SELDOM = 16
 # Tokens that a new row's proposals are thought to bring in a round beyond their price, and the seconds that asking for
 # one takes this process (40 us a row and round, EPYC of family 26).
 _HOPED, _ASKING_S = 0.2, 40e-6
+_PRICED_FOR = 8  # rounds for which prices are kept
 
 
 class WaitCosts:
@@ -52,26 +54,33 @@ class WaitCosts:
         self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
-        self._priced: tuple[tuple[int, int, int, bool], Callable[[int], float]] | None = None
+        self._priced: dict[tuple[int, int, bool], Callable[[int], float]] = {}
+        self._priced_at = 0
 
     def pricing(self) -> Callable[[int], float]:
         """Return a function that gives the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
-        key = self.estimates.rounds, self.batch, self.verified, self.estimates.works_ahead
-        if self._priced is None or self._priced[0] != key:
-            self._priced = key, self._pricing()
-        return self._priced[1]
+        if self.estimates.rounds // _PRICED_FOR != self._priced_at:
+            self._priced, self._priced_at = {}, self.estimates.rounds // _PRICED_FOR
+        key = self.batch, self.verified, self.estimates.works_ahead
+        if key not in self._priced:
+            cost = self.estimates.costs.of("verify_beside" if self.estimates.works_ahead else "verify")
+            if cost is None:
+                return lambda more: 0.0
+            self._priced[key] = cache(self._pricing(cost))
+        return self._priced[key]
 
-    def _pricing(self) -> Callable[[int], float]:
-        cost = self.estimates.costs.of("verify_beside" if self.estimates.works_ahead else "verify")
-        if cost is None:
-            return lambda more: 0.0
+    def _pricing(self, cost: Cost) -> Callable[[int], float]:
         speed, verified = self.estimates.speed(self.batch), self.verified
         if self.batch > 1:
             speed /= min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
         present = cost.at(verified)
         return lambda more: speed * (cost.at(verified + more) - present)
+
+    def draft_gain(self, drafted: int) -> float:
+        """Return the tokens that `drafted` tokens of the draft are expected to bring beyond their price."""
+        return expected_tokens(self.estimates.acceptance.value, drafted) - 1 - self.pricing()(drafted)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
         """Return for each request the draft tokens worth waiting for; 0 if waiting does not pay.
@@ -91,6 +100,14 @@ class WaitCosts:
             self.away_s,
         )
         return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
+
+
+class Guess(NamedTuple):
+    """Tokens to verify, of which `accepted` are expected to be right: `gain` tokens beyond their price."""
+
+    tokens: Items[int]
+    accepted: float
+    gain: float
 
 
 class MissPolicy:
@@ -115,8 +132,14 @@ class MissPolicy:
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return tokens to verify for a row that got none from the draft. Called at the launch.
 
-        They count as looked up, unless this sets `sequence.source`."""
+        Their source is "lookup", unless this method sets `sequence.source`."""
         return []
+
+    def gain(self, request: int) -> float | None:
+        """Return the tokens that the last `propose` should bring beyond their price.
+
+        A guess of the suffix memory that promises more is verified instead. None: this policy's tokens come first."""
+        return None
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
         """Learn what came after `propose`: the round verified `drafted` of its tokens, and brought `tokens`."""
@@ -148,13 +171,15 @@ class _Guesser:
     """The speculator of a sequence, None once it has failed.
 
     `kind`: of the sequence's sampling law. `known`: tokens that the speculator was given. `guess`: its last
-    proposal. `gain`: tokens that its proposals were expected to bring lately beyond their price."""
+    proposal. `gain`: tokens that its proposals were expected to bring lately beyond their price. `present_gain`:
+    that of the last proposal, or of a grammar's tokens."""
 
     speculator: Speculator | None
     kind: int = 0
     known: int = 0
     guess: Items[int] = ()
     gain: Mean = field(default_factory=lambda: recent(_HOPED))
+    present_gain: float = 0.0
 
     @property
     def evidence(self) -> int:
@@ -205,6 +230,7 @@ class ModelFree(MissPolicy):
             guesser = self._guessers[sequence.request]
             if forced := _forced(sequence):
                 guesser.guess, sequence.source = (), "grammar"  # forced tokens say nothing of the speculator
+                guesser.present_gain = float(len(forced))
                 return forced
             if guesser.speculator is None:
                 return []
@@ -213,11 +239,21 @@ class ModelFree(MissPolicy):
             lookahead = sequence.asked.num_speculative_tokens
             longest = min(lookahead or AUTO_LOOKAHEAD, sequence.acceptable)
             guesser.guess = found = guesser.speculator.propose(longest)[:longest]
-            return found if lookahead else found[: self._worth(guesser, len(found), costs)]
+            chances = (chance.value for chance in self._chances[guesser.kind][guesser.evidence])
+            count, _, gain = tokens_worth_verifying(chances, len(found), costs.pricing())
+            guesser.present_gain = gain
+            if lookahead:
+                return found
+            guesser.gain.note(gain)
+            return found[:count]
         except Exception:
             log.exception("a speculator failed; request %d goes without it", sequence.request)
             self._guessers[sequence.request] = _Guesser(None)
             return []
+
+    def gain(self, request: int) -> float | None:
+        guesser = self._guessers.get(request)
+        return None if guesser is None else guesser.present_gain
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
         """Learn how often guesses are right, unverified ones too as far as the true tokens are known."""
@@ -232,22 +268,6 @@ class ModelFree(MissPolicy):
 
     def forget(self, request: int) -> None:
         self._guessers.pop(request, None)
-
-    def _worth(self, guesser: _Guesser, most: int, costs: WaitCosts) -> int:
-        """Return how many of `most` tokens to verify: the number that brings most beyond its price.
-
-        With the price at the long-run speed, this maximises the long-run speed (average-reward rule)."""
-        price, reached, brought, best, depth = costs.pricing(), 1.0, 0.0, 0.0, 0
-        for count, chance in enumerate(self._chances[guesser.kind][guesser.evidence][:most], 1):
-            reached *= chance.value
-            brought += reached
-            gain = brought - price(count)
-            if gain > best:
-                best, depth = gain, count
-            elif gain + reached * (most - count) <= best:
-                break  # more tokens cost more, and bring no more than this
-        guesser.gain.note(best)
-        return depth
 
 
 def _forced(sequence: Sequence) -> list[int]:
@@ -296,11 +316,15 @@ def load_policy(mode: Mode, backup: str) -> MissPolicy:
 
 
 class MissedRow(NamedTuple):
-    """A row without draft tokens, and the key under which the draft will answer it."""
+    """A row without draft tokens, the key under which the draft will answer it, and the memory's guess.
+
+    `held`: its outcome, if the draft has not been told that yet."""
 
     sequence: Sequence
     key: Key
     policy: MissPolicy
+    guess: Guess | None = None
+    held: Verified | None = None
 
 
 class MissedRows:
@@ -327,9 +351,29 @@ class MissedRows:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("request %d does not wait: %s", request, reason.words)
 
+    def needs_no_draft(self, request: int) -> bool:
+        """Return True if a row in `sd` has a guess, so that it will probably not wait for the draft."""
+        row = self.rows.get(request)
+        return row is not None and row.guess is not None and not row.policy.uses_cache
+
+    def hold(self, outcomes: Items[Verified]) -> None:
+        """Keep outcomes of rows that need no draft until their launch.
+
+        Told at once, a draft on the same cores would read the new text while the target verifies the guess."""
+        for outcome in outcomes:
+            self.rows[outcome.request] = self.rows[outcome.request]._replace(held=outcome)
+
+    def _tell_held(self) -> None:
+        """Tell the draft the outcomes that were kept."""
+        if held := [row.held for row in self.rows.values() if row.held is not None]:
+            self._session.tell(Outcomes(held))
+            self.rows = {request: row._replace(held=None) for request, row in self.rows.items()}
+
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
         depths = self._depths(sequences)
+        if depths:
+            self._tell_held()
         if depths and self._session.stalled:
             self.note_reason(depths, Mark.STALLED)
         elif depths:
@@ -337,9 +381,11 @@ class MissedRows:
             meanwhile()
             self._wait(depths, began)
             self._trace.enter(State.OTHER)
-        ahead = [row.sequence.request for row in self.rows.values() if row.policy.uses_cache]
-        self.waited |= dict.fromkeys(ahead, time.perf_counter() - began)
+        waited = time.perf_counter() - began
         launches = [self._launch(row) for row in self.rows.values()]
+        self._tell_held()
+        ahead = (row.sequence for row in self.rows.values() if row.policy.uses_cache)
+        self.waited |= dict.fromkeys((s.request for s in ahead if s.source != "memory"), waited)
         self.rows.clear()
         if told := [launch for launch in launches if launch.request in self._session.tracked]:
             self._session.tell(Launched(told))
@@ -352,7 +398,7 @@ class MissedRows:
         link = self._session.board.link()
         costs.away_s = 0.0 if link is None else link.rtt / 1e9
         missed: dict[MissPolicy, list[Sequence]] = {}
-        for row in self.rows.values():
+        for row in (row for row in self.rows.values() if row.policy.decides_later):
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
             elif row.policy.uses_draft:
@@ -360,6 +406,10 @@ class MissedRows:
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
+        for row in self.rows.values():
+            request, guess = row.sequence.request, row.guess
+            if guess is not None and depths.get(request):
+                depths[request] = min(depths[request], costs.depths([row.sequence], 1 + guess.accepted)[request])
         step = costs.estimates.costs.of("step_beside")
         if missed and step is not None and not any(depths.values()):
             # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
@@ -410,12 +460,16 @@ class MissedRows:
         session.note_wait(max(0.0, seconds - paid), in_vain=not got)
 
     def _launch(self, row: MissedRow) -> Launch:
-        """Return what a row verifies now: the draft's tokens, else those that its policy proposes."""
+        """Return what a row verifies now: the draft's tokens, else those of the memory or of its policy."""
         sequence, own = row.sequence, list[int]()
         sequence.source = "draft" if sequence.proposal else "lookup"  # `propose` may name another one
         if not sequence.proposal:
             vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
-            found = row.policy.propose(sequence, self._costs)[:most]
+            asks = row.policy.decides_later and (row.guess is None or sequence.cache != "hit")
+            found = row.policy.propose(sequence, self._costs)[:most] if asks else []
+            gain = row.policy.gain(sequence.request)
+            if row.guess is not None and (not found or (gain is not None and row.guess.gain > gain)):
+                found, sequence.source, sequence.cache = list(row.guess.tokens), "memory", ""
             # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
             own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
             self._costs.verified += len(own)

@@ -25,6 +25,7 @@ from ssd.system import failpoints
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.loading import load
+from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
 from ssd.verifier.proposer import BoardProposer, NoProposer, Proposer
 from ssd.verifier.ranks import Leader, follow, meet
@@ -90,7 +91,8 @@ class Target:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None
-            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, elastic, remote)
+            memory = SuffixMemory.of(config)
+            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, elastic, remote, memory)
             self._board = proposer
         verification = overlapped(plain, config, reader, proposer.asks)
         learns = None if self._experience is None else self._experience.tuning

@@ -20,7 +20,8 @@ from ssd.speculation.acceptance import Outcome
 from ssd.tuning.estimates import DecodingRound, Setting
 from ssd.tuning.tuner import PlanKey, Tuning, setting_of
 from ssd.verifier.draft_session import DraftSession
-from ssd.verifier.misses import MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
+from ssd.verifier.memory import SuffixMemory
+from ssd.verifier.misses import Guess, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.verifier.sequence import Cache, Sequence
 
 log = logging.getLogger("ssd.target")
@@ -278,6 +279,7 @@ class RoundEvidence:
             self._estimates.last_verify_s = now - self._settled_at
             self._estimates.verify_s.note(self._estimates.last_verify_s)
             rows = [result.sequence for result in results]
+            in_turn = all(sequence.speculation.mode == "sd" for sequence in rows)
             round_ = DecodingRound(
                 batch=len(results),
                 tokens=sum(1 + result.drafted for result in results),
@@ -285,11 +287,18 @@ class RoundEvidence:
                 waited=self._waited,
                 brought=sum(1 + result.outcome.accepted for result in results),
                 beside=self._estimates.works_ahead,
-                in_turn=all(sequence.speculation.mode == "sd" for sequence in rows),
+                in_turn=in_turn,
                 setting=self._setting(rows),
+                remembered=_memory_helped(results),
+                reading=in_turn and any(map(self._may_read, results)),
             )
         self._tuning.note(round_, telemetry)
         return round_
+
+    def _may_read(self, result: Result) -> bool:
+        """Return True if a draft that works in turn may have read text of a row while the target verified it."""
+        drafted = result.drafted and result.source == "draft"
+        return not drafted and result.sequence.request in self._session.tracked
 
     def _note_gain(self, round_: DecodingRound) -> None:
         """Note what a round with a remote draft won against a plain round, in verifications.
@@ -325,10 +334,11 @@ class RoundEvidence:
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and sequence.request in self._session.tracked:
             learner.missed(accepted + 1, waited, drafted)
-        if sequence.speculation.mode == "ngram":
+        remembered = result.source == "memory"
+        if sequence.speculation.mode == "ngram" and not remembered:
             learner.prompt_lookup(drafted, accepted)
         if policy is not None:
-            policy.note(sequence.request, drafted, sequence.tokens[result.base :])
+            policy.note(sequence.request, 0 if remembered else drafted, sequence.tokens[result.base :])
             return
         self._session.seen.drafted += drafted > 0
         self._session.seen.accepted += accepted
@@ -342,7 +352,7 @@ class BoardProposer(Proposer):
 
     `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
     `draft_probs`. With a `team` both models share cores. Without one the draft reads a prompt as the target does.
-    `remote`: the draft is on another machine."""
+    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside the draft."""
 
     def __init__(
         self,
@@ -353,8 +363,11 @@ class BoardProposer(Proposer):
         tuning: Tuning | None = None,
         team: CoreTeam | None = None,
         remote: bool = False,
+        memory: SuffixMemory | None = None,
     ) -> None:
         self.session = DraftSession(board, send, draft_probs)
+        self._memory = memory
+        self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
         self._trace, self.tuning = trace, tuning or Tuning()
         self._costs = WaitCosts(self.tuning.estimates)
         self._misses = MissedRows(self.session, self._costs, trace)
@@ -385,6 +398,8 @@ class BoardProposer(Proposer):
         """Answer `ssd.verifier.overlap.Ask`."""
         if not self._policies.of(sequence.speculation).uses_cache:
             return None  # mode `sd`: the target waits for the draft
+        if sequence.request in self._memory_was_better:
+            return None  # it guesses only after the outcome
         tracked = sequence.request in self.session.tracked
         return self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0
 
@@ -397,13 +412,16 @@ class BoardProposer(Proposer):
         for sequence in sequences:
             self._misses.forget(sequence.request)
             self._policies.forget(sequence.request)
+            self._memory_was_better.discard(sequence.request)
+        if self._memory is not None:
+            self._memory.release(sequences)
         self.session.release([sequence.request for sequence in sequences])
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         began = time.perf_counter()
         self.session.judge(began, self.tuning.estimates.verify_s.value)
         self.plans.follow(sequences)
-        self._evidence.learns = any(map(self._policies.need_times, sequences))
+        self._evidence.learns = self._memory is not None or any(map(self._policies.need_times, sequences))
         self.tuning.estimates.works_ahead = self._introductions.settle(sequences)
         if self._misses.rows:
             self._misses.settle(sequences, meanwhile, began)
@@ -416,13 +434,18 @@ class BoardProposer(Proposer):
         begun = self._introductions.with_outcomes(speculated)
         self._costs.batch = self._costs.verified = len(results)
         rows = [self._look_up(result, result.sequence is begun) for result in speculated]
-        if told := [row for row in rows if row.request in self.session.tracked]:
-            self.session.seen.rows += len(told)
+        told = [row for row in rows if row.request in self.session.tracked]
+        missed = self._misses.rows
+        needing = [row for row in told if not missed or not self._misses.needs_no_draft(row.request)]
+        self.session.seen.rows += len(needing)
+        if told and not needing and self._introductions.team is not None:
+            self._misses.hold(told)
+        elif told:
             self.session.tell(Outcomes(told))
         self._evidence.verified(now, results)  # the draft is at work: there is time to learn
 
     def _look_up(self, result: Result, begins: bool) -> Verified:
-        """Take the cached speculation, or leave the row to its backup."""
+        """Take the cached speculation, or leave the row to the memory or its backup."""
         sequence, outcome, policy = result.sequence, result.outcome, self._policies.of(result.sequence.speculation)
         key = Key(self.session.epoch or 0, sequence.request, result.round, result.base, *outcome)
         if begins:
@@ -432,15 +455,34 @@ class BoardProposer(Proposer):
         speculates = (sequence.lookahead if policy.uses_draft else sequence.acceptable) > 0
         if policy.uses_cache and speculates and not begins:
             self._propose(result, key)
+        guess = None if self._memory is None else self._better_guess(self._memory, result)
         in_flight: int | None = len(sequence.proposal)
         missed = not in_flight and result.taken is None and speculates and policy.decides_later
-        if missed and policy.hopeless(sequence, self._costs):
+        if guess is not None:
+            self._misses.rows[sequence.request] = MissedRow(sequence, key, policy, guess)
+            in_flight = None
+        elif missed and policy.hopeless(sequence, self._costs):
             if policy.uses_draft:
                 self._misses.note_reason([sequence.request], Mark.HOPELESS)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
+
+    def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
+        """Return the memory's guess if it should bring more than the draft's tokens, which are dropped then.
+
+        If the next verification runs already, only note that the memory helps now."""
+        sequence = result.sequence
+        guess = memory.guess(sequence, self._costs.pricing)
+        if guess is None or guess.gain <= self._costs.draft_gain(len(sequence.proposal)):
+            self._memory_was_better.discard(sequence.request)
+            return None
+        self._memory_was_better.add(sequence.request)
+        if result.taken is not None:
+            return None
+        sequence.proposal, sequence.draft_probs = [], None
+        return guess
 
     def _propose(self, result: Result, key: Key) -> None:
         """Propose what the board has for an outcome, and note what it had."""
@@ -458,6 +500,12 @@ class BoardProposer(Proposer):
         if tracked:
             session.showed(sequence.request, entry is not None or bool(prepared))
             self._evidence.looked_up(result, entry, prepared)
+
+
+def _memory_helped(results: Items[Result]) -> bool:
+    """Return True if the suffix memory brought more than a quarter of a round's tokens."""
+    remembered = sum(result.outcome.accepted for result in results if result.source == "memory")
+    return 4 * remembered > sum(1 + result.outcome.accepted for result in results)
 
 
 def _verdict(sequence: Sequence, key: Key, tracked: bool, entry: int | None, prepared: dict[int, int]) -> Cache:

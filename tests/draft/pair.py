@@ -35,6 +35,7 @@ from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.speculation.sampling import Law
 from ssd.verifier import misses, proposer
 from ssd.verifier.engine import TargetEngine
+from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.proposer import BoardProposer, NoProposer
@@ -230,7 +231,7 @@ class Pair:
     """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
     message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
     GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome. `stops` are
-    the model's end-of-sequence ids."""
+    the model's end-of-sequence ids. `memory`: of what requests said."""
 
     def __init__(
         self,
@@ -240,6 +241,7 @@ class Pair:
         overlap: bool = False,
         elastic: bool = False,
         stops: frozenset[int] = frozenset(),
+        memory: SuffixMemory | None = None,
     ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
@@ -252,7 +254,9 @@ class Pair:
             self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops)
         else:
             team = CoreTeam(1, 1) if elastic else None
-            self.proposer = BoardProposer(draft.board, lambda message: self.post(message), draft.draft_probs, team=team)
+            self.proposer = BoardProposer(
+                draft.board, lambda message: self.post(message), draft.draft_probs, team=team, memory=memory
+            )
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft.board, self.proposer.asks) if overlap else None

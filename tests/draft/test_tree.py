@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from ssd.config.params import Speculation
+from ssd.config.params import Mode, Speculation
 from ssd.draft.chain_scheduler import listed_outcomes
 from ssd.draft.engine import _corrected
 from ssd.draft.forward import outputs, pending
@@ -314,6 +315,21 @@ def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
 
 
 # -- a target on another machine ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "shares", "reads"), [("sd", True, 0), ("ssd", True, 3), ("sd", False, 2)])
+def test_a_draft_that_shares_cores_rests_while_the_target_verifies_tokens_of_its_own(
+    mode: Mode, shares: bool, reads: int
+) -> None:
+    """In turn. Once the outcome is known, it reads what was accepted."""
+    tree = tree_of(replace(SSD, mode=mode, num_speculative_tokens=2))
+    tree.shares_cores = shares
+    compute(tree, {0: [5]})
+    tree.outcome(outcome(0, 5, None))
+    tree.launched(Launch(REQUEST, ROUND + 1, 2, [6, 7]))
+    assert len(pending(tree, 100)) == reads
+    tree.outcome(outcome(2, 8, None, ROUND + 1))
+    assert pending(tree, 100) == [5, 6, 7, 8]
 
 
 def far(in_flight: int) -> LinkedTree:

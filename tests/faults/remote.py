@@ -117,11 +117,16 @@ class World:
             process.wait()
 
     def ids(self, mode: str = "ssd", temperature: float = 0.0) -> tuple[list[list[int]], int]:
-        """The ids of every prompt, and how many rounds hit the cache."""
+        """The ids of every prompt, and how many rounds hit the cache. No answer is known from the time before."""
         speculation = SPECULATION if mode == "ssd" else Speculation("ar")
         params = [
             SamplingParams(
-                temperature=temperature, seed=index, max_tokens=TOKENS, ignore_eos=True, speculation=speculation
+                temperature=temperature,
+                seed=index,
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                speculation=speculation,
+                store=False,
             )
             for index in range(len(PROMPTS))
         ]

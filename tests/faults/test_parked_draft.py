@@ -47,7 +47,7 @@ main.main()
 
 def params(mode: str) -> SamplingParams:
     speculation = Speculation(mode, 3, (3,), "jit")  # type: ignore[arg-type]
-    return SamplingParams(max_tokens=96, ignore_eos=True, speculation=speculation)
+    return SamplingParams(max_tokens=96, ignore_eos=True, speculation=speculation, store=False)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def engine() -> Iterator[Engine]:
 
 def params(mode: str = "ssd", tokens: int = 96, lookahead: int = 0) -> SamplingParams:
     speculation = Speculation(mode, lookahead, (3,), "jit")  # type: ignore[arg-type]
-    return SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=speculation)
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=speculation, store=False)
 
 
 def is_hit(client: Client) -> bool:

@@ -66,9 +66,9 @@ def http_engine(server: ServerConfig | None = None, **changes: Any) -> Iterator[
 
 
 @contextmanager
-def answering(engine: HttpEngine, tokens: Iterable[int]) -> Iterator[None]:
-    """Answer every request with these tokens, two a round, then the request's own reason: stop for all of them, length
-    for fewer. Asked for, each has the log-probability -1/2 and the alternative 28120 at -3/2."""
+def answering(engine: HttpEngine, tokens: Iterable[int], each: int = 2) -> Iterator[None]:
+    """Answer every request with these tokens, `each` a round, then its own reason: stop for all of them, length for
+    fewer. Asked for, each has the log-probability -1/2 and the alternative 28120 at -3/2."""
     ids = list(tokens)
 
     def script(submit: Submit) -> Iterator[Emission]:
@@ -83,9 +83,9 @@ def answering(engine: HttpEngine, tokens: Iterable[int]) -> Iterator[None]:
             misses=1,
             cached_tokens=1,
         )
-        for start in range(0, len(given), 2):
-            part = given[start : start + 2]
-            last = start + 2 >= len(given)
+        for start in range(0, len(given), each):
+            part = given[start : start + each]
+            last = start + each >= len(given)
             yield Emission(
                 submit.request,
                 part,

@@ -50,7 +50,6 @@ def test_bytes_that_are_no_text_are_refused_in_any_field(http: HttpEngine, field
 # -- what changes nothing -------------------------------------------------------------------------------------------
 
 HARMLESS: list[dict[str, Any]] = [
-    {"store": True},
     {"metadata": {"a": "b"}},
     {"service_tier": "auto"},
     {"prompt_cache_key": "k", "prompt_cache_retention": "24h"},
@@ -292,7 +291,7 @@ def test_the_openapi_document_says_which_fields_are_ignored_and_why(http: HttpEn
     for engine, more in ((http, True), (strict, False)):
         schema = json.loads(engine.ask("GET", "/openapi.json")[2])["components"]["schemas"]["ChatRequest"]
         assert schema.get("additionalProperties", True) == more
-        assert schema["properties"]["store"]["description"] == "Accepted, and ignored: no answer is stored."
+        assert schema["properties"]["metadata"]["description"] == "Accepted, and ignored: no answer is stored."
         assert schema["properties"]["functions"]["enum"] == [None, []]
 
 

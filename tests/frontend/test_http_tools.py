@@ -75,6 +75,17 @@ def test_an_answer_has_thoughts_text_and_several_calls(thinker: Thinker) -> None
             assert len(calls(choice)) == count
 
 
+@pytest.mark.parametrize("each", [30, 1000])
+def test_each_call_has_an_event_of_its_own_however_many_tokens_a_round_brings(thinker: Thinker, each: int) -> None:
+    """Some clients read only one call of an event, or only its content."""
+    with saying(thinker, f"<think>\nHm\n</think>\n\nLet me see.\n{CALL}\n{CALL}", each) as engine:
+        assert len(calls(both(engine, tools=[WEATHER]))) == 2
+        deltas = [event["choices"][0]["delta"] for event in engine.events(CHATS, **ASKED, tools=[WEATHER])]
+        for delta in deltas[1:]:
+            assert len(delta) <= 1 and len(delta.get("tool_calls", ())) <= 1
+        assert sum("tool_calls" in delta for delta in deltas) == 2
+
+
 def test_each_choice_has_its_own_calls(thinker: Thinker) -> None:
     with saying(thinker, CALL) as engine:
         _, answer = engine.post(CHATS, **ASKED, tools=[WEATHER], n=2)

@@ -54,7 +54,7 @@ def model(directory: Path, template: str, special: tuple[str, ...] = ()) -> Toke
 
 
 @contextmanager
-def saying(thinker: Thinker, text: str) -> Iterator[HttpEngine]:
+def saying(thinker: Thinker, text: str, each: int = 2) -> Iterator[HttpEngine]:
     engine, tokenizer = thinker
-    with answering(engine, tokenizer.encode(text)):
+    with answering(engine, tokenizer.encode(text), each):
         yield engine

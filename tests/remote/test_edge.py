@@ -57,7 +57,7 @@ class World:
 
 
 def params(**given: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 5} | given)
+    return SamplingParams(**{"max_tokens": 16, "ignore_eos": True, "seed": 5, "store": False} | given)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -187,3 +188,37 @@ def test_a_replay_plays_the_rounds_of_the_answer(
     assert counts.chains <= 10 * counts.rounds
     counts = Replay(settings, [world.draft], speculation).run(told)
     assert 57 <= counts.tokens <= 61 and counts.rounds > 13 and 0 < counts.hits < counts.rounds
+
+
+def test_conversations_are_replayed_to_the_memory(tmp_path: Path) -> None:
+    """The second time each answer is known; a lookup in the text alone knows no more than before."""
+    file = tmp_path / "talks.jsonl"
+    talk = [
+        {"role": "user", "content": "Name five rivers of Europe."},
+        {
+            "role": "assistant",
+            "content": "Five rivers of Europe are the Danube, the Rhine, the Elbe, the Po and the Ebro.",
+        },
+        {"role": "user", "content": "And five lakes?"},
+        {"role": "assistant", "content": "Five lakes: Ladoga, Onega, Vänern, Saimaa and Lake Constance."},
+    ]
+    file.write_text(json.dumps({"messages": talk}))
+    result = invoke("memory", str(file), "-k", "0", "--json")
+    assert result.exit_code == 0, result.output
+    rows = {(row["guessers"], row["turn"]): row for row in json.loads(result.stdout)["replays"]}
+    assert [*rows] == [("lookup", 1), ("lookup", 2), ("lookup, memory", 1), ("lookup, memory", 2)]
+    assert rows["lookup, memory", 2]["rounds"] < rows["lookup, memory", 1]["rounds"] - 10
+    assert rows["lookup", 2]["rounds"] > rows["lookup, memory", 2]["rounds"] + 10
+    assert rows["lookup, memory", 2]["accepted"]["memory"] > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[1", "cannot read"), ('{"text": "a"}', "each line must have messages"), (None, "cannot read")],
+)
+def test_files_without_conversations_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "talks.jsonl"
+    if text is not None:
+        file.write_text(text)
+    result = invoke("memory", str(file), "-k", "0")
+    assert result.exit_code == 2 and said in result.stderr

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.tuning.choice import Chooser
+from ssd.tuning.choice import Chooser, MemoryShare
 from ssd.tuning.costs import NEAR, ROW, Costs, CostTable
 from ssd.tuning.predictor import SpeculationPlan
 
@@ -49,7 +49,8 @@ def test_each_row_reads_its_text() -> None:
     costs.situate(2, 1000)
     verify, beside, step = costs.of("verify"), costs.of("verify_beside"), costs.of("step")
     assert verify is not None and beside is not None and step is not None
-    expected = STAIRCASE[12] + 0.001 * (2 * 1000 - NEAR * 12 / ROW) * STAIRCASE[6]
+    at_most = CostTable(STAIRCASE).at(ROW)
+    expected = STAIRCASE[12] + 0.001 * (2 * 1000 * STAIRCASE[6] - NEAR * 12 / ROW * at_most)
     assert verify.at(12) == beside.at(12) == pytest.approx(expected)
     assert step.at(1) == 0.004, "what reading costs the draft was not measured"
     costs.situate(1, NEAR)
@@ -172,6 +173,15 @@ def test_plans_in_doubt_are_tried_and_hopeless_ones_are_not() -> None:
     assert 50 < chosen.count(near) < 500 and far not in chosen
     certain = Chooser()
     assert {certain.choose([PLAIN, near, far], PLAIN.setting) for _ in range(50)} == {PLAIN}
+
+
+def test_with_much_of_the_time_spent_on_remembered_text_a_small_gain_is_none() -> None:
+    """The gain counts for the rest of the time alone, and the use of a draft must bring 2 %."""
+    draft = PLAIN._replace(mode="sd", lookahead=1, fan_out=(1, 1), speed=105.0)
+    chooser = Chooser()
+    assert chooser.choose([PLAIN, draft], None) == draft
+    assert chooser.choose([PLAIN, draft], None, MemoryShare(0.004, 1.0)) == draft
+    assert chooser.choose([PLAIN, draft], None, MemoryShare(0.04, 1.0)) == PLAIN
 
 
 def test_candidates_are_the_first_ones_the_modes_and_the_present_one() -> None:

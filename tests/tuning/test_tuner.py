@@ -253,6 +253,19 @@ def test_counters_that_cannot_be_are_not_believed(steps: int, seconds: float, gr
     assert world.tuning.estimates.costs.written()["step_beside"] == before
 
 
+def test_remembered_text_is_no_merit_of_a_plan() -> None:
+    """Such rounds say nothing of it, and, where the draft reads beside the target, nothing of costs."""
+    world = World(0.6)
+    setting = world.tuning.plan(PlanKey.of(AUTO)).setting
+    for _ in range(100):
+        round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, setting, remembered=True, reading=True)
+        world.tuning.note(round_, world.counters)
+    assert world.tuning.windows == 0
+    assert not any(world.tuning.knowledge().errors.values())
+    assert world.tuning.estimates.costs.written() == World(0.6).tuning.estimates.costs.written()
+    assert world.tuning.estimates.speed(1) == pytest.approx(17 / 0.5)
+
+
 def test_a_choice_that_was_wrong_is_given_up_after_a_few_rounds() -> None:
     """The tables say that the draft disturbs nobody. It does."""
     world = World(0.9)

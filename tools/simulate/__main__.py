@@ -4,6 +4,7 @@
     python -m tools.simulate paper
     python -m tools.simulate run --mode ssd -k 7 --fan-out 3 --batch 4 --drafts 2 --network-delay 0.1ms
     python -m tools.simulate replay --budget 10 --budget 24 --temperature 0 --temperature 1
+    python -m tools.simulate memory conversations.jsonl schemas
     python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
     python -m tools.simulate remote --rtt 20ms --rtt 80ms
     python -m tools.simulate capacity --speed 100 --rtt 20ms
@@ -291,6 +292,36 @@ def replay(
         _print_json(replays=[one._asdict() for one in found])
     else:
         console().print(report.replay_table(found))
+
+
+@main.command()
+@click.argument("datasets", nargs=-1, required=True)
+@click.option(
+    "--prompts", type=click.IntRange(1), default=20, show_default=True, help="Conversations of each data set."
+)
+@click.option("--tokens", type=click.IntRange(8), default=96, show_default=True, help="Longest recorded answer.")
+@click.option("--turns", type=click.IntRange(1), default=2, show_default=True, help="Passes over each data set.")
+@click.option("--verify", type=Times(), default="2.4ms+0.35ms", show_default=True, help="Forward, and each token.")
+@click.option("-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(0, MAX_LOOKAHEAD), default=3)
+@_JSON
+@_refused
+def memory(
+    datasets: tuple[str, ...],
+    prompts: int,
+    tokens: int,
+    turns: int,
+    verify: LinearCost,
+    lookahead: int,
+    as_json: bool,
+) -> None:
+    """Replay conversations to lookup, suffix memory and draft: JSONL files, or "schemas". -k 0: without the draft."""
+    from tools.simulate.memory import recalled, recorded
+
+    found = list(recalled(datasets, lambda name: recorded(name, prompts, tokens), turns, verify, lookahead))
+    if as_json:
+        _print_json(replays=[one._asdict() for one in found])
+    else:
+        console().print(report.memory_table(found))
 
 
 def _print_json(**parts: Any) -> None:

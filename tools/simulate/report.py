@@ -17,6 +17,7 @@ from tools.simulate.run import Figures
 from tools.simulate.tables import Cell, Drafts
 
 if TYPE_CHECKING:  # it loads torch
+    from tools.simulate.memory import Recalled
     from tools.simulate.replay import Replayed
 
 EXPLAINED = 0.05  # predicted cells that are further off get a sentence
@@ -120,6 +121,18 @@ def replay_table(found: Iterable[Replayed]) -> Table:
         for r in found
     )
     return grid("The built-in draft along the target's answers", columns, rows, left=3)
+
+
+def memory_table(found: Iterable[Recalled]) -> Table:
+    columns = ("data", "pass", "guessers", "rounds", "tokens per round", "accepted", "over ar")
+    rows = (
+        (
+            *(r.dataset, str(r.turn), r.guessers, str(r.rounds), f"{r.tokens:.2f}"),
+            *(", ".join(f"{source} {tokens:.2f}" for source, tokens in r.accepted.items()), f"{r.over_ar:.2f}"),
+        )
+        for r in found
+    )
+    return grid("Recorded answers, replayed", columns, rows, left=3)
 
 
 def cell_json(cell: Cell) -> dict[str, Any]:

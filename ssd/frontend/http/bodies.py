@@ -148,6 +148,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")] | None
     ) = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    store: Annotated[bool, Meta(description="False: the suffix memory does not keep the text.")] | None = None
     # our own
     speculative: Speculative | None = None
     return_metrics: bool | None = None
@@ -155,7 +156,6 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
     safety_identifier: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
     metadata: Annotated[Anything, _ignored("no answer is stored")] = UNSET
-    store: Annotated[Anything, _ignored("no answer is stored")] = UNSET
     service_tier: Annotated[Anything, _ignored("there is one")] = UNSET
     prompt_cache_key: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
     prompt_cache_retention: Annotated[Anything, _ignored("the prefix cache keeps what fits")] = UNSET

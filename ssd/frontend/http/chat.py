@@ -117,23 +117,32 @@ class ChatStyle(ParsingStyle):
         return [self._chunk(choice, answers.Delta("assistant", ""))]
 
     def events(self, choice: Choice, message: Chunk | Done) -> list[answers.ChatChunk]:
-        delta = self._delta(choice, message)
+        first, *rest = self._deltas(choice, message)
         if isinstance(message, Done):
-            return [self._chunk(choice, delta, reason=self._reason(choice))]
+            *before, last = first, *rest
+            return [
+                *(self._chunk(choice, delta) for delta in before),
+                self._chunk(choice, last, reason=self._reason(choice)),
+            ]
         ids = message.token_ids if self._with_ids else UNSET
         origin = message.origin if isinstance(message, Part) else UNSET
-        return [self._chunk(choice, delta, message.logprobs, token_ids=ids, origin=origin)]
+        begun = self._chunk(choice, first, message.logprobs, token_ids=ids, origin=origin)
+        return [begun, *(self._chunk(choice, delta, origin=origin) for delta in rest)]
 
-    def _delta(self, choice: Choice, message: Chunk | Done) -> answers.Delta:
-        """Return the part of the answer that the last message has added."""
+    def _deltas(self, choice: Choice, message: Chunk | Done) -> list[answers.Delta]:
+        """Return what the last message has added to the answer: thoughts, content and each call apart.
+
+        Some clients read one call of a delta only, or either its content or its calls."""
         if choice.parser is None:
-            return answers.Delta(content=message.text if message.text or isinstance(message, Chunk) else UNSET)
+            return [answers.Delta(content=message.text if message.text or isinstance(message, Chunk) else UNSET)]
         news, made = choice.parts[-1], choice.parts[-1].calls
         first = choice.calls - len(made)
         calls = [
             answers.DeltaCall(new_id(), answers.Called(*call), index=index) for index, call in enumerate(made, first)
         ]
-        return answers.Delta(UNSET, news.content or UNSET, news.reasoning or UNSET, calls or UNSET)
+        found = [answers.Delta(reasoning_content=news.reasoning)] if news.reasoning else []
+        found += [answers.Delta(content=news.content)] if news.content else []
+        return found + [answers.Delta(tool_calls=[call]) for call in calls] or [answers.Delta()]
 
     def _message(self, choice: Choice) -> answers.AssistantMessage:
         if choice.parser is None:
