@@ -25,7 +25,7 @@ _LENGTH, _VOCABULARY, _ASKED, _COUNT, _BYTES = 1000, 50_000, 2000, 16, 21
 
 
 def zipf(dice: np.random.Generator, count: int) -> list[int]:
-    """Return tokens of which few are frequent."""
+    """Return random tokens by Zipf's law: a few are frequent."""
     found: list[int] = (dice.zipf(1.2, count) % _VOCABULARY).tolist()
     return found
 

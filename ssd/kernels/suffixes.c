@@ -113,8 +113,8 @@ static uint32_t link_at(const suffixes_t *in, int which, int64_t number) {
     return in->links[which][number / BLOCK % in->blocks * BLOCK + number % BLOCK];
 }
 
-/* Collects the places with the longest matches among those that `link` leads to, latest first; returns how many. Without
-   `at_match` they are the places of the tokens that follow. */
+/* Collects the places with the longest matches among those that `link` leads to, latest first; returns how many. They
+   are those of the matches' last tokens if `at_match`, else of the tokens that follow. */
 static int64_t collect(const suffixes_t *in, const suffix_text_t *text, int which, uint32_t link, int at_match,
                        place_t *places, int64_t *longest) {
     int64_t found = 0;
@@ -133,9 +133,9 @@ static int64_t collect(const suffixes_t *in, const suffix_text_t *text, int whic
     return found;
 }
 
-/* Begins a text with those of the tokens that texts of its scope have already, piece by piece: they are not stored again,
-   but for the last SUFFIX_TAIL, behind which another text may go on otherwise. Returns how many are not: 0, or at least
-   BLOCK. */
+/* Begins a text with its first tokens, as far as texts of its scope have them, piece by piece. These are not stored
+   again, but for the last SUFFIX_TAIL of them: behind those the other text may go on otherwise. Returns the number of
+   tokens that are not stored again: 0, or at least BLOCK. */
 int64_t suffixes_begin(suffixes_t *in, suffix_text_t *text, const int32_t *tokens, int64_t count) {
     int64_t known = 0;
     place_t end;
@@ -166,9 +166,9 @@ int64_t suffixes_begin(suffixes_t *in, suffix_text_t *text, const int32_t *token
     return text->length;
 }
 
-/* Finds at most `count` tokens that followed the longest known end of the text. Each is the token that most of the places
-   have next; where two tokens have equally many, the one of the latest place. `votes` [count, 2]: the places that have
-   it, and all that were left. Returns the number of tokens; `longest` is the length of the match, at most SUFFIX_TAIL. */
+/* Finds at most `count` tokens that followed the longest known end of the text. Each is the token that most places have
+   next; where two tokens have equally many, the one of the latest place. `votes` [count, 2]: the places that have it,
+   and all that were left. Returns the number of tokens; `longest` is the length of the match, at most SUFFIX_TAIL. */
 int64_t suffixes_find(const suffixes_t *in, const suffix_text_t *text, int64_t count, int32_t *tokens, int32_t *votes,
                     int64_t *longest) {
     place_t places[MOST_PLACES];

@@ -129,7 +129,7 @@ _NOTHING = Worth(0, 0.0, 0.0)
 def tokens_worth_verifying(chances: Iterable[float], most: int, price: Callable[[int], float]) -> Worth:
     """Return how many of the first `most` tokens to verify: the number that brings most beyond its `price` in tokens.
 
-    `chances` are those that each token is right if those before it are. With the price at the long-run speed, this
+    `chances[i]` is the chance that token i is right if all before it are. With the price at the long-run speed, this
     maximises the long-run speed (average-reward rule)."""
     reached, brought, best = 1.0, 0.0, _NOTHING
     for count, chance in zip(range(1, most + 1), chances, strict=False):

@@ -103,7 +103,7 @@ class WaitCosts:
 
 
 class Guess(NamedTuple):
-    """Tokens to verify, of which `accepted` are expected to be right: `gain` tokens beyond their price."""
+    """Tokens to verify. `accepted` of them are expected to be right, which brings `gain` tokens beyond their price."""
 
     tokens: Items[int]
     accepted: float

@@ -435,8 +435,9 @@ class BoardProposer(Proposer):
         self._costs.batch = self._costs.verified = len(results)
         rows = [self._look_up(result, result.sequence is begun) for result in speculated]
         told = [row for row in rows if row.request in self.session.tracked]
-        missed = self._misses.rows
-        needing = [row for row in told if not missed or not self._misses.needs_no_draft(row.request)]
+        needing = told
+        if self._misses.rows:
+            needing = [row for row in told if not self._misses.needs_no_draft(row.request)]
         self.session.seen.rows += len(needing)
         if told and not needing and self._introductions.team is not None:
             self._misses.hold(told)

@@ -231,7 +231,7 @@ class Pair:
     """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
     message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
     GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome. `stops` are
-    the model's end-of-sequence ids. `memory`: of what requests said."""
+    the model's end-of-sequence ids. `memory`: the suffix memory, if there is one."""
 
     def __init__(
         self,

@@ -240,7 +240,7 @@ def test_a_row_that_leaves_its_draft_before_the_launch_tells_it_nothing_late(
 
 
 def test_a_draft_that_is_not_asked_while_the_memory_helps_is_not_given_up(world: World) -> None:
-    """In turn it shows nothing then, for longer than a draft may show nothing of what it is asked."""
+    """In turn such a draft shows nothing, for longer than the breaker allows to one that is asked."""
     settings = config(Speculation("sd", 3))
     memory, prompts = SuffixMemory(SIZE), [tiny.token_ids(12, 7)]
     told(memory, [*prompts[0], *(plain := plainly(world, prompts, 0.0, 150)).ids[0]])

@@ -148,7 +148,7 @@ class _Draft:
         return tree.trunk[: tree.lookahead]
 
     def launch(self, own: Sequence[int], drafted: int) -> None:
-        """Say that the target verifies its own tokens, or, without any, so many of the draft's."""
+        """Say that the target verifies its `own` tokens; without any, `drafted` tokens of the draft."""
         tree = self._engine.trees[self._request]
         self._engine.handle(Launched([Launch(self._request, tree.round, len(own) or drafted, list(own))]))
 

@@ -117,17 +117,14 @@ class ChatStyle(ParsingStyle):
         return [self._chunk(choice, answers.Delta("assistant", ""))]
 
     def events(self, choice: Choice, message: Chunk | Done) -> list[answers.ChatChunk]:
-        first, *rest = self._deltas(choice, message)
+        deltas = self._deltas(choice, message)
         if isinstance(message, Done):
-            *before, last = first, *rest
-            return [
-                *(self._chunk(choice, delta) for delta in before),
-                self._chunk(choice, last, reason=self._reason(choice)),
-            ]
+            before = [self._chunk(choice, delta) for delta in deltas[:-1]]
+            return [*before, self._chunk(choice, deltas[-1], reason=self._reason(choice))]
         ids = message.token_ids if self._with_ids else UNSET
         origin = message.origin if isinstance(message, Part) else UNSET
-        begun = self._chunk(choice, first, message.logprobs, token_ids=ids, origin=origin)
-        return [begun, *(self._chunk(choice, delta, origin=origin) for delta in rest)]
+        begun = self._chunk(choice, deltas[0], message.logprobs, token_ids=ids, origin=origin)
+        return [begun, *(self._chunk(choice, delta, origin=origin) for delta in deltas[1:])]
 
     def _deltas(self, choice: Choice, message: Chunk | Done) -> list[answers.Delta]:
         """Return what the last message has added to the answer: thoughts, content and each call apart.
