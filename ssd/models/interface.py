@@ -12,6 +12,7 @@ from ssd.errors import UsageError
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, CachePlaces, Scores
 from ssd.layers.norm import Residual
+from ssd.layers.recurrent import Recurrence, StateSize
 from ssd.models.sizes import MOST
 
 
@@ -26,6 +27,11 @@ class ForwardContext(Protocol):
         """Store k and v [n, kv_heads, head_dim] of this layer, then attend with q [n, heads, head_dim] by `rule`.
 
         Returns [n, heads * head_dim]."""
+
+    def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
+        """Compute the recurrence `index` of `Shape.states`, and keep the `changes` [n, change] of the batch's tokens.
+
+        Each token's output [n, out] is what its `queries` [n, read] read from the state after its change."""
 
     def cache_places(self, layer: int) -> CachePlaces | None:
         """Return where a kernel may store keys and values of this layer, or None if only `attend` may."""
@@ -44,7 +50,7 @@ class Shape:
     """The sizes of a model that the engine needs.
 
     A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position` is the
-    longest sequence, in tokens."""
+    longest sequence, in tokens. `layers` are those with keys and values; `states` are what other layers keep."""
 
     vocab_size: int
     outputs: int
@@ -53,6 +59,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     max_position: int
+    states: tuple[StateSize, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for sizes that no model has, before anything is allocated."""
