@@ -248,10 +248,11 @@ class Pair:
         self.between_steps: Callable[[], None] = lambda: None
         self._said_hello = False
         self.overlapped: OverlappedVerification | None = None
+        slots = target.state_slots
         if draft is None:
             plain, alone = PlainVerification(target), NoProposer()
             self.overlapped = self._overlapped(plain, empty_board(configuration), alone.asks) if overlap else None
-            self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops)
+            self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops, None, slots)
         else:
             team = CoreTeam(1, 1) if elastic else None
             self.proposer = BoardProposer(
@@ -260,7 +261,7 @@ class Pair:
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft.board, self.proposer.asks) if overlap else None
-            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops)
+            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops, None, slots)
             self.proposer.join(draft.epoch)
 
     def _overlapped(self, plain: PlainVerification, board: BoardReader, ask: Ask) -> OverlappedVerification:
