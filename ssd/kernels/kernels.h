@@ -44,13 +44,15 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 
 /* The attention of some tokens: q [tokens, heads, dim], rows `q_stride` apart -> out [tokens, heads * dim]. Of its keys
    in `shared` and behind those in `own`, which may be missing, a token sees the last `window`. Keys are cut into segments
-   in each of the two: so 100 shared ones and 5 own ones give other bits than the same 105 shared ones. */
+   in each of the two: so 100 shared ones and 5 own ones give other bits than the same 105 shared ones. `sinks` [heads],
+   which may be missing, are the scores of a key without value that every token sees. */
 typedef struct {
     const store_t *shared, *own;
     const float *q;
     float *out;
     int64_t q_stride, layer, heads, kv_heads, dim, window;
     float scale, cap;
+    const float *sinks;
 } attend_t;
 
 /* For the tokens from `from` to `to` - 1. `scratch` has the bytes that `parts_bytes` of attention.py says. */

@@ -44,6 +44,7 @@ class Attend(ctypes.Structure):
         ("window", c_int64),
         ("scale", c_float),
         ("cap", c_float),
+        ("sinks", c_void_p),
     )
 
 
