@@ -63,7 +63,7 @@ void attend(const attend_t *by, int64_t from, int64_t to, float *scratch);
    (or with `half` float16) or float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to
    integers of `parts` bytes, or with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and
    `dots` alone: outputs follow each other, of groups each as steps, offsets if there are any, both in float32, and
-   codes of 8 bits.
+   codes of 8 bits. If `named` codes of 4 bits name codes of 8 in `table`.
 
    A row of y has `columns` numbers: the outputs of this weight, then those of `next`, if there is one. */
 typedef struct product {
@@ -71,6 +71,8 @@ typedef struct product {
     const char *weight;
     const float *bias;
     const struct product *next;
+    int64_t named;
+    uint8_t table[16];
 } product_t;
 
 /* x [rows, inputs], at a `stride`, times a weight -> y [rows, columns]. `rounded` is the scratch of `multiply`. */
