@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssd.kernels import cpu
+from ssd.kernels import states as kernels
+
 
 class StateSize(NamedTuple):
     """The sizes of what a recurrence keeps: of a sequence a `state`, of a token a `change` of so many numbers."""
@@ -81,6 +84,8 @@ class ShortConvolution:
     def __call__(
         self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
     ) -> Tensor:
+        if cpu.serve(states):
+            return kernels.convolve(states, kept, changes, rows, self._weight, self._bias, self._silu)
         before, out = self.size.state[0], torch.empty_like(changes)
         for row, start in _starts(rows):
             new = changes[start : start + row.tokens]
@@ -107,9 +112,9 @@ class ShortConvolution:
 class GatedDelta:
     """The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), a state [key_dim, value_dim] for each head.
 
-    A token's state S <- e^g S + k u^T with u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`); its
-    output is S^T q. Queries and keys are divided by their length, queries by sqrt(key_dim), too. Consecutive heads of
-    values share a head of keys and queries. A change is (k, v, b, a); `queries` are q."""
+    A token's state is S <- e^g S + k u^T, where u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`).
+    Its output is S^T q. Keys and queries are divided by their length, queries also by sqrt(key_dim). Consecutive heads
+    of values share a head of keys and queries. A change is (k, v, b, a); `queries` are q."""
 
     def __init__(self, decay: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, value_dim: int) -> None:
         """Take `decay`, which is negative, and `dt_bias`, each [value heads]."""
@@ -121,6 +126,8 @@ class GatedDelta:
     def __call__(
         self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
     ) -> Tensor:
+        if cpu.serve(states):
+            return kernels.gated_delta(states, kept, changes, queries, rows, self._decay, self._dt_bias)
         out = changes.new_empty(len(changes), self._parts[1])
         for row, start in _starts(rows):
             state, earlier = _begin(states, row), len(row.replayed)
@@ -158,4 +165,4 @@ def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return sigmoid(gate) * x, all of one shape."""
-    return gate.sigmoid() * x
+    return cpu.sigmoid_mul(gate, x) if cpu.serve(x) else gate.sigmoid() * x
