@@ -36,6 +36,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
+from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
 
@@ -219,9 +220,13 @@ class _Items:
 
     def add(self, part: Answer) -> list[_Event]:
         """Add a part of the answer."""
-        events = self._add_text("reasoning", part.reasoning)
+        events = []
         for piece in part.pieces:
-            events += self._add_text("message", piece) if isinstance(piece, str) else self._add_call(piece)
+            if isinstance(piece, ToolCall):
+                events += self._add_call(piece)
+            else:
+                thought = isinstance(piece, Thought)
+                events += self._add_text("reasoning", piece.text) if thought else self._add_text("message", piece)
         return events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:
