@@ -60,6 +60,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         tool_choice=ChosenTool("function", FunctionName(choice.name)) if isinstance(choice, ChosenFunction) else choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning and body.reasoning.effort,
         **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
 

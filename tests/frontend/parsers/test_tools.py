@@ -47,8 +47,8 @@ BROKEN = {
         "<|channel|>commentary to=functions.add json json<|message|>{}",
     ),
     "qwen3_coder": (
-        "<tool_call>",
-        "<tool_call><tool_call>",
+        "<tool_call>.",
+        "<tool_call><tool_call>.",
         '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
         "<tool_call>\n<function=>\n</function>\n</tool_call>",
         "<function=other>\n</function>",
@@ -316,7 +316,7 @@ def test_a_template_says_its_format() -> None:
 
 
 def test_an_unknown_parser_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, hermes"):
+    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, harmony"):
         registered.check(registered.TOOLS, "--tool-call-parser", "qwen")
 
 
