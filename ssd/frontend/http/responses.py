@@ -60,7 +60,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         tool_choice=ChosenTool("function", FunctionName(choice.name)) if isinstance(choice, ChosenFunction) else choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
-        reasoning_effort=body.reasoning and body.reasoning.effort,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
 
@@ -225,9 +225,10 @@ class _Items:
         for piece in part.pieces:
             if isinstance(piece, ToolCall):
                 events += self._add_call(piece)
+            elif isinstance(piece, Thought):
+                events += self._add_text("reasoning", piece.text)
             else:
-                thought = isinstance(piece, Thought)
-                events += self._add_text("reasoning", piece.text) if thought else self._add_text("message", piece)
+                events += self._add_text("message", piece)
         return events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:

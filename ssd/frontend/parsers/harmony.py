@@ -77,7 +77,7 @@ class HarmonyThoughts(ReasoningParser):
 
     def _parse(self) -> Reading[None]:
         text = self._text
-        self._gaps = {self._think: "", self._answer: ""}
+        self._gaps: dict[Callable[[str], None], str] = {self._think: "", self._answer: ""}
         receive, mark = self._say(self._answer), _START if self._opened else ""
         while True:
             if mark in (_START, _CHANNEL):

@@ -22,8 +22,9 @@ _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 _BETWEEN_ENDS = (_PARAMETER, _FUNCTION_END, _CALL_END)
 _NAME = re.compile(r"[^<>\n]*")
 _TEXT = re.compile(r"[^<]*")
-_TYPES = {
-    **{str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"integer", "number"}},
+_NUMBER = {"integer", "number"}
+_TYPES: dict[type, set[str]] = {
+    **{str: {"string"}, bool: {"boolean"}, int: _NUMBER, float: _NUMBER},
     **{dict: {"object"}, list: {"array"}, type(None): {"null"}},
 }
 _WORDS = {"True": "true", "False": "false", "None": "null"}
