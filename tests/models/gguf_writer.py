@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 
 from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.stacks import ExpertTensor
 
 # `model_type` -> architecture of a GGUF.
 KINDS = {
@@ -24,6 +25,7 @@ KINDS = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gpt2": "gpt2",
+    "gpt_oss": "gpt-oss",
     "phi3": "phi3",
     "olmo2": "olmo2",
     "granite": "granite",
@@ -71,6 +73,7 @@ def write_gguf(
         fits = (
             array.ndim > 1
             and "ffn_gate_inp" not in name
+            and not name.endswith(".bias")
             and array.shape[-1] % gguf.GGML_QUANT_SIZES[_known(kind)][0] == 0
         )
         known = _known(kind if fits else "F32")
@@ -120,6 +123,8 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind in (*PERMUTED, "phi3"):
         part = (config.get("rope_parameters") or config).get("partial_rotary_factor") or 1.0
         found |= {"rope.dimension_count": int(part * head_dim)}
+    if kind == "gpt_oss":
+        found["expert_feed_forward_length"] = config["intermediate_size"]
     own = {key: config[field] for key, field in _OWN.items() if config.get(field) is not None}
     if kind in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe"):
         own.pop("attention.sliding_window", None)
@@ -201,9 +206,14 @@ def _tensors(model: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
     stacks: dict[str, list[np.ndarray]] = {}
     for name in sorted(model.tensors, key=lambda name: [int(p) if p.isdigit() else 0 for p in name.split(".")]):
         with safe_open(model.tensors[name].file, framework="pt") as source:  # numpy knows no bfloat16
-            array = source.get_tensor(name).float().numpy()
+            info = model.tensors[name]
+            stacked = isinstance(info, ExpertTensor)
+            read = info.of(source.get_slice(info.stack)) if stacked else source.get_tensor(name)
+            array = read.float().numpy()
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
+        if name.endswith("sinks"):
+            name += ".weight"
         expert = re.fullmatch(r"(.*\.experts)\.\d+(\..*)", name)
         theirs = names.get_name("".join(expert.groups()) if expert else name, (".weight", ".bias"))
         assert theirs is not None, name

@@ -54,6 +54,7 @@ class Architecture:
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     layers: str = "model.layers"
     biased: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()  # parts whose names Hugging Face does not end in "weight"
     optional: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False  # q and k are in the order of llama.cpp's rotary embedding
     norm_offset: float = 0.0  # added to the weights of norms
@@ -188,6 +189,29 @@ _OLMO2 = Architecture(
     },
     constants={"hidden_act": "silu", "attention_bias": False},
 )
+_GPT_OSS = Architecture(
+    "gpt-oss",
+    "gpt_oss",
+    "GptOssForCausalLM",
+    {
+        **_ATTENTION,
+        **_EXPERTS,
+        "attn_norm": "input_layernorm",
+        "attn_sinks": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    fields={
+        **_EPS,
+        "attention.sliding_window": "sliding_window",
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "intermediate_size",
+    },
+    biased=frozenset(("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
+    bare=frozenset(("attn_sinks",)),
+    optional=dict.fromkeys(_ATTENTION, "attention_bias"),
+)
 _GRANITE = replace(
     _LLAMA,
     kind="granite",
@@ -205,7 +229,8 @@ _GRANITE = replace(
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    one.kind: one for one in (_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _PHI3, _OLMO2, _GRANITE)
+    one.kind: one
+    for one in (_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _GPT_OSS, _PHI3, _OLMO2, _GRANITE)
 }
 """`general.architecture` of a GGUF -> its table."""
 

@@ -240,6 +240,12 @@ def _gpt2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dic
     return {"n_inner": config["intermediate_size"], "n_positions": config["max_position_embeddings"]}
 
 
+def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the window, and the rotation of the published models, whose borders of YaRN are not rounded."""
+    window = said["attention.sliding_window"]
+    return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
+
+
 def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
     """Return the window (0 in a file: none) and a padding token, 0 if the file names none.
 
@@ -253,5 +259,5 @@ def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> 
     return {name: config.get(name) or default for name, default in scales.items()}  # llama.cpp takes 0 as missing
 
 
-_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "phi3": _phi3, "granite": _granite}
+_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
 """Architecture -> the fields of its config that are neither copied nor constant."""

@@ -110,7 +110,8 @@ def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, A
     """Return one tensor of a file by its name, or the experts of a stack by theirs."""
     part, kind, name = _part(tensor.name, arch, config)
     stack = "{}" in name
-    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != 2 + stack:
+    dimensions = (2 if kind == "weight" else 1) + stack
+    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != dimensions:
         raise UsageError(f"tensor {tensor.name!r} of {tensor.kind} is no {'stack of matrices' if stack else 'matrix'}")
     size = tensor.stop - tensor.start
     if stack:
@@ -136,7 +137,7 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
     Example: `blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
     match name.split("."):
         case ["blk", layer, part, ("weight" | "bias") as kind] if part in arch.layer:
-            placed = f"{arch.layers}.{layer}.{arch.layer[part]}.{kind}"
+            placed = f"{arch.layers}.{layer}.{arch.layer[part]}" + ("" if part in arch.bare else f".{kind}")
         case [part, ("weight" | "bias") as kind] if part in arch.top:
             placed = f"{arch.top[part]}.{kind}"
         case _:
