@@ -28,7 +28,7 @@ from ssd.execution.tables import TableContext
 from ssd.ipc.features import FeatureArena, extend_tags
 from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention
-from ssd.models.eagle3 import Eagle3
+from ssd.models.eagle3 import PairModel
 from ssd.speculation.noise import NoiseCache
 
 
@@ -62,7 +62,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def warm_up(runner: Runner, rows: int) -> None:
     """Do `Runner.warm_up` for a head, from hidden states that are zero."""
-    head = cast(Eagle3, runner.model)
+    head = cast(PairModel, runner.model)
     chain_cache = ChainCache.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
@@ -96,7 +96,7 @@ class HeadDrafter(Drafter):
     ) -> None:
         super().__init__(config, runner, noise, vocab_size, chain_cache)
         self._features = features
-        self._head = cast(Eagle3, runner.model)
+        self._head = cast(PairModel, runner.model)
         self._read: dict[int, Tensor] = {}  # by request, the target's features for the next forward
 
     def blank_guess(self) -> Guess:

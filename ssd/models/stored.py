@@ -92,7 +92,8 @@ class StoredTensors:
             tensor = info.floats()[piece or ...]
         else:
             file = self._opened(info)
-            tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
+            stored = info.stored or name
+            tensor = file.get_tensor(stored) if piece is None else file.get_slice(stored)[piece]
         self._have_read(tensor.nbytes)
         return tensor
 

@@ -24,7 +24,8 @@ from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
-from ssd.models.pairs import borrowed, check_head
+from ssd.models.heads import check_head
+from ssd.models.pairs import borrowed
 from ssd.models.sizes import weights
 from ssd.verifier.loading import load as load_target
 from tests.exactness.plain import Plain
