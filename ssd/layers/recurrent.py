@@ -6,9 +6,12 @@ rollback costs nothing, and a state has the same bits however its tokens were cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,3 +51,111 @@ class Recurrence(Protocol):
         `states` [slots, *state] in float32 and `kept` [places, change] are what earlier batches left; the caller keeps
         the changes of this one. Rows are computed in order: a row sees what an earlier one has written. A token's
         output is that of the state after its own change."""
+
+
+def _begin(states: Tensor, row: StateRow) -> Tensor:
+    """Return the state in which a row begins; nobody may write to it."""
+    return states[row.source] if row.source >= 0 else states.new_zeros(states.shape[1:])
+
+
+def _keep(states: Tensor, row: StateRow, done: int, state: Tensor) -> None:
+    """Write the state after `done` changes of a row to the slots that want it."""
+    if row.target >= 0 and done == row.written:
+        states[row.target] = state
+    if row.save >= 0 and done == row.saved:
+        states[row.save] = state
+
+
+class ShortConvolution:
+    """A causal convolution of each channel over the last few tokens, with a bias or without, and perhaps a SiLU.
+
+    The state are the inputs [window - 1, channels] before the next token. A change is a token's input [channels], and
+    the output has the same channels; there is nothing in `queries`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, silu: bool = False) -> None:
+        """Take the weights [channels, window], the oldest token's first."""
+        self._weight, self._silu = weight.float().t().contiguous(), silu
+        self._bias = None if bias is None else bias.float()
+        self.size = StateSize((weight.shape[1] - 1, weight.shape[0]), weight.shape[0])
+
+    def __call__(
+        self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
+    ) -> Tensor:
+        before, out = self.size.state[0], torch.empty_like(changes)
+        for row, start in _starts(rows):
+            new = changes[start : start + row.tokens]
+            seen = torch.cat((_begin(states, row), kept[list(row.replayed)].float(), new.float()))
+            for done in range(len(seen) - before + 1):
+                _keep(states, row, done, seen[done : done + before])
+            out[start : start + row.tokens] = self._convolved(seen[len(row.replayed) :])
+        return out
+
+    def _convolved(self, seen: Tensor) -> Tensor:
+        """Convolve inputs [window - 1 + n, channels] -> [n, channels], one product after the other."""
+        count = len(seen) - self.size.state[0]
+        total = seen[:count] * self._weight[0]
+        for place, weight in enumerate(self._weight[1:], 1):
+            total = total + seen[place : place + count] * weight
+        total = total if self._bias is None else total + self._bias
+        if not self._silu:
+            return total
+        # On a CPU torch computes the last few numbers of a tensor in another way: so each token is a tensor of its own.
+        parts = total.split(1) if total.is_cpu else (total,)
+        return torch.cat([F.silu(part) for part in parts])
+
+
+class GatedDelta:
+    """The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), a state [key_dim, value_dim] for each head.
+
+    A token's state S <- e^g S + k u^T with u = sigmoid(b) (v - e^g S^T k) and g = `decay` * softplus(a + `dt_bias`); its
+    output is S^T q. Queries and keys are divided by their length, queries by sqrt(key_dim), too. Consecutive heads of
+    values share a head of keys and queries. A change is (k, v, b, a); `queries` are q."""
+
+    def __init__(self, decay: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, value_dim: int) -> None:
+        """Take `decay`, which is negative, and `dt_bias`, each [value heads]."""
+        self._decay, self._dt_bias = decay.float(), dt_bias.float()
+        heads, self._key_heads = len(decay), key_heads
+        self._parts = key_heads * key_dim, heads * value_dim, heads, heads
+        self.size = StateSize((heads, key_dim, value_dim), sum(self._parts))
+
+    def __call__(
+        self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
+    ) -> Tensor:
+        out = changes.new_empty(len(changes), self._parts[1])
+        for row, start in _starts(rows):
+            state, earlier = _begin(states, row), len(row.replayed)
+            for done in range(earlier + row.tokens + 1):
+                if done:
+                    token = start + done - 1 - earlier
+                    state = self._changed(state, changes[token] if done > earlier else kept[row.replayed[done - 1]])
+                    if done > earlier:
+                        out[token] = self._read(state, queries[token])
+                _keep(states, row, done, state)
+        return out
+
+    def _changed(self, state: Tensor, change: Tensor) -> Tensor:
+        heads, _, value_dim = self.size.state
+        keys, values, b, a = change.float().split(self._parts)
+        keys = self._normalised(keys)
+        state = state * (self._decay * F.softplus(a + self._dt_bias)).exp()[:, None, None]
+        news = (values.view(heads, value_dim) - (state * keys).sum(1)) * b.sigmoid()[:, None]
+        return state + keys * news[:, None]
+
+    def _read(self, state: Tensor, queries: Tensor) -> Tensor:
+        return (state * (self._normalised(queries.float()) * self.size.state[1] ** -0.5)).sum(1).flatten()
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Return keys or queries as [value heads, key_dim, 1], each of length 1."""
+        x = x.view(self._key_heads, -1)
+        x = x * ((x * x).sum(-1, keepdim=True) + 1e-6).rsqrt()
+        return x.repeat_interleave(self.size.state[0] // self._key_heads, 0)[..., None]
+
+
+def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
+    """Yield each row with the place of its first new token in the batch."""
+    yield from zip(rows, accumulate((row.tokens for row in rows), initial=0), strict=False)
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return sigmoid(gate) * x, all of one shape."""
+    return gate.sigmoid() * x

@@ -45,7 +45,9 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131072,
-    }
+    },
+    "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 
 
@@ -146,7 +148,8 @@ def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
             f"{file} has text_config: models of several modalities are not supported (the text of {known} is)"
         )
     beside = {key: value for key, value in config.items() if not isinstance(value, dict)}
-    return {**beside, **left_out, **text}
+    ties = {name: beside[name] for name in ("tie_word_embeddings",) if name in beside}  # the whole model's count
+    return {**beside, **left_out, **text, **ties}
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:

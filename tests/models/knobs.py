@@ -44,6 +44,22 @@ GRANITE = {
 OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
 PHI3 = {"sliding_window": None, "pad_token_id": 0}
 PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
+DELTA = "linear_attention"
+QWEN3_5 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": [DELTA, FULL, DELTA, DELTA],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": DEFAULT | THETA | {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+}
+QWEN3_5_MOE = (
+    QWEN3_5
+    | {"shared_expert_intermediate_size": 28}
+    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+)
 
 Knobs = dict[str, tuple[str, dict[str, Any]]]
 """Name -> model_type and fields of the config."""
@@ -143,6 +159,28 @@ FAMILIES: Knobs = {
     "phi3 without GQA": ("phi3", PHI3 | {"num_key_value_heads": 4}),
     "phi3 longrope": ("phi3", PHI3_LONG),
     "phi3 partly rotated": ("phi3", PHI3 | {"rope_parameters": DEFAULT | THETA | {"partial_rotary_factor": 0.75}}),
+}
+
+# Families with layers that have a state.
+RECURRENT: Knobs = {
+    "qwen3_5_text": ("qwen3_5_text", QWEN3_5),
+    "qwen3_5_text tied, bias, eps": (
+        "qwen3_5_text",
+        QWEN3_5 | {"tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 0.1},
+    ),
+    "qwen3_5_text every second layer": ("qwen3_5_text", QWEN3_5 | {"layer_types": None, "full_attention_interval": 2}),
+    "qwen3_5_text yarn, no shared keys": (
+        "qwen3_5_text",
+        QWEN3_5 | {"rope_parameters": YARN | {"partial_rotary_factor": 0.5}, "linear_num_key_heads": 4},
+    ),
+    "qwen3_5_text window": ("qwen3_5_text", QWEN3_5 | {"linear_conv_kernel_dim": 2}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN3_5_MOE),
+    "qwen3_next": ("qwen3_next", QWEN3_5_MOE),
+    "qwen3_next shares as they are": ("qwen3_next", QWEN3_5_MOE | {"norm_topk_prob": False}),
+    "qwen3_next every second layer, some dense": (
+        "qwen3_next",
+        QWEN3_5_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "rope_parameters": None},
+    ),
 }
 
 # Families that have no file: transformers' own models over the engine's cache.

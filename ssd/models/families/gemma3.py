@@ -91,7 +91,7 @@ class Gemma3:
             )
             for kind in set(kinds)
         }
-        width, model = int(config["hidden_size"]), _text(weights)
+        width, model = int(config["hidden_size"]), text_of(weights)
         self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=True)
         self._embed = weights.embedding(table, self.shape.vocab_size)
         self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
@@ -122,7 +122,7 @@ class Gemma3:
         return self._cap.capped(self.head.of(hidden, ids))
 
 
-def _text(weights: Weights) -> Weights:
+def text_of(weights: Weights) -> Weights:
     """Return the weights below `model`, or below a prefix of older or newer checkpoints with a vision tower."""
     prefixes = ("model", "language_model.model", "model.language_model")
     found = (weights.below(prefix) for prefix in prefixes)

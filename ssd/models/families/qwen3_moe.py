@@ -26,10 +26,12 @@ class Experts:
         self._normalised = flag(config, "norm_topk_prob")
         self._router = Linear(weights("gate.weight", experts, int(config["hidden_size"])))
         inner = {**config, "intermediate_size": config["moe_intermediate_size"]}
-        self._experts = [
-            FeedForward(inner, weights.below(f"experts.{index}"), summed=False) for index in range(experts)
-        ]
+        self._experts = [self.expert(inner, weights, index) for index in range(experts)]
         self._ranks = weights.share.ranks
+
+    def expert(self, config: Config, weights: Weights, index: int) -> FeedForward:
+        """Make an expert, whose result is this rank's part of it."""
+        return FeedForward(config, weights.below(f"experts.{index}"), summed=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         shares, chosen = torch.softmax(self._router(x), dim=-1, dtype=torch.float32).topk(self._chosen)
@@ -51,9 +53,12 @@ class Qwen3MoE(Qwen3):
     splits = SPLITS
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        every, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-        if any(type(index) is not int for index in dense):
-            raise UsageError(f"mlp_only_layers must be a list of layers, is {dense!r}")
-        if layer in dense or (layer + 1) % every or not int(config["num_experts"]):
-            return FeedForward(config, weights)
-        return Experts(config, weights)
+        return Experts(config, weights) if has_experts(config, layer) else FeedForward(config, weights)
+
+
+def has_experts(config: Config, layer: int) -> bool:
+    """Return True if a layer has experts: some or all layers do."""
+    every, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if any(type(index) is not int for index in dense):
+        raise UsageError(f"mlp_only_layers must be a list of layers, is {dense!r}")
+    return not (layer in dense or (layer + 1) % every or not int(config["num_experts"]))

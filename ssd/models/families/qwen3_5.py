@@ -1,0 +1,252 @@
+"""The text models of Qwen3-Next and Qwen3.5: most layers have a gated delta rule (arXiv 2412.06464) for attention.
+
+The others have attention with a gate on its output, and rotate a part of each head. The feed-forward may be dense, or
+experts and beside them one that every token passes. A checkpoint's vision tower and its MTP layers are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import repeat
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.layers.linear import Linear
+from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
+from ssd.layers.recurrent import GatedDelta, ShortConvolution, sigmoid_mul
+from ssd.layers.rotary import Rotary, frequencies
+from ssd.models.families.gemma3 import text_of
+from ssd.models.families.llama import FULL, SPLITS, FeedForward, Layer, head_and_table, shape_of, through_layers
+from ssd.models.families.phi3 import Phi3FeedForward
+from ssd.models.families.qwen3 import Qwen3Attention
+from ssd.models.families.qwen3_moe import Experts, has_experts
+from ssd.models.interface import ForwardContext, Shape
+from ssd.models.weights import Weights
+from ssd.system.fields import Config, count, flag, number, refuse
+
+LINEAR = "linear_attention"
+
+
+class GatedAttention(Qwen3Attention):
+    """Attention whose output is multiplied by the sigmoid of a gate, which the query projection makes beside a head."""
+
+    norm = OffsetRMSNorm
+
+    @staticmethod
+    def parts(q_size: int, kv_size: int) -> tuple[tuple[str, int], ...]:
+        return ("q_proj", 2 * q_size), ("k_proj", kv_size), ("v_proj", kv_size)
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+        projected, gate = self._gated(x)
+        attended = context.attend(self._layer, *self._rotated(projected, table), self._scores)
+        return self._out(sigmoid_mul(gate, attended))
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return self._gated(x)[0]
+
+    def _gated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries, keys and values [n, heads + 2 * kv_heads, dim], and the gate [n, heads * dim]."""
+        shape, n = self._shape, x.shape[0]
+        projected = self._qkv(x).view(n, -1, shape.head_dim)
+        queries, gate = projected[:, : 2 * shape.heads].view(n, shape.heads, 2, shape.head_dim).unbind(2)
+        return torch.cat((queries, projected[:, 2 * shape.heads :]), dim=1), gate.flatten(1)
+
+
+class DeltaNet:
+    """A short convolution over queries, keys and values, the gated delta rule, and a gated norm of each head.
+
+    Its two recurrences are `2 * index` and `2 * index + 1` of the model's."""
+
+    def __init__(self, config: Config, weights: Weights, index: int) -> None:
+        width, self._index = count(config, "hidden_size"), index
+        self._key_heads, self._heads = (count(config, f"linear_num_{kind}_heads") for kind in ("key", "value"))
+        self._key_dim, self._value_dim = (count(config, f"linear_{kind}_head_dim") for kind in ("key", "value"))
+        if self._heads % self._key_heads:
+            raise UsageError(f"linear_num_value_heads {self._heads} are no multiple of {self._key_heads} key heads")
+        if (window := count(config, "linear_conv_kernel_dim")) < 2:
+            raise UsageError("linear_conv_kernel_dim must be above 1")
+        self._keys, self._values = self._key_heads * self._key_dim, self._heads * self._value_dim
+        self._qkvz, self._ba = (
+            weights.linear(weights.stacked(parts, width), None)
+            for parts in self.parts(2 * self._keys + self._values, self._values, self._heads)
+        )
+        channels = 2 * self._keys + self._values
+        self._convolution = ShortConvolution(weights("conv1d.weight", channels, 1, window)[:, 0], silu=True)
+        decay = -weights("A_log", self._heads).float().exp()
+        self._delta = GatedDelta(decay, weights("dt_bias", self._heads), self._key_heads, self._key_dim, self._value_dim)
+        self._norm = RMSNorm(weights("norm.weight", self._value_dim), number(config, "rms_norm_eps", 1e-6))
+        self._out = weights.linear(weights.stacked([("out_proj", width)], self._values), None)
+        self.sizes = self._convolution.size, self._delta.size
+
+    @staticmethod
+    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Return (name, outputs) of the tensors that project to q, k, v and the gate z, and of those to b and a."""
+        return [("in_proj_qkv", qkv), ("in_proj_z", z)], [("in_proj_b", heads), ("in_proj_a", heads)]
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
+        mixed, z, ba = self._projected(x)
+        mixed = context.recur(2 * self._index, self._convolution, mixed, mixed[:, :0])
+        changes, queries = torch.cat((mixed[:, self._keys :], ba), dim=1), mixed[:, : self._keys]
+        read = context.recur(2 * self._index + 1, self._delta, changes, queries)
+        normed = self._norm(read.view(-1, self._heads, self._value_dim)).flatten(1)
+        return self._out(silu_mul(torch.cat((z, normed), dim=1)))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v side by side, z, and b and a side by side, each with the heads in order."""
+        qkv, z = self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
+        return qkv, z, self._ba(x)
+
+
+class FusedDeltaNet(DeltaNet):
+    """A delta net whose projections are two tensors, each with the parts of a key head beside each other."""
+
+    @staticmethod
+    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        return [("in_proj_qkvz", qkv + z)], [("in_proj_ba", 2 * heads)]
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        groups, n = self._key_heads, x.shape[0]
+        keys, values, shared = self._key_dim, self._values // self._key_heads, self._heads // self._key_heads
+        *qkv, z = self._qkvz(x).view(n, groups, -1).split((keys, keys, values, values), dim=2)
+        b, a = self._ba(x).view(n, groups, -1).split((shared, shared), dim=2)
+        return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1), torch.cat((b, a), dim=1).flatten(1)
+
+
+class SharedExperts(Experts):
+    """Experts, and a feed-forward that every token passes, weighted by the sigmoid of a gate."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        width = count(config, "hidden_size")
+        inner = {**config, "intermediate_size": count(config, "shared_expert_intermediate_size")}
+        self._shared = FeedForward(inner, weights.below("shared_expert"))
+        self._gate = Linear(weights("shared_expert_gate.weight", 1, width))
+
+    def expert(self, config: Config, weights: Weights, index: int) -> FeedForward:
+        """Return an expert; the checkpoint may have all of them stacked in one tensor."""
+        if not weights.stored("experts.gate_up_proj"):
+            return super().expert(config, weights, index)
+        experts = count(config, "num_experts")
+        return Phi3FeedForward(config, weights.below("experts").entry(index, experts), summed=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shared = self._shared(x)
+        return super().__call__(x) + sigmoid_mul(self._gate(x).expand_as(shared), shared)
+
+
+def layer_types(config: Config) -> list[str]:
+    """Return the kind of every layer; without a list, each n-th layer has attention."""
+    layers = count(config, "num_hidden_layers")
+    if (kinds := config.get("layer_types")) is None:
+        every = count(config, "full_attention_interval", 4)
+        kinds = [LINEAR if (index + 1) % every else FULL for index in range(layers)]
+    if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR} or FULL not in kinds:
+        raise UsageError(f"layer_types must be {layers} of {FULL} and {LINEAR}, at least one of them {FULL}")
+    return list(kinds)
+
+
+def decoder_layer(
+    config: Config, weights: Weights, mixer: GatedAttention | DeltaNet, feed_forward: Callable[[Tensor], Tensor]
+) -> Layer:
+    """Return a layer with its norms; `mixer` is what it has for attention."""
+    width, eps = count(config, "hidden_size"), number(config, "rms_norm_eps", 1e-6)
+    first, second = (
+        OffsetRMSNorm(weights(f"{name}.weight", width), eps) for name in ("input_layernorm", "post_attention_layernorm")
+    )
+    return Layer(first, mixer, second, feed_forward)  # type: ignore[arg-type]  # called as attention is
+
+
+class Qwen35:
+    """A dense Qwen3.5 decoder; see `ssd.models.interface.Model`."""
+
+    delta_net: type[DeltaNet] = DeltaNet
+    defaults: ClassVar[Config] = {
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+    refused: tuple[str, ...] = ("mlp_bias", "sliding_window")
+    splits = SPLITS  # for a draft's vocabulary
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        config, kinds = {**self.defaults, **config}, layer_types(config)
+        self._check(config, weights)
+        shape = replace(shape_of(config, max_position), layers=kinds.count(FULL))
+        self.dtype, self.device = dtype, device
+        self._rotary = Rotary(frequencies(shape.head_dim, config, max_position, partly=True), max_position, dtype, device)
+        model, width = text_of(weights), count(config, "hidden_size")
+        self.head, table = head_and_table(config, weights, model, shape, width, device, tied=False)
+        self._embed = weights.embedding(table, shape.vocab_size)
+        self._layers, nets = [], []
+        for index, kind in enumerate(kinds):
+            below = model.below(f"layers.{index}")
+            if kind == FULL:
+                mixer: GatedAttention | DeltaNet = self.attention(config, shape, below, index - len(nets), self._rotary)
+            else:
+                mixer = self.delta_net(config, below.below("linear_attn"), len(nets))
+                nets.append(mixer)
+            feed_forward = self.feed_forward(config, below.below("mlp"), index)
+            self._layers.append(decoder_layer(config, below, mixer, feed_forward))
+        self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
+        self.shape = replace(shape, states=tuple(size for net in nets for size in net.sizes))
+
+    @staticmethod
+    def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> GatedAttention:
+        """Make the attention of a layer, the `index`-th that has any."""
+        return GatedAttention({**config, "layer_types": None}, shape, weights.below("self_attn"), index, rotary)
+
+    def _check(self, config: Config, weights: Weights) -> None:
+        """Raise `UsageError` if the config asks for what this family does not compute."""
+        if weights.share.ranks.size > 1:
+            raise UsageError("layers with a state are not split over ranks: use --tensor-parallel-size 1")
+        if config.get("hidden_act", "silu") != "silu":
+            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        refuse(config, self.refused)
+        if not flag(config, "attn_output_gate", True):
+            raise UsageError("attn_output_gate false is not supported in this family")
+
+    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
+        """Make the feed-forward of a layer; families with experts override it."""
+        return FeedForward(config, weights)
+
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        x = self._embed(token_ids)
+        context.keep_hidden(0, x)
+        return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.head.of(hidden, ids)
+
+
+class Qwen35MoE(Qwen35):
+    """A Qwen3.5 decoder with experts in every layer; see `ssd.models.interface.Model`."""
+
+    refused = (*Qwen35.refused, "mlp_only_layers")
+    splits = SPLITS
+
+    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
+        return SharedExperts({**config, "norm_topk_prob": True}, weights)
+
+
+class Qwen3Next(Qwen35):
+    """A Qwen3-Next decoder, with experts in some or all layers; see `ssd.models.interface.Model`."""
+
+    delta_net = FusedDeltaNet
+    splits = SPLITS
+
+    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
+        if not has_experts(config, layer):
+            return FeedForward(config, weights)
+        return SharedExperts({**config, "norm_topk_prob": flag(config, "norm_topk_prob", True)}, weights)
