@@ -212,7 +212,12 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
 def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:
     """Return the name of the MTP head in the target's checkpoint, if it can draft where no draft was asked for."""
     unwanted = options.mode in ("ar", "ngram") or any(options.draft) or options.load_format != "auto"
-    if unwanted or mtp.head_of(target) is None:
+    try:
+        if unwanted or mtp.head_of(target) is None:
+            return ()
+        registry.own_head(target)
+    except UsageError as error:
+        log.warning("no draft: %s", error)
         return ()
     log.info("the MTP head of %s drafts; --draft none leaves it out", target.directory)
     return (mtp.NAME,)

@@ -51,7 +51,7 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
         raise UsageError(f"{target.directory}: an MTP head with {asked} is not supported")
     if odd := [name for name in names if name not in _OWN and not name.startswith(_LAYER)]:
         raise UsageError(f"{target.directory}: tensor {odd[0]} is not one of a supported MTP head")
-    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     found = replace(target, config=config | one_layer | {"architectures": [_ARCHITECTURE]})
     if not names:
         return found

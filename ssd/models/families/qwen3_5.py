@@ -76,7 +76,9 @@ class DeltaNet:
         channels = 2 * self._keys + self._values
         self._convolution = ShortConvolution(weights("conv1d.weight", channels, 1, window)[:, 0], silu=True)
         decay = -weights("A_log", self._heads).float().exp()
-        self._delta = GatedDelta(decay, weights("dt_bias", self._heads), self._key_heads, self._key_dim, self._value_dim)
+        self._delta = GatedDelta(
+            decay, weights("dt_bias", self._heads), self._key_heads, self._key_dim, self._value_dim
+        )
         self._norm = RMSNorm(weights("norm.weight", self._value_dim), number(config, "rms_norm_eps", 1e-6))
         self._out = weights.linear(weights.stacked([("out_proj", width)], self._values), None)
         self.sizes = self._convolution.size, self._delta.size
@@ -182,7 +184,9 @@ class Qwen35:
         self._check(config, weights)
         shape = replace(shape_of(config, max_position), layers=kinds.count(FULL))
         self.dtype, self.device = dtype, device
-        self._rotary = Rotary(frequencies(shape.head_dim, config, max_position, partly=True), max_position, dtype, device)
+        self._rotary = Rotary(
+            frequencies(shape.head_dim, config, max_position, partly=True), max_position, dtype, device
+        )
         model, width = text_of(weights), count(config, "hidden_size")
         self.head, table = head_and_table(config, weights, model, shape, width, device, tied=False)
         self._embed = weights.embedding(table, shape.vocab_size)
