@@ -46,6 +46,7 @@ PHI3 = {"sliding_window": None, "pad_token_id": 0}
 PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
 DELTA = "linear_attention"
 QWEN3_5 = {
+    "std": 0.1,  # of the weights: the norm behind a state makes small differences large
     "head_dim": 16,
     "num_hidden_layers": 4,
     "layer_types": [DELTA, FULL, DELTA, DELTA],
