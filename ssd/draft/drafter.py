@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -16,10 +17,11 @@ from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.draft.vocabulary import DraftVocabulary
-from ssd.execution.batch import Row, output_indices
+from ssd.execution.batch import Row, StateUse, output_indices
 from ssd.execution.meanwhile import Task, nothing
-from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.pages import PagePool, PageTable, SavedStates
 from ssd.execution.runner import Runner
+from ssd.execution.states import StateBatch, StateCache
 from ssd.kernels.guess import Ask, GuessStep
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, gumbels_of, halves, keys_of, stream_seed
@@ -72,7 +74,8 @@ class Drafter:
     ) -> None:
         model = runner.model
         self.runner = runner
-        self.pool = PagePool(config.draft_num_pages, config.page_size)
+        states = None if runner.state_cache is None else SavedStates(runner.state_cache.saved)
+        self.pool = PagePool(config.draft_num_pages, config.page_size, states=states)
         sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
         self.chain_cache = chain_cache or ChainCache.new(model.shape, *sizes)
         self.max_position = model.shape.max_position
@@ -163,16 +166,51 @@ class Drafter:
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
         rows, tokens = [row for _, row in paths], [own for _, own in chains]
-        return TreeContext(self.runner.context(rows), tokens, self.runner.cache, self.chain_cache, self.runner.paged)
+        context = TreeContext(self.runner.context(rows), tokens, self.runner.cache, self.chain_cache, self.runner.paged)
+        if self.runner.state_cache is not None:
+            context.states = _states(self.runner.state_cache, paths, chains)
+        return context
 
     def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
         """Add to the guesses the features that a forward `made` of their tokens, at the indices `wanted`; a hook."""
         return guesses
 
-    def promote(self, table: PageTable, start: int, cell: int, count: int) -> None:
-        """Copy the first `count` tokens of a chain to a path from position `start` on; its pages must be there."""
+    def promote(self, table: PageTable, start: int, cell: int, count: int, slot: int = 0) -> None:
+        """Copy the first `count` tokens of a chain to a path from position `start` on; its pages must be there.
+
+        `slot` is the sequence's, where layers have states."""
         slots = self.runner.cache.slots(table.pages, start, start + count)
         self.chain_cache.promote(cell, count, self.runner.cache, slots)
+        if self.runner.state_cache is not None:
+            self.runner.state_cache.promote(slot, start, cell, count)
+
+
+def _states(cache: StateCache, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> StateBatch:
+    """Return the states of a forward: a chain's are that of its path after the committed tokens, and the changes since.
+
+    The first row of a sequence brings its state up to its committed tokens."""
+    batch, first = StateBatch(cache), 0
+    for tree, row in paths:
+        count = len(row.token_ids)
+        batch.add_path(_use(tree, row.stop), tree.slot, row.start, range(first, first + count))
+        first += count
+    for tree, own in chains:
+        for cell, group in groupby(zip(own.cells, own.forks, own.depths, strict=True), key=itemgetter(0)):
+            (_, fork, depth), *others = group
+            count, use = 1 + len(others), _use(tree, tree.base)
+            replayed = cache.path(tree.slot, use.held, tree.base + fork) + cache.chain(cell, 0, depth)
+            places = cache.chain(cell, depth, depth + count)
+            batch.add(use, tree.slot, replayed, range(first, first + count), places)
+            first += count
+    return batch
+
+
+def _use(tree: Tree, stop: int) -> StateUse:
+    """Return the use of a sequence's state by a row up to position `stop`; it is noted as done."""
+    use = tree.table.use_state(min(stop, tree.base))
+    assert use is not None, "a draft with states"
+    tree.table.state_computed(use.written)
+    return use
 
 
 def cells(config: EngineConfig) -> int:

@@ -158,7 +158,7 @@ class DraftEngine:
         if tree.recurrent or winner.cell is None or not winner.computed:
             return
         tree.table.grow(tree.computed + winner.computed)
-        self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed)
+        self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed, tree.slot)
         tree.computed += winner.computed
         self.cascade.promote(tree, winner.cell, winner.tokens)
 

@@ -16,12 +16,14 @@ import zmq
 from ssd.config.engine import Activations, EngineConfig, WeightFormat
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft import eagle3, kv_injection
+from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
 from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError, UsageError
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner, device_of
+from ssd.execution.states import StateRoom
 from ssd.ipc import sockets
 from ssd.ipc.arenas import DraftArenas
 from ssd.ipc.board import BoardWriter
@@ -143,10 +145,15 @@ def _load(
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
-    if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft):
+    if model.shape.states and config.cascade:
+        raise UsageError(f"{directory}: a draft whose layers have states cannot be in a cascade")
+    if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
-        runner = pacing.runner(model, config.draft_num_pages, config.page_size, config.deterministic, takes, attention)
+        # A trunk, and the chain that became it before the state was brought up to it.
+        room = StateRoom(config.max_num_seqs, 4 * (MAX_LOOKAHEAD + 1), cells(config), MAX_LOOKAHEAD + 1)
+        sizes = config.draft_num_pages, config.page_size, config.deterministic
+        runner = pacing.runner(model, *sizes, takes, attention, state_room=room)
     try:
         _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:

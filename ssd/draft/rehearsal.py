@@ -28,6 +28,7 @@ class Rehearsal:
         except OutOfPages:
             return
         drafter.runner.cache.blank(self._table.pages)
+        self._table.state_computed(length)  # what the state holds makes no difference to the time
         tokens = ChainTokens(self._table.pages, length)
         while len(self._cells) < rows and (cell := drafter.chain_cache.take()) is not None:
             self._cells.append(cell)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssd.execution.batch import Recurs
 from ssd.execution.kv_cache import KVCache, Span, last
 from ssd.execution.paged import PagedContext
 from ssd.execution.tables import TableContext, uploaded
@@ -24,6 +25,7 @@ from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
 from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention, PagedRows
+from ssd.layers.recurrent import Recurrence
 from ssd.models.interface import Shape
 
 
@@ -115,6 +117,8 @@ class TreeContext:
     """Features that an EAGLE-3 head reads, one part after the other: [n, width], or [width] of one token."""
     made: Tensor | None = None
     """The features that the head makes of the tokens, [n, width]."""
+    states: Recurs | None = None
+    """The states of all rows, where layers have states."""
 
     def __init__(
         self,
@@ -192,6 +196,10 @@ class TreeContext:
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         pass
+
+    def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
+        assert self.states is not None, "a draft with states"
+        return self.states.recur(index, recurrence, changes, queries)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         split = self._paged.positions.shape[0]

@@ -11,6 +11,7 @@ from ssd.config.emulation import ForwardTime
 from ssd.config.engine import CacheDType
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Result, Runner
+from ssd.execution.states import StateRoom
 from ssd.models.interface import Model
 
 log = logging.getLogger("ssd.emulation")
@@ -22,9 +23,9 @@ _AWAKE_S = 0.3e-3
 class PacedRunner(Runner):
     """Computes, then waits until the forward has taken the time that `takes` gives for the tokens of the batch."""
 
-    def __init__(self, takes: ForwardTime, model: Model, *runner: Any) -> None:
-        """Make a runner; `runner` are the further arguments of `Runner`."""
-        super().__init__(model, *runner)
+    def __init__(self, takes: ForwardTime, model: Model, *runner: Any, **fields: Any) -> None:
+        """Make a runner; `runner` and `fields` are the further arguments of `Runner`."""
+        super().__init__(model, *runner, **fields)
         self.overlaps = True
         self._takes = takes.line
 
@@ -43,12 +44,14 @@ def runner(
     takes: ForwardTime | None,
     attention: str = "auto",
     cache_dtype: CacheDType = "auto",
+    state_room: StateRoom | None = None,
 ) -> Runner:
     """Return a plain runner, or a paced one, with a cache in the model's type, if times are given."""
+    room = state_room or StateRoom()
     if takes is None:
-        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype)
+        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype, state_room=room)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(takes, model, pages, page_size, deterministic, attention)
+    return PacedRunner(takes, model, pages, page_size, deterministic, attention, state_room=room)
 
 
 def wait_until(end: float) -> None:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import CachePlaces
 from ssd.layers.norm import Residual
+from ssd.layers.recurrent import Recurrence
+
+
+class StateUse(NamedTuple):
+    """A row's use of its sequence's state, where layers have one.
+
+    The state begins after `held` tokens: that in the slot `source`, by default the sequence's own. The changes up to
+    the row's start were kept. It is left after `written` tokens in the sequence's slot, and after `saved` tokens in the
+    slot `save`, unless that is -1."""
+
+    held: int
+    source: int | None
+    written: int
+    save: int = -1
+    saved: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,13 +34,15 @@ class Row:
     """Tokens of one sequence in a batch.
 
     `token_ids[0]` stands at absolute position `start`. `pages` are the sequence's, and hold all its tokens. The logits
-    of the last `outputs` tokens are wanted. `slot` numbers the sequence among the running ones, from 0."""
+    of the last `outputs` tokens are wanted. `slot` numbers the sequence among the running ones, from 0. `state` is
+    needed where layers have states."""
 
     token_ids: Sequence[int]
     start: int
     pages: Sequence[int]
     outputs: int = 1
     slot: int = 0
+    state: StateUse | None = None
 
     @property
     def stop(self) -> int:
@@ -52,11 +70,25 @@ def tokens_of(rows: Sequence[Row]) -> list[range]:
     return [range(start, start + len(row.token_ids)) for start, row in zip(starts, rows, strict=False)]
 
 
+class Recurs(Protocol):
+    """Computes recurrences (`ForwardContext.recur`)."""
+
+    def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor: ...
+
+
 class BaseContext:
-    """The base of all forward contexts: keeps the hidden states [tokens, width] after some `layers` in `hidden`."""
+    """The base of all forward contexts: keeps the hidden states [tokens, width] after some `layers` in `hidden`.
+
+    `states` are those of the rows, where layers have states."""
+
+    states: Recurs | None = None
 
     def __init__(self, layers: Collection[int] = ()) -> None:
         self._layers, self.hidden = layers, dict[int, Tensor]()
+
+    def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
+        assert self.states is not None, "a context of a model with states"
+        return self.states.recur(index, recurrence, changes, queries)
 
     def views(self) -> Views | None:
         return None

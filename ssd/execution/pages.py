@@ -5,10 +5,11 @@ Pure bookkeeping, no tensors. The invariants that it keeps are in docs/invariant
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from ssd.errors import SsdError
+from ssd.execution.batch import StateUse
 
 
 class OutOfPages(SsdError):
@@ -21,13 +22,69 @@ def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + text, digest_size=16).digest()
 
 
+class SavedStates:
+    """Owns slots for states at page boundaries, each found by the hash of the page before it.
+
+    `slots`: their numbers. A slot that sequences are about to begin from is not given to another text."""
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self._free = list(slots)[::-1]
+        self._by_hash: OrderedDict[bytes, int] = OrderedDict()  # last used last
+        self._hashes: dict[int, bytes] = {}
+        self._users: Counter[int] = Counter()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._by_hash
+
+    def use(self, digest: bytes) -> int:
+        """Return the slot of a text; it stays as it is until `release`."""
+        self._by_hash.move_to_end(digest)
+        self._users[slot := self._by_hash[digest]] += 1
+        return slot
+
+    def release(self, slot: int) -> None:
+        self._users[slot] -= 1
+        if not self._users[slot] and slot not in self._hashes:
+            self._free.append(slot)
+
+    def take(self) -> int | None:
+        """Return a free slot, or the one that was used longest ago; None if all are in use."""
+        if not self._free:
+            unused = next((digest for digest, slot in self._by_hash.items() if not self._users[slot]), None)
+            if unused is not None:
+                self.forget(unused)
+        return self._free.pop() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot that was taken and not kept."""
+        self._free.append(slot)
+
+    def keep(self, digest: bytes, slot: int) -> bool:
+        """Make a slot that was taken findable; free it and return False if another one has that text already."""
+        if digest in self._by_hash:
+            self._by_hash.move_to_end(digest)
+            self.give_back(slot)
+            return False
+        self._by_hash[digest], self._hashes[slot] = slot, digest
+        return True
+
+    def forget(self, digest: bytes) -> None:
+        """Make a text's state, if there is one, unfindable."""
+        slot = self._by_hash.pop(digest, None)
+        if slot is not None:
+            del self._hashes[slot]
+            if not self._users[slot]:
+                self._free.append(slot)
+
+
 class PagePool:
     """Owns `count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
 
-    `salt` starts every hash chain: it names the model and the dtype."""
+    `salt` starts every hash chain: it names the model and the dtype. `states`, for models with states: these are found
+    by the same hashes, and are lost with the page before them."""
 
-    def __init__(self, count: int, size: int, salt: str = "") -> None:
-        self.count, self.size = count, size
+    def __init__(self, count: int, size: int, salt: str = "", states: SavedStates | None = None) -> None:
+        self.count, self.size, self.states = count, size, states
         self._root = hashlib.blake2b(f"{salt}/{size}".encode(), digest_size=16).digest()
         self._references = [0] * count
         self._free = [True] * count
@@ -90,6 +147,8 @@ class PagePool:
     def _forget(self, page: int) -> None:
         digest, _ = self._content.pop(page)
         del self._by_hash[digest]
+        if self.states is not None:
+            self.states.forget(digest)
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference to each page. A sequence's last pages are evicted before its first."""
@@ -102,38 +161,35 @@ class PagePool:
                     self._free[page] = True
                     self._free_count += 1
 
-    def match(self, token_ids: Sequence[int], most: int, first: int = 0, parent: bytes = b"") -> list[int]:
-        """Find and reference the cached pages that continue `token_ids`, up to `most` tokens.
+    def find(self, token_ids: Sequence[int], most: int, before: Sequence[bytes], root: bytes) -> list[bytes]:
+        """Return the hashes of the cached pages that continue `token_ids`, up to `most` tokens.
 
-        The caller has the `first` pages already, the last with the hash `parent` (b"" if there are none). A page is
-        found by its hash, and taken only if its token ids are the same."""
-        pages: list[int] = []
-        parent = parent or self._root
-        for start in range(first * self.size, most - self.size + 1, self.size):
+        The caller has the pages with the hashes `before` already. A page is found by its hash, and only if its token
+        ids are the same."""
+        found: list[bytes] = []
+        parent = before[-1] if before else root
+        for start in range(len(before) * self.size, most - self.size + 1, self.size):
             ids = tuple(token_ids[start : start + self.size])
             parent = chain_hash(parent, ids)
             page = self._by_hash.get(parent)
             if page is None or self._content[page][1] != ids:
                 break
-            pages.append(page)
+            found.append(parent)
+        return found
+
+    def reference(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the cached pages with these hashes, each with one reference more."""
+        pages = [self._by_hash[digest] for digest in hashes]
         for page in pages:
             self._cached.pop(page, None)
             self._references[page] += 1
         return pages
 
-    def share(self, pages: Sequence[int], token_ids: Sequence[int], computed: int, shared: int, parent: bytes) -> bytes:
-        """Make full pages of the first `computed` tokens, all accepted, findable; return the last one's hash.
-
-        The first `shared` pages are findable already, the last with the hash `parent` (b"" if there are none). A page
-        whose content is findable elsewhere stays private."""
-        parent = parent or self._root
-        for index in range(shared, computed // self.size):
-            ids = tuple(token_ids[index * self.size : (index + 1) * self.size])
-            parent = chain_hash(parent, ids)
-            if parent not in self._by_hash and pages[index] not in self._content:
-                self._by_hash[parent] = pages[index]
-                self._content[pages[index]] = (parent, ids)
-        return parent
+    def share(self, page: int, digest: bytes, ids: tuple[int, ...]) -> None:
+        """Make a full page, whose tokens are all accepted, findable, unless another page has the same content."""
+        if digest not in self._by_hash and page not in self._content:
+            self._by_hash[digest] = page
+            self._content[page] = (digest, ids)
 
     def check(self) -> None:
         """Raise AssertionError unless every page is free, live or cached, and the indices agree. For tests."""
@@ -149,28 +205,46 @@ class PagePool:
 class PageTable:
     """The pages of one sequence, in order. Full pages are shared with sequences of the same `salt`.
 
-    Rejected draft tokens change nothing here: the sequence's computed length goes back, its pages stay."""
+    Rejected draft tokens change nothing here: the sequence's computed length goes back, its pages stay.
+
+    Where layers have states, `held` tokens are in the sequence's own. A row is told its use of them (`use_state`), and
+    `state_computed` says that it has run."""
 
     def __init__(self, pool: PagePool, salt: str = "") -> None:
         self._pool, self.salt = pool, salt
+        self._root = pool.root(salt)
         self.pages: list[int] = []
-        self._shared = 0
-        self._root = self._parent = pool.root(salt)
+        self._hashes: list[bytes] = []  # of the pages that are findable
+        self.held = 0
+        self._source: int | None = None  # the slot that `held` was found in; None once it is the sequence's own
+        self._branch = 0  # tokens whose pages were found, but no state
+        self._saves: tuple[int, int] | None = None  # tokens and slot of the state that a row saves
+        self._lasts = True  # it outlives the next one that this sequence saves
+        self._passing: bytes | None = None  # hash of the saved state that the next one replaces
 
     def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
         """Take cached pages that continue the `computed` tokens; return how many tokens are computed now.
 
-        At most `most` tokens are taken, by default all but the last: that is computed for its logits."""
-        first = computed // self._pool.size
-        assert self._shared == first
+        At most `most` tokens are taken, by default all but the last: that is computed for its logits. Where layers have
+        states, there must be one at the end of the pages."""
+        first, states = computed // self._pool.size, self._pool.states
+        assert len(self._hashes) == first
         most = len(token_ids) - 1 if most is None else most
-        found = self._pool.match(token_ids, most, first, self._parent)
+        found = self._pool.find(token_ids, most, self._hashes, self._root)
+        if states is not None:
+            self._branch = (first + len(found)) * self._pool.size
+            while found and found[-1] not in states:
+                found.pop()
         if not found:
             return computed
+        pages = self._pool.reference(found)
         self._pool.release(self.pages[first:])  # the partly filled page, if it was found in full
-        self.pages[first:] = found
+        self.pages[first:] = pages
+        self._hashes += found
         computed = len(self.pages) * self._pool.size
-        self.share_computed(token_ids, computed)
+        if states is not None:
+            self._release_source()
+            self.held, self._source = computed, states.use(found[-1])
         return computed
 
     def missing(self, length: int) -> int:
@@ -183,13 +257,54 @@ class PageTable:
             self.pages.append(self._pool.allocate(self.pages[-1] if self.pages else None))
 
     def share_computed(self, token_ids: Sequence[int], computed: int) -> None:
-        """Make full pages of the first `computed` tokens, all accepted, findable."""
-        full = computed // self._pool.size
-        if full > self._shared:
-            self._parent = self._pool.share(self.pages, token_ids, computed, self._shared, self._parent)
-            self._shared = full
+        """Make full pages of the first `computed` tokens, all accepted, findable, and the state that was saved."""
+        size = self._pool.size
+        for index in range(len(self._hashes), computed // size):
+            ids = tuple(token_ids[index * size : (index + 1) * size])
+            self._hashes.append(chain_hash(self._hashes[-1] if self._hashes else self._root, ids))
+            self._pool.share(self.pages[index], self._hashes[-1], ids)
+        states = self._pool.states
+        if states is not None and self._saves is not None and self._saves[0] <= computed:
+            (tokens, slot), self._saves = self._saves, None
+            digest = self._hashes[tokens // size - 1]
+            if states.keep(digest, slot) and not self._lasts:
+                self._passing = digest
+
+    def use_state(self, written: int, lasting: bool = False) -> StateUse | None:
+        """Return the use of states by a row that leaves that after `written` tokens; None if layers have none.
+
+        No later token of the row is in a state, as it may be rejected. The state at the last page boundary is saved on
+        the way, or better where pages were found without one. It replaces the last that this sequence saved, unless
+        that was `lasting`: the end of its prompt."""
+        states = self._pool.states
+        if states is None:
+            return None
+        branches = self.held < self._branch <= written
+        boundary = self._branch if branches else written // self._pool.size * self._pool.size
+        if boundary > self.held and self._saves is None:
+            if self._passing is not None:
+                states.forget(self._passing)
+                self._passing = None
+            if (slot := states.take()) is not None:
+                self._saves, self._lasts = (boundary, slot), lasting or branches
+        saved, save = self._saves or (0, -1)
+        return StateUse(self.held, self._source, written, save if saved > self.held else -1, saved)
+
+    def state_computed(self, held: int) -> None:
+        """Note that the sequence's own state is that after `held` tokens."""
+        self._release_source()
+        self.held = held
+
+    def _release_source(self) -> None:
+        if self._source is not None and self._pool.states is not None:
+            self._pool.states.release(self._source)
+        self._source = None
 
     def free(self) -> None:
         """Give every page back."""
+        self._release_source()
+        if self._saves is not None and self._pool.states is not None:
+            self._pool.states.give_back(self._saves[1])
         self._pool.release(self.pages)
-        self.pages, self._shared, self._parent = [], 0, self._root
+        self.pages, self._hashes, self.held, self._branch = [], [], 0, 0
+        self._saves = self._passing = None

@@ -14,6 +14,7 @@ from ssd.execution.batch import BaseContext, Row, output_indices
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.paged import PagedContext
+from ssd.execution.states import StateCache, StateRoom
 from ssd.execution.tables import TableContext, table_context
 from ssd.kernels import cpu
 from ssd.layers.paged import PagedAttention, TorchAttention
@@ -22,6 +23,7 @@ from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law
 
 Result = TypeVar("Result")
+_FOR_ONE = StateRoom()
 
 
 def device_of(name: str) -> torch.device:
@@ -62,6 +64,8 @@ class Runner:
 
     `cache_dtype`: in 8 bits, keys and values are read only by attention over page tables (fp8) or our kernel (int8).
 
+    `state_room` is that of the `state_cache`, which only models with states have.
+
     `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
     def __init__(
@@ -73,6 +77,7 @@ class Runner:
         attention: str = "auto",
         *,
         cache_dtype: str = "auto",
+        state_room: StateRoom = _FOR_ONE,
     ) -> None:
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)  # kernels that are not torch's are launched there
@@ -89,6 +94,8 @@ class Runner:
             self.cache = KVCache(model.shape, num_pages, page_size, stored, model.device)
         except RuntimeError as error:
             raise SsdError(f"no room for the KV cache of {num_pages} pages of {page_size} tokens: {error}") from None
+        sizes = model.shape.states
+        self.state_cache = StateCache(sizes, *state_room, device=model.device) if sizes else None
 
     @property
     def paged(self) -> PagedAttention | None:
@@ -132,9 +139,13 @@ class Runner:
 
     def context(self, rows: Sequence[Row], layers: Collection[int] = ()) -> PagedContext | TableContext:
         """Make the context for an unpadded forward of the rows over this runner's cache."""
+        context: PagedContext | TableContext
         if self.paged is None:
-            return PagedContext(rows, self.cache, self._deterministic, layers)
-        return table_context(rows, self.cache, self.paged, self.table_pages, layers)
+            context = PagedContext(rows, self.cache, self._deterministic, layers)
+        else:
+            context = table_context(rows, self.cache, self.paged, self.table_pages, layers)
+        context.states = None if self.state_cache is None else self.state_cache.batch(rows)
+        return context
 
     @torch.inference_mode()
     def run(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ssd.errors import UsageError
 from ssd.layers.attention import PLAIN, Scores, attend
 from ssd.layers.norm import Residual
+from ssd.layers.recurrent import Recurrence
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
@@ -286,6 +287,9 @@ class _Probe:
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
         pass
+
+    def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
+        raise AssertionError("layers of transformers have no recurrence of ours")
 
     def check(self, config: Any) -> None:
         """Raise `UsageError` unless all layers attended once per chunk, with equal heads and the config's windows."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ssd.config.engine import EngineConfig
 from ssd.execution.meanwhile import Once, Task, nothing
-from ssd.execution.pages import PagePool, PageTable
+from ssd.execution.pages import PagePool, PageTable, SavedStates
 from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
@@ -41,9 +41,11 @@ class TargetEngine:
         proposer: Proposer,
         stop_token_ids: frozenset[int] = frozenset(),
         cores: CoreChoice | None = None,
+        states: SavedStates | None = None,
     ) -> None:
+        """Make the engine; `states` are given if the model's layers have states."""
         salt = f"{config.digest}/{config.dtype}/{config.quantize}/{config.activations}"
-        self.pool = PagePool(config.num_pages, config.page_size, salt)
+        self.pool = PagePool(config.num_pages, config.page_size, salt, states)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer
         self._compiling = GrammarQueue(config, stop_token_ids)
@@ -172,6 +174,8 @@ class TargetEngine:
         for part, own, outcome, drafts in rows:
             sequence = part.sequence
             known = len(part.row.token_ids) - part.drafted
+            if part.row.state is not None:
+                sequence.table.state_computed(part.row.state.written)
             source = sequence.source
             sequence.proposal, sequence.source, sequence.draft_probs = [], "draft", None
             if not part.complete and own[0] >= 0:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from ssd.config.engine import EngineConfig
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
 from ssd.execution.shards import ShardRunner, StaticShardRunner, Tell
+from ssd.execution.states import StateRoom
 from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
@@ -55,11 +57,13 @@ def load(
             runner = ShardRunner(
                 model, *sizes, config.attention, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype
             )
-    elif device.type == "cuda" and config.emulate is None:
+    elif device.type == "cuda" and config.emulate is None and not model.shape.states:
         runner = StaticRunner(model, *sizes, config.attention, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify
-        runner = pacing.runner(model, *sizes, takes, config.attention, config.kv_cache_dtype)
+        # A row's changes, and those of the row before it that are not yet in the state.
+        room = StateRoom(config.max_num_seqs, 2 * (1 + MAX_LOOKAHEAD))
+        runner = pacing.runner(model, *sizes, takes, config.attention, config.kv_cache_dtype, room)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             runner.warm_up(longest)

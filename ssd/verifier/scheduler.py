@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
-from ssd.execution.batch import Row
+from ssd.execution.batch import Row, StateUse
 from ssd.execution.pages import OutOfPages, PagePool
 from ssd.verifier.sequence import Sequence
 
@@ -41,9 +41,20 @@ class Scheduled:
         return self.row.predicted[-self.sampled :]
 
     def without_draft(self) -> Scheduled:
-        """Return this part with committed tokens only."""
+        """Return this part with committed tokens only; if it has run, the state is that before its row."""
         known = self.row.token_ids[: len(self.row.token_ids) - self.drafted]
-        return replace(self, row=replace(self.row, token_ids=known, outputs=self.row.outputs - self.drafted), drafted=0)
+        row = replace(self.row, token_ids=known, outputs=self.row.outputs - self.drafted)
+        if row.state is not None:
+            row = replace(row, state=StateUse(row.start, None, row.stop))
+        return replace(self, row=row, drafted=0)
+
+    def with_state(self) -> Scheduled:
+        """Return this part with its use of the sequence's state, if layers have one; it must run.
+
+        With draft tokens the state is left as it is before the row: it may have to run again without them."""
+        row, lasting = self.row, self.complete and self.sequence.round == 0
+        state = self.sequence.table.use_state(row.start if self.drafted else row.stop, lasting)
+        return self if state is None else replace(self, row=replace(row, state=state))
 
 
 class Scheduler:
@@ -114,7 +125,7 @@ class Scheduler:
                 continue  # preempted for an older one, in this loop
             part = self._make_room(part_of(sequence, sequence.proposal, count), preempted)
             if part is not None:
-                batch.append(part)
+                batch.append(part.with_state())
         return batch, preempted
 
     def _shares(self) -> list[tuple[Sequence, int]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ssd.execution import pages as pages_module
-from ssd.execution.pages import OutOfPages, PagePool, PageTable
+from ssd.execution.pages import OutOfPages, PagePool, PageTable, SavedStates
 
 Prefix = tuple[int, ...]
 
@@ -25,15 +25,19 @@ class Sequence:
     tokens: list[int]
     table: PageTable
     computed: int = 0
+    state: Prefix = ()  # the text that its own state has read
 
 
 class Pages(RuleBasedStateMachine):
     """Sequences begin, are computed in chunks, verify drafts, end. `slots` is the memory: which text a slot's key and
     value were computed from, the token itself included, since a key depends on everything before it."""
 
-    @initialize(count=st.integers(2, 12), size=st.integers(1, 4))
-    def empty(self, count: int, size: int) -> None:
-        self.pool = PagePool(count, size, "model")
+    has_states = False
+
+    @initialize(count=st.integers(2, 12), size=st.integers(1, 4), saved=st.integers(0, 4))
+    def empty(self, count: int, size: int, saved: int) -> None:
+        self.pool = PagePool(count, size, "model", SavedStates(range(saved)) if self.has_states else None)
+        self.saved: dict[int, Prefix] = {}
         self.size = size
         self.slots: dict[tuple[int, int], Prefix] = {}
         self.alive: list[Sequence] = []
@@ -78,6 +82,7 @@ class Pages(RuleBasedStateMachine):
             page, offset = self.place(sequence, position)
             assert self.owners(page) == 1, "a page that others read was written to (I3)"
             self.slots[page, offset] = tuple(row[: position + 1])
+        self.states_change(sequence, row, len(draft))
         sequence.computed += known
         if sequence.computed == len(sequence.tokens):
             accepted = data.draw(st.integers(0, len(draft)))
@@ -99,6 +104,23 @@ class Pages(RuleBasedStateMachine):
         if sequence.computed != before:
             assert before < sequence.computed <= most and sequence.computed % self.size == 0
             assert sequence.computed == len(sequence.table.pages) * self.size
+
+    def states_change(self, sequence: Sequence, row: list[int], drafted: int) -> None:
+        """The row begins from a state of its own text, and leaves states without a token that may be rejected."""
+        lasting = len(sequence.tokens) == len(row)
+        written = sequence.computed if drafted else len(row)
+        use = sequence.table.use_state(written, lasting)
+        if use is None:
+            assert not self.has_states
+            return
+        begins = () if not use.held else sequence.state if use.source is None else self.saved[use.source]
+        assert begins == tuple(row[: use.held]) and use.held <= sequence.computed
+        assert use.saved <= use.written <= len(row) - drafted
+        sequence.state = tuple(row[: use.written])
+        if use.save >= 0:
+            assert use.held < use.saved and use.saved % self.size == 0
+            self.saved[use.save] = tuple(row[: use.saved])
+        sequence.table.state_computed(use.written)
 
     def grown(self, sequence: Sequence, length: int) -> bool:
         """GraphShape is made unless there is truly none: then every page of the pool belongs to somebody alive."""
@@ -153,6 +175,23 @@ class Pages(RuleBasedStateMachine):
             assert self.pool.live == 0 and self.pool.available == self.pool.count
 
 
+class PagesWithStates(Pages):
+    """The same with layers that have a state: it is found with the pages before it, and never holds a draft."""
+
+    has_states = True
+
+    @rule(data=st.data())
+    def found_states_are_right(self, data: st.DataObject) -> None:
+        for tokens in self.texts:
+            table = PageTable(self.pool)
+            found = table.adopt_prefix(tokens)
+            if found:
+                assert self.saved[table.use_state(found).source] == tuple(tokens[:found])
+            table.free()
+
+
+PagesWithStates.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+TestPagesWithStates = PagesWithStates.TestCase
 Pages.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestPages = Pages.TestCase
 
@@ -213,7 +252,8 @@ def test_token_ids_do_not_run_together() -> None:
     pool = PagePool(8, 2)
     tables = [computed(pool, [1, 23, 4, 4]), computed(pool, [12, 3, 4, 4])]
     for text, table in zip(([1, 23, 4, 4, 0], [12, 3, 4, 4, 0]), tables, strict=True):
-        assert PageTable(pool).adopt_prefix(text) == 4 and pool.match(text, 4) == table.pages
+        found = PageTable(pool)
+        assert found.adopt_prefix(text) == 4 and found.pages == table.pages
 
 
 def test_eviction_takes_the_oldest_and_of_a_text_the_tail() -> None:
@@ -279,9 +319,9 @@ def test_equal_texts_computed_side_by_side_do_not_share() -> None:
     for table in tables:
         table.share_computed([1, 2, 3, 4], 4)
         pool.check()
-    assert pool.match([1, 2, 3, 4, 5], 4) == tables[0].pages
-    pool.release(tables[0].pages)
-    for table in tables:
+    third = PageTable(pool)
+    assert third.adopt_prefix([1, 2, 3, 4, 5]) == 4 and third.pages == tables[0].pages
+    for table in (third, *tables):
         table.free()
         pool.check()
     assert pool.live == 0 and cached(pool, [1, 2, 3, 4, 5]) == 4
@@ -308,8 +348,73 @@ def test_salt_and_page_size_separate() -> None:
     identities = set()
     for salt, size in (("a/float32", 2), ("b/float32", 2), ("a/bfloat16", 2), ("a/float32", 4)):
         pool = PagePool(4, size, salt)
-        identities.add(pool.share([0, 1], [1, 2, 3, 4], size, 0, b""))
+        computed(pool, [1, 2, 3, 4])
+        identities.update(pool.find([1, 2, 3, 4], size, [], pool.root("")))
     assert len(identities) == 4
+
+
+def stepped(
+    table: PageTable, tokens: list[int], computed: int, drafted: int = 0, *, lasting: bool = False
+) -> int | None:
+    """Compute a row up to the end of `tokens`, of which the last are drafts and rejected; return the slot it saves."""
+    table.grow(len(tokens))
+    use = table.use_state(computed if drafted else len(tokens), lasting)
+    assert use is not None
+    table.state_computed(use.written)
+    table.share_computed(tokens, len(tokens) - drafted)
+    return use.save if use.save >= 0 else None
+
+
+def with_states(count: int) -> PagePool:
+    return PagePool(32, 2, states=SavedStates(range(count)))
+
+
+def test_a_prefix_is_found_as_far_as_there_is_a_state() -> None:
+    """The state of a prompt's last page is there; pages before it alone are of no use."""
+    pool, text = with_states(4), list(range(9))
+    stepped(PageTable(pool), text, 0, lasting=True)
+    assert cached(pool, text) == 8 and cached(pool, [*text[:6], 99]) == 0
+
+
+def test_where_texts_branch_a_state_is_saved() -> None:
+    """The second text computes the common part again and saves its state, so that a third one finds it."""
+    pool, common = with_states(4), [1, 2, 3, 4, 5, 6]
+    for last, found in ((7, 0), (8, 0), (9, 6)):
+        table = PageTable(pool)
+        assert table.adopt_prefix([*common, last, last, last]) == found
+        stepped(table, [*common, last, last, last], found, lasting=True)
+        table.free()
+
+
+def test_the_states_of_an_answer_replace_each_other_but_not_that_of_its_prompt() -> None:
+    pool, table, text = with_states(4), None, [1, 2, 3]
+    table = PageTable(pool)
+    stepped(table, text, 0, lasting=True)
+    for token in range(4, 12):
+        text.append(token)
+        stepped(table, text, len(text) - 1)
+    assert cached(pool, [1, 2, 3]) == 2 and cached(pool, [*text, 0]) == 10
+    assert cached(pool, [*text[:9], 0]) == 2, "the states before the last one are gone"
+
+
+def test_drafts_are_in_no_state_until_they_are_accepted() -> None:
+    pool, table = with_states(4), None
+    table = PageTable(pool)
+    assert stepped(table, [1, 2, 3], 0, drafted=2) is None and table.held == 0
+    assert stepped(table, [1, 5, 6, 7], 1, drafted=3) is None and table.held == 1
+    assert cached(pool, [1, 5, 6, 7]) == 0
+
+
+def test_a_state_that_a_sequence_begins_from_is_not_given_away() -> None:
+    pool = with_states(1)
+    first = PageTable(pool)
+    assert stepped(first, [1, 2, 3], 0, lasting=True) == 0
+    second, other = PageTable(pool), PageTable(pool)
+    assert second.adopt_prefix([1, 2, 9]) == 2
+    assert stepped(other, [5, 6, 7], 0, lasting=True) is None
+    stepped(second, [1, 2, 9], 2)
+    third = PageTable(pool)
+    assert stepped(third, [7, 8, 9], 0, lasting=True) == 0 and cached(pool, [1, 2, 9]) == 0
 
 
 def test_a_text_is_found_by_those_of_its_salt_alone() -> None:
