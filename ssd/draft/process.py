@@ -146,7 +146,7 @@ def _load(
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
     if model.shape.states and config.cascade:
-        raise UsageError(f"{directory}: a draft whose layers have states cannot be in a cascade")
+        raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
     if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
