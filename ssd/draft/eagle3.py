@@ -1,4 +1,4 @@
-"""Runs an EAGLE-3 head as a drafter: each token's row also needs the features of the token before it.
+"""Runs an EAGLE-3 or MTP head as a drafter: each token's row also needs the features of the token before it.
 
 Features of committed tokens are the target's (`ssd.ipc.features`); for draft tokens the head uses its own. So one
 forward computes a path up to the last committed token, and each later forward one token. Rows computed from the head's
@@ -80,7 +80,7 @@ def read_features(arena: FeatureArena, tree: Tree, count: int) -> Tensor:
 
 
 class HeadDrafter(Drafter):
-    """Owns an EAGLE-3 head with its pages and chain cache. In `features` the target publishes its hidden states."""
+    """Owns a head with its pages and chain cache. In `features` the target publishes its hidden states."""
 
     recurrent = True
     goes_on = False  # a forward reads what the one before has made

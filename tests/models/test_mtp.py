@@ -13,14 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ssd.draft.eagle3 import HeadContext
+from ssd.draft.process import load as load_drafts
 from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
+from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import mtp, registry
 from ssd.models.checkpoint import inspect
 from ssd.models.sizes import weights
+from ssd.verifier.loading import load as load_target
 from tests.models import mtp as heads
 from tests.models import tiny
 from tests.models.knobs import RECURRENT
@@ -47,9 +50,9 @@ def before_norm(directory: Path) -> tuple[Tensor, heads.PlainHead]:
     return found[0][0], plain
 
 
-def logits(directory: Path, states: Tensor) -> Tensor:
+def logits(directory: Path, states: Tensor, runner: Runner | None = None) -> Tensor:
     """About the tokens after each of TEXT from the second on."""
-    runner = heads.runner(directory)
+    runner = runner or heads.runner(directory)
     head: Any = runner.model
     chain_cache = ChainCache.new(head.shape, 1, 1, torch.float32, tiny.CPU)
     row = Row(TEXT[1:], 0, range(9), outputs=len(TEXT) - 1)
@@ -107,6 +110,19 @@ def test_it_is_counted_once_and_loaded_without_weights(tmp_path: Path) -> None:
         assert weights(head) == weights(target) - sum(map(prod, layers))
     assert resolved(directory, draft=("mtp",), load_format="dummy").draft == "mtp"
     assert resolved(directory, load_format="dummy").draft is None
+
+
+def test_it_may_predict_a_list_of_ids(tmp_path: Path) -> None:
+    """Those of `draft_vocab.safetensors`; the target predicts all."""
+    directory = checkpoint(tmp_path / "target", "qwen3_5_text")
+    states, _ = before_norm(directory)
+    whole, ids = logits(directory, states), torch.tensor([7, 99, 3, 120])
+    save_file({"ids": ids}, directory / "draft_vocab.safetensors")
+    config = resolved(directory, draft=("mtp",), draft_dtype="float32")
+    (runner,) = load_drafts(config)
+    assert (runner.model.shape.outputs, load_target(config)[0].model.shape.outputs) == (4, 131)
+    found = logits(directory, states, runner)
+    assert (found - whole[:, ids.sort().values]).abs().max() <= 1e-5
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
