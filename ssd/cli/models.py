@@ -72,8 +72,11 @@ def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
         "context": f"{found['context']} tokens, rope scaling {found['rope']}",
         "chat template": "yes" if found["chat_template"] else "no",
         "weights in memory": f"{found['weight_bytes'] / gib:.2f} GiB at most, in {found['dtype']}",
+        "states": f"{found['state_bytes'] / gib:.2f} GiB for {found['sequences']} and at page boundaries",
         "keys and values": f"{found['cache_bytes'] / gib:.2f} GiB for {found['sequences']} x {found['tokens']} tokens",
     }
+    if not found["state_bytes"]:
+        del rows["states"]
     if found["draft"] is not None:
         rows[f"draft {found['draft']}"] = "fits" if found["draft_fits"] else f"does not fit: {found['draft_why_not']}"
     width = max(map(len, rows))
@@ -118,6 +121,7 @@ def _described(options: EngineOptions) -> dict[str, Any]:
         "weight_bytes": memory.host_weights(options, target, [], [WeightFormat()]),
         "sequences": options.max_num_seqs,
         "tokens": tokens,
+        "state_bytes": memory.state_bytes(options, model),
         "cache_bytes": options.max_num_seqs * tokens * memory.token_bytes(options, target),
         "draft": draft,
         "draft_fits": None if draft is None else why_not is None,

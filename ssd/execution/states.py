@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ssd.execution.batch import Row, StateUse, tokens_of
 from ssd.layers.recurrent import Recurrence, StateRow, StateSize
+from ssd.models.sizes import saved_states
 
 
 class StateRoom(NamedTuple):
@@ -68,14 +69,6 @@ class StateCache:
             else:
                 batch.add_path(row.state, row.slot, row.start, tokens)
         return batch
-
-
-def saved_states(sequences: int) -> int:
-    """Return how many states at page boundaries are kept beside those of running sequences."""
-    return max(_LEAST_SAVED, 2 * sequences)
-
-
-_LEAST_SAVED = 8
 
 
 class StateBatch:

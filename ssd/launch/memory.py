@@ -91,6 +91,7 @@ def cache_pages(
     states = size * width * ITEM_BYTES[target.dtype]
     texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
     need = need._replace(working=need.working + draft_probs + texts, page=need.page + states)
+    need = need._replace(working=need.working + state_bytes(options, target.model))
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
     draft_need = _drafts_need(options, speculation, target, drafts)
@@ -190,7 +191,7 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
         # A draft keeps the logits of its largest shape only.
         own = _need(Sized(whole, draft.dtype), options, logits, 1, [largest])
         branches = own.page // options.page_size * cells * depth
-        own = own._replace(working=own.working + branches)
+        own = own._replace(working=own.working + branches + state_bytes(options, whole, cells))
         total = Need(*map(sum, zip(total, own, strict=True)))
     return total
 
@@ -319,6 +320,18 @@ def host_weights(
             sum(resident_bytes(draft, one.dtype, one.quantize == "int8") for draft in whole_drafts) for one in formats
         )
     return size
+
+
+def host_states(options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoint]) -> int:
+    """Return the bytes of what recurrent layers keep in the host's memory."""
+    models = [target.model] if options.device == "cpu" else []
+    return sum(state_bytes(options, one) for one in [*models, *(drafts if options.draft_device == "cpu" else ())])
+
+
+def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> int:
+    """Return the bytes of what a model's recurrent layers keep; `cells` are those of a draft's chains."""
+    seqs, depth = options.max_num_seqs, MAX_LOOKAHEAD + 1
+    return ModelSizes.of(model).recurrent.nbytes(seqs, 4 * depth * seqs + depth * cells)
 
 
 def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:

@@ -137,7 +137,7 @@ def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_p
     target, drafts = pair.target, pair.drafts
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
-    weights = memory.host_weights(options, sized, drafts, pair.formats)
+    weights = memory.host_weights(options, sized, drafts, pair.formats) + memory.host_states(options, sized, drafts)
     processes = memory.host_processes(options, bool(drafts))
     memory.check_room(options, sized, sized_drafts, weights, processes, available)
     free = max(0, available - weights - processes)

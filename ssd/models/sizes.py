@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.heads import EMBEDDING, OUTPUTS
@@ -16,9 +17,27 @@ STEP_BYTES = 4
 """Bytes behind the codes of a head in a KV cache of int8 (`ssd.execution.kv_cache`)."""
 
 
+class RecurrentSizes(NamedTuple):
+    """The numbers that all recurrent layers keep: in a `state` of a sequence, and in the `change` of a token."""
+
+    state: int = 0
+    change: int = 0
+
+    def nbytes(self, sequences: int, tokens: int) -> int:
+        """Return the bytes of the states of running `sequences` and at page boundaries, and of `tokens`' changes."""
+        return 4 * ((sequences + saved_states(sequences)) * self.state + tokens * self.change)
+
+
+def saved_states(sequences: int) -> int:
+    """Return how many states at page boundaries are kept beside those of running sequences."""
+    return max(8, 2 * sequences)
+
+
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model; `inner` is the width of a feed-forward, of which a layer has `experts`."""
+    """The sizes of a model; `inner` is the width of a feed-forward, of which a layer has `experts`.
+
+    Of its `layers`, `attending` have keys and values, and the others are `recurrent`."""
 
     vocab_size: int
     context: int
@@ -30,6 +49,8 @@ class ModelSizes:
     inner: int
     experts: int
     tied: bool
+    attending: int
+    recurrent: RecurrentSizes
 
     @classmethod
     def of(cls, model: Checkpoint) -> ModelSizes:
@@ -37,28 +58,49 @@ class ModelSizes:
         heads = model.count("num_attention_heads", most=MOST["heads"])
         width = model.count("hidden_size", heads)
         inner = model.count("intermediate_size", 4 * width)
+        layers = model.count("num_hidden_layers", most=MOST["layers"])
+        attending, recurrent = _recurrent(model, width, layers)
         return cls(
             vocab_size=model.count("vocab_size"),
             context=model.count("max_position_embeddings"),
             width=width,
-            layers=model.count("num_hidden_layers", most=MOST["layers"]),
+            layers=layers,
             heads=heads,
             kv_heads=model.count("num_key_value_heads", heads, MOST["kv_heads"]),
             head_dim=model.count("head_dim", width // heads, MOST["head_dim"]),
             inner=model.count("moe_intermediate_size", inner),
             experts=model.count("num_experts", 1),
             tied=bool(model.config.get("tie_word_embeddings", False)),
+            attending=attending,
+            recurrent=recurrent,
         )
 
     @property
     def kv_values_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return 2 * self.attending * self.kv_heads * self.head_dim
 
     def parameters(self) -> int:
         """Count the weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         layer = self.width * (attention + 3 * self.experts * self.inner)
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
+
+
+def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, RecurrentSizes]:
+    """Return how many layers attend, and what the others keep."""
+    kinds = model.config.get("layer_types") or ()
+    count = sum(kind in ("linear_attention", "conv") for kind in kinds)
+    if "linear_num_value_heads" in model.config:
+        if not kinds:
+            count = layers - layers // model.count("full_attention_interval", 4)
+        heads, keys = model.count("linear_num_value_heads"), model.count("linear_key_head_dim")
+        values = heads * model.count("linear_value_head_dim")
+        inputs = 2 * keys * model.count("linear_num_key_heads") + values
+        window = model.count("linear_conv_kernel_dim", 4)
+        own = RecurrentSizes(keys * values + (window - 1) * inputs, 2 * inputs + 2 * heads)
+    else:
+        own = RecurrentSizes((model.count("conv_L_cache", 3) - 1) * width, width)
+    return layers - count, RecurrentSizes(count * own.state, count * own.change)
 
 
 def weights(model: Checkpoint) -> int:
