@@ -19,7 +19,7 @@ from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.draft.vocabulary import DraftVocabulary
 from ssd.execution.batch import Row, StateUse, output_indices
 from ssd.execution.meanwhile import Task, nothing
-from ssd.execution.pages import PagePool, PageTable, SavedStates
+from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.execution.states import StateBatch, StateCache
 from ssd.kernels.guess import Ask, GuessStep
@@ -74,8 +74,7 @@ class Drafter:
     ) -> None:
         model = runner.model
         self.runner = runner
-        states = None if runner.state_cache is None else SavedStates(runner.state_cache.saved)
-        self.pool = PagePool(config.draft_num_pages, config.page_size, states=states)
+        self.pool = PagePool(config.draft_num_pages, config.page_size, state_slots=runner.state_slots)
         sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
         self.chain_cache = chain_cache or ChainCache.new(model.shape, *sizes)
         self.max_position = model.shape.max_position

@@ -80,11 +80,12 @@ class SavedStates:
 class PagePool:
     """Owns `count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
 
-    `salt` starts every hash chain: it names the model and the dtype. `states`, for models with states: these are found
-    by the same hashes, and are lost with the page before them."""
+    `salt` starts every hash chain: it names the model and the dtype. Where layers have states, `state_slots` are for
+    those at page boundaries: they are found by the same hashes, and are lost with the page before them."""
 
-    def __init__(self, count: int, size: int, salt: str = "", states: SavedStates | None = None) -> None:
-        self.count, self.size, self.states = count, size, states
+    def __init__(self, count: int, size: int, salt: str = "", state_slots: Sequence[int] | None = None) -> None:
+        self.count, self.size = count, size
+        self.states = None if state_slots is None else SavedStates(state_slots)
         self._root = hashlib.blake2b(f"{salt}/{size}".encode(), digest_size=16).digest()
         self._references = [0] * count
         self._free = [True] * count

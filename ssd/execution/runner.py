@@ -98,6 +98,11 @@ class Runner:
         self.state_cache = StateCache(sizes, *state_room, device=model.device) if sizes else None
 
     @property
+    def state_slots(self) -> Sequence[int] | None:
+        """Return the slots for states at page boundaries; None if the model's layers have no states."""
+        return None if self.state_cache is None else self.state_cache.saved
+
+    @property
     def paged(self) -> PagedAttention | None:
         """Return the backend that reads page tables; None if `ssd.execution.paged` computes attention."""
         stored = self.cache.keys.dtype

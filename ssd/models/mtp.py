@@ -58,7 +58,7 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
     tables = [name for name in target.tensors if name.endswith(_EMBEDDING)]
     model = tables[0].removesuffix(_EMBEDDING) if tables else "model."
     # A model of one layer: in the names of the family, with the target's embedding and last layer.
-    ours = {name: name.replace("mtp.", "model.") if name not in _OWN[:3] else name for name in names}
+    ours = {name: name.replace("mtp.", "model.", 1) if name not in _OWN[:3] else name for name in names}
     ours |= {
         f"{model}{_EMBEDDING}": f"model.{_EMBEDDING}",
         f"{model}{_NORM}": TARGET_NORM,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ssd.config.engine import EngineConfig
 from ssd.execution.meanwhile import Once, Task, nothing
-from ssd.execution.pages import PagePool, PageTable, SavedStates
+from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Cached
 from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
@@ -41,11 +41,11 @@ class TargetEngine:
         proposer: Proposer,
         stop_token_ids: frozenset[int] = frozenset(),
         cores: CoreChoice | None = None,
-        states: SavedStates | None = None,
+        state_slots: Items[int] | None = None,
     ) -> None:
-        """Make the engine; `states` are given if the model's layers have states."""
+        """Make the engine; `state_slots` are the runner's."""
         salt = f"{config.digest}/{config.dtype}/{config.quantize}/{config.activations}"
-        self.pool = PagePool(config.num_pages, config.page_size, salt, states)
+        self.pool = PagePool(config.num_pages, config.page_size, salt, state_slots)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
         self.proposer = proposer
         self._compiling = GrammarQueue(config, stop_token_ids)

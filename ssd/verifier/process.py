@@ -10,7 +10,6 @@ import torch
 import zmq
 
 from ssd.execution.core_team import CoreTeam
-from ssd.execution.pages import SavedStates
 from ssd.execution.runner import Runner
 from ssd.ipc import sockets
 from ssd.ipc.arenas import TargetArenas
@@ -98,8 +97,7 @@ class Target:
         verification = overlapped(plain, config, reader, proposer.asks)
         learns = None if self._experience is None else self._experience.tuning
         cores = None if self._team is None else CoreChoice(self._team, learns)
-        states = None if runner.state_cache is None else SavedStates(runner.state_cache.saved)
-        self.engine = TargetEngine(config, verification, proposer, stops, cores, states)
+        self.engine = TargetEngine(config, verification, proposer, stops, cores, runner.state_slots)
         self._rehearsal = TargetRehearsal(config, runner, self.engine.pool)
 
     def serve(self) -> None:

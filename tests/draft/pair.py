@@ -11,7 +11,6 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.execution.core_team import CoreTeam
-from ssd.execution.pages import SavedStates
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.ipc.board import BoardReader, BoardWriter, Key, LinkFigures, size_bytes
@@ -248,12 +247,12 @@ class Pair:
         self.post: Callable[[Message], bool] = self.deliver
         self.between_steps: Callable[[], None] = lambda: None
         self._said_hello = False
-        states = None if target.state_cache is None else SavedStates(target.state_cache.saved)
         self.overlapped: OverlappedVerification | None = None
+        slots = target.state_slots
         if draft is None:
             plain, alone = PlainVerification(target), NoProposer()
             self.overlapped = self._overlapped(plain, empty_board(configuration), alone.asks) if overlap else None
-            self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops, states=states)
+            self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops, None, slots)
         else:
             team = CoreTeam(1, 1) if elastic else None
             self.proposer = BoardProposer(
@@ -262,7 +261,7 @@ class Pair:
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft.board, self.proposer.asks) if overlap else None
-            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops, states=states)
+            self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops, None, slots)
             self.proposer.join(draft.epoch)
 
     def _overlapped(self, plain: PlainVerification, board: BoardReader, ask: Ask) -> OverlappedVerification:

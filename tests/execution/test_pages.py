@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ssd.execution import pages as pages_module
-from ssd.execution.pages import OutOfPages, PagePool, PageTable, SavedStates
+from ssd.execution.pages import OutOfPages, PagePool, PageTable
 
 Prefix = tuple[int, ...]
 
@@ -36,7 +36,7 @@ class Pages(RuleBasedStateMachine):
 
     @initialize(count=st.integers(2, 12), size=st.integers(1, 4), saved=st.integers(0, 4))
     def empty(self, count: int, size: int, saved: int) -> None:
-        self.pool = PagePool(count, size, "model", SavedStates(range(saved)) if self.has_states else None)
+        self.pool = PagePool(count, size, "model", range(saved) if self.has_states else None)
         self.saved: dict[int, Prefix] = {}
         self.size = size
         self.slots: dict[tuple[int, int], Prefix] = {}
@@ -366,7 +366,7 @@ def stepped(
 
 
 def with_states(count: int) -> PagePool:
-    return PagePool(32, 2, states=SavedStates(range(count)))
+    return PagePool(32, 2, state_slots=range(count))
 
 
 def test_a_prefix_is_found_as_far_as_there_is_a_state() -> None:

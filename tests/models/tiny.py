@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.execution.runner import Runner
+from ssd.execution.states import StateRoom
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import SHARED, borrowed
@@ -19,6 +21,8 @@ from ssd.models.weights import from_checkpoint
 
 CPU = torch.device("cpu")
 MAX_POSITION = 256
+# The states of 32 sequences, target's or draft's.
+ROOM = StateRoom(32, 4 * (MAX_LOOKAHEAD + 1), 32 * 32, MAX_LOOKAHEAD + 1)
 # A vocabulary that is a multiple of nothing, two key heads for four query heads, a feed-forward of an odd width.
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
@@ -162,7 +166,7 @@ def runner(
 ) -> Runner:
     """The engine's own way from a folder to logits."""
     model = registry.load(inspect(directory), dtype, CPU, MAX_POSITION, int8=int8)
-    return Runner(model, pages, page_size, deterministic)
+    return Runner(model, pages, page_size, deterministic, state_room=ROOM)
 
 
 def oracle(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
