@@ -314,7 +314,7 @@ def test_a_target_that_shows_nothing_is_refused(target: Path, tmp_path: Path, mo
     """A plugin's family that does not tell."""
     head = heads.head(tmp_path / "head")
     monkeypatch.setattr(PagedContext, "keep_hidden", lambda *_: None)
-    with pytest.raises(UsageError, match="shows no hidden states, which the draft .*head reads"):
+    with pytest.raises(UsageError, match=r"shows no hidden states, which the draft .*head reads"):
         load_target(resolve(EngineOptions(target=str(target), draft=(str(head),))))
 
 
