@@ -216,7 +216,7 @@ class TreeContext:
             places = self._places
             places.stored.put(layer, k, v)
             attended = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-            rest = scale, rule.softcap, rule.window, places.own
+            rest = scale, rule.softcap, rule.window, places.own, rule.sinks
             places.shared.attend(layer, q, attended, range(len(q)), *rest)
             return attended
         keys, values = self._chain_cache.keys[layer], self._chain_cache.values[layer]
@@ -224,9 +224,9 @@ class TreeContext:
         mask, length = self._own_mask(rule.window), self._longest
         own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, mask, rule)
         if self._attention is None:
-            return merge(self._shared(layer, q, scale, rule), own).flatten(1)
+            return merge(self._shared(layer, q, scale, rule), own, rule).flatten(1)
         paths = self._cache.keys[layer], self._cache.values[layer]
-        return merge(self._attention.part(q, *paths, self._shared_rows, scale, rule), own).flatten(1)
+        return merge(self._attention.part(q, *paths, self._shared_rows, scale, rule), own, rule).flatten(1)
 
     def _shared(self, layer: int, q: Tensor, scale: float, rule: Scores) -> tuple[Tensor, Tensor]:
         """Attend to the shared paths, span by span."""

@@ -110,7 +110,7 @@ class KernelPath:
         self._spans = spans
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        self._spans.attend(layer, q, out, range(self._spans.tokens), scale, rule.softcap, rule.window)
+        self._spans.attend(layer, q, out, range(self._spans.tokens), scale, rule.softcap, rule.window, None, rule.sinks)
 
 
 class RowPath:
@@ -161,8 +161,9 @@ class BatchedPath:
             for kind in (self._cache.keys, self._cache.values)
         )
         mask = self._mask(rule.window, q.dtype)
-        if rule.softcap is not None:  # which torch's fused attention does not know
-            out[self._where] = attend_own(q[self._where], keys, values, scale, mask, rule)[0].flatten(1)
+        if rule.softcap is not None or rule.sinks is not None:  # which torch's fused attention does not know
+            parts = attend_own(q[self._where], keys, values, scale, mask, rule)
+            out[self._where] = rule.sunk(*parts).flatten(1)
         else:
             out[self._where] = attend_each(q[self._where], keys, values, scale, mask)
 

@@ -413,6 +413,7 @@ static void join(const wave_t *of, int64_t t, int64_t kv_head) {
             most = larger, sum = sum * before + part[dim + 1] * here;
             for (int64_t i = 0; i < dim; i++) out[i] = out[i] * before + part[i] * here;
         }
+        if (of->by->sinks) sum += exponential_of(of->by->sinks[head] - most);
         const float share = 1.0f / sum;
         for (int64_t i = 0; i < dim; i++) out[i] *= share;
     }

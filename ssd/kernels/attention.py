@@ -55,17 +55,19 @@ class KVSpans:
         softcap: float | None = None,
         window: int | None = None,
         own: KVSpans | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """Attend with `tokens` of q [n, heads, dim]; write their rows of out [n, heads * dim].
 
-        A token sees its span here, and behind that its span in `own`; of both together the last `window` keys."""
+        A token sees its span here, and behind that its span in `own`; of both together the last `window` keys. `sinks`
+        float32 [heads], contiguous: the scores of keys without values that each token sees."""
         q, (_, heads, dim) = by_heads(q), q.shape
         kv_heads = self._kept[0].shape[-2]
         given = library.Attend(
             pointer(self.struct),
             None if own is None else pointer(own.struct),
             *(q.data_ptr(), out.data_ptr(), q.stride(0), layer, heads, kv_heads, dim),
-            *(window or NO_WINDOW, scale, softcap or 0.0),
+            *(window or NO_WINDOW, scale, softcap or 0.0, library.pointer(sinks)),
         )
         memory = scratch(parts_bytes([View(self, own)], heads, dim))
         call().attend(byref(given), tokens.start, tokens.stop, memory.data_ptr())

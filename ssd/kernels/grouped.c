@@ -24,7 +24,7 @@ INLINED void numbers_of(const bytes codes[2], int i, const floats step[2], const
 
 /* Adds the products with a group's inputs. */
 INLINED void group_pair(const product_t *by, const float *x, int64_t stride, const char *weight, int pair,
-                        const units_t *units, int bits, int rows, pair_t *sums) {
+                        const units_t *units, int bits, bytes table, int rows, pair_t *sums) {
     pair_t own = *sums;
     floats step[2], offset[2], numbers[2];
     bytes codes[2];
@@ -32,7 +32,7 @@ INLINED void group_pair(const product_t *by, const float *x, int64_t stride, con
     weight += head_bytes(by);
 #pragma GCC unroll 2
     for (int64_t k = 0; k < by->group; k += 4) {
-        codes_of(weight, k, pair, bits, codes);
+        codes_of(weight, k, pair, bits, table, codes);
         for (int i = 0; i < 4; i++) {
             numbers_of(codes, i, step, offset, numbers);
             EACH_ROW {
@@ -48,10 +48,11 @@ INLINED void group_block(const product_t *by, const float *x, int64_t stride, co
                          int64_t channel, int bits, int rows) {
     pair_t sums[PAIRS] = {0};
     units_t units = {.next = 0};
+    const bytes table = table_of(by);
     for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by)) {
         weight = group_at(by, weight, k, &units);
         prefetch_group(weight, group_bytes(by));
-        EACH_PAIR group_pair(by, x + k, stride, weight, pair, &units, bits, rows, sums + pair);
+        EACH_PAIR group_pair(by, x + k, stride, weight, pair, &units, bits, table, rows, sums + pair);
     }
     finish(sums, by, y, channel, rows);
 }
@@ -60,6 +61,7 @@ INLINED void group_block(const product_t *by, const float *x, int64_t stride, co
 static void unpack(const product_t *by, const char *weight, int bits, float *to) {
     floats step[2], offset[2], numbers[2];
     bytes codes[2];
+    const bytes table = table_of(by);
     units_t units = {.next = 0};
     for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by), to += by->group * CHANNELS) {
         weight = group_at(by, weight, k, &units);
@@ -67,7 +69,7 @@ static void unpack(const product_t *by, const char *weight, int bits, float *to)
             const char *from = weight + head_bytes(by);
             float_head(by, weight, pair, &units, step, offset);
             for (int64_t i = 0; i < by->group; i += 4) {
-                codes_of(from, i, pair, bits, codes);
+                codes_of(from, i, pair, bits, table, codes);
                 for (int j = 0; j < 4; j++) {
                     numbers_of(codes, j, step, offset, numbers);
                     float *at = to + (i + j) * CHANNELS + pair * WIDTH;
@@ -88,7 +90,7 @@ void grouped_product(const void *arguments, int64_t block) {
     const char *weight = by->weight + block * block_bytes(by);
     float *stored = rows >= MANY ? malloc(by->inputs * CHANNELS * sizeof *stored) : NULL;
     if (stored) {
-        unpack(by, weight, by->bits, stored);
+        unpack(by, weight, bits_read(by), stored);
         float_rows(by, of->x, of->stride, (const char *)stored, FLOATS, of->y, rows, channel);
         free(stored);
         return;
@@ -96,7 +98,8 @@ void grouped_product(const void *arguments, int64_t block) {
     for (int64_t row = 0; row < rows; row += ROWS) {
         const float *from = of->x + row * of->stride;
         float *to = of->y + row * by->columns;
-        if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 4)
+        if (by->named) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, NAMED)
+        else if (by->bits == 4) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 4)
         else if (by->bits == 6) UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 6)
         else UNROLLED(rows - row, group_block, by, from, of->stride, weight, to, channel, 8)
     }

@@ -4,17 +4,18 @@
 
 #ifdef WIDTH
 
-static void pack_head(float number, int64_t bytes, char *to) {
+static void pack_head(float number, int64_t bytes, int64_t wide, char *to) {
     const uint16_t half = to_half(number);
-    const int8_t integer = (int8_t)number;
+    const int8_t integer = wide == POWERS ? (int8_t)(bits_of(number) >> 23) : (int8_t)number;
     if (bytes == 4) memcpy(to, &number, sizeof number);
     else if (bytes == 2) memcpy(to, &half, sizeof half);
     else memcpy(to, &integer, sizeof integer);
 }
 
-static float read_head(const char *from, int64_t bytes) {
+static float read_head(const char *from, int64_t bytes, int64_t wide) {
     float number;
     uint16_t half;
+    if (wide == POWERS) return float_of((uint8_t)*from << 23);
     if (bytes == 1) return (float)(int8_t)*from;
     if (bytes == 4) memcpy(&number, from, sizeof number);
     else memcpy(&half, from, sizeof half), number = from_half(half);
@@ -46,6 +47,9 @@ static int read_code(const char *from, int64_t i, int64_t own, int64_t bits) {
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
                  const float *units, char *packed) {
     const int64_t groups = by->inputs / by->group, bytes = number_bytes(by), spans = by->span ? by->inputs / by->span : 0;
+    uint8_t names[256];
+    for (int i = 0; i < 256; i++) names[i] = (uint8_t)i;
+    for (int i = 0; i < 16 && by->named; i++) names[by->table[i]] = (uint8_t)i;
     /* A chunk is a block: its channels share bytes, in which two threads would lose bits of each other. */
 #pragma omp parallel for schedule(static, CHANNELS)
     for (int64_t channel = 0; channel < by->outputs; channel++) {
@@ -55,13 +59,13 @@ void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, 
             if (by->span && group * by->group % by->span == 0) {
                 const float *unit = units + channel * spans + group * by->group / by->span;
                 for (int64_t head = 0; head < heads_of(by); head++, unit += by->outputs * spans)
-                    pack_head(*unit, 2, to + 2 * (head * CHANNELS + own));
+                    pack_head(*unit, 2, 0, to + 2 * (head * CHANNELS + own));
                 to += unit_bytes(by);
             }
             const uint8_t *from = codes + channel * by->inputs + group * by->group;
-            pack_head(steps[channel * groups + group], bytes, to + bytes * own);
-            if (offsets) pack_head(offsets[channel * groups + group], bytes, to + bytes * (CHANNELS + own));
-            for (int64_t i = 0; i < by->group; i++) pack_code(from[i], i, own, by->bits, to + head_bytes(by));
+            pack_head(steps[channel * groups + group], bytes, by->wide, to + bytes * own);
+            if (offsets) pack_head(offsets[channel * groups + group], bytes, by->wide, to + bytes * (CHANNELS + own));
+            for (int64_t i = 0; i < by->group; i++) pack_code(names[from[i]], i, own, by->bits, to + head_bytes(by));
         }
     }
 }
@@ -73,16 +77,23 @@ void group_row(const product_t *by, int64_t channel, float *y) {
     float units[2] = {1.0f, 1.0f};
     for (int64_t k = 0; k < by->inputs; k += by->group, from += group_bytes(by), y += by->group) {
         if (by->span && k % by->span == 0) {
-            for (int head = 0; head < heads_of(by); head++) units[head] = read_head(from + 2 * (head * CHANNELS + own), 2);
+            for (int head = 0; head < heads_of(by); head++) units[head] = read_head(from + 2 * (head * CHANNELS + own), 2, 0);
             from += unit_bytes(by);
         }
-        const float step = units[0] * read_head(from + bytes * own, bytes);
-        const float offset = by->offsets ? units[1] * read_head(from + bytes * (CHANNELS + own), bytes) : 0.0f;
+        const float step = units[0] * read_head(from + bytes * own, bytes, by->wide);
+        const float offset = by->offsets ? units[1] * read_head(from + bytes * (CHANNELS + own), bytes, by->wide) : 0.0f;
         for (int64_t i = 0; i < by->group; i++) {
-            const float code = (float)(read_code(from + head_bytes(by), i, own, by->bits) - (int)by->zero);
+            const int stored = read_code(from + head_bytes(by), i, own, by->bits);
+            const float code = (float)((by->named ? by->table[stored] : stored) - (int)by->zero);
             y[i] = by->offsets ? fmaf(step, code, offset) : step * code;
         }
     }
+}
+
+/* Sets used[code] for each of the codes; used [256] must be zero. */
+void codes_used(const uint8_t *codes, int64_t count, uint8_t *used) {
+#pragma omp parallel for schedule(static) reduction(| : used[:256])
+    for (int64_t i = 0; i < count; i++) used[codes[i]] |= 1;
 }
 
 /* Finds one group of one channel to be offset + step * code; returns 0 if its numbers are not of that form. */
@@ -131,6 +142,7 @@ int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
                  const float *units, char *packed) {}
 void group_row(const product_t *by, int64_t channel, float *y) {}
+void codes_used(const uint8_t *codes, int64_t count, uint8_t *used) {}
 int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bits, uint8_t *codes, float *steps,
                 float *offsets) {
     return 0;

@@ -2,23 +2,31 @@
    step * (code - zero) + offset, with a code of 4, 6 or 8 bits.
 
    A packed block, group by group: the steps of the channels, their offsets if there are any, both in float16 or if
-   `wide` in float32; then the codes. With a `span` steps and offsets are integers of 8 bits, multiples of units that all
+   `wide` in float32; then the codes. If `wide` is POWERS steps are powers of two, by their exponents in bytes. With a `span` steps and offsets are integers of 8 bits, multiples of units that all
    groups of `span` inputs share: those come first, of the steps and of the offsets, in float16.
 
    The codes of four inputs and all channels follow those of the four before. Of 8 bits: those of the first half of the
    channels, four bytes each, then of the others. Of 4 bits: one byte has the codes of channels HALF apart. Of 6 bits:
    their last four bits in that way for eight inputs, then a line of the others: a byte has two bits of the first four
-   inputs, in both halves, then of the last four. */
+   inputs, in both halves, then of the last four. If `named` codes of 4 bits name codes of 8: functions that know the
+   `bits` are called with NAMED. */
 
 #pragma once
 
 #include "tile.h"
 
+#define POWERS 2
+#define NAMED 5
+#define STORED(bits) ((bits) == NAMED ? 4 : (bits))
 #define CHUNK 32 /* inputs that are rounded with one scale, and those of a group of GGUF's Q4_0, Q4_1 and Q8_0 */
 
 #ifdef WIDTH
 
-static inline int64_t number_bytes(const product_t *by) { return by->span ? 1 : by->wide ? 4 : 2; }
+static inline int64_t number_bytes(const product_t *by) {
+    return by->span || by->wide == POWERS ? 1 : by->wide ? 4 : 2;
+}
+static inline int bits_read(const product_t *by) { return by->named ? NAMED : (int)by->bits; }
+static inline bytes table_of(const product_t *by) { return by->named ? repeated(by->table) : (bytes){0}; }
 static inline int64_t heads_of(const product_t *by) { return by->offsets ? 2 : 1; }
 static inline int64_t unit_bytes(const product_t *by) { return CHANNELS * 2 * heads_of(by); }
 static inline int64_t head_bytes(const product_t *by) { return CHANNELS * number_bytes(by) * heads_of(by); }
@@ -54,21 +62,22 @@ INLINED void head_of(const product_t *by, const char *weight, int pair, const un
             step[half] = units->of[pair][half][0] * integers_at(at);
             if (by->offsets) offset[half] = units->of[pair][half][1] * integers_at(second);
         } else {
-            step[half] = by->wide ? floats_at(at) : halves_at(at);
+            step[half] = by->wide == POWERS ? powers_at(at) : by->wide ? floats_at(at) : halves_at(at);
             if (by->offsets) offset[half] = by->wide ? floats_at(second) : halves_at(second);
         }
     }
 }
 
 /* A pair's codes of the four inputs from `i` on, four bytes for each channel; `weight` has the codes of input 0. */
-INLINED void codes_of(const char *weight, int64_t i, int pair, int bits, bytes codes[2]) {
+INLINED void codes_of(const char *weight, int64_t i, int pair, int bits, bytes table, bytes codes[2]) {
     if (bits == 8) {
         EACH_HALF codes[half] = bytes_at(weight + (i * CHANNELS + 4 * half * HALF) + pair * 4 * WIDTH);
         return;
     }
-    const char *at = weight + (bits == 4 ? i / 4 : i / 8 * 3 + i / 4 % 2) * 4 * HALF + pair * 4 * WIDTH;
+    const char *at = weight + (bits != 6 ? i / 4 : i / 8 * 3 + i / 4 % 2) * 4 * HALF + pair * 4 * WIDTH;
     const bytes last = bytes_at(at);
     codes[0] = last & 15, codes[1] = last >> 4;
+    if (bits == NAMED) EACH_HALF codes[half] = named(table, codes[half]);
     if (bits == 6) {
         const ints first = (ints)bytes_at(weight + (i / 8 * 3 + 2) * 4 * HALF + pair * 4 * WIDTH);
         codes[0] |= (bytes)(i / 4 % 2 ? first : first << 4) & 48;

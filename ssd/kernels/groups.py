@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
@@ -22,6 +23,7 @@ Parts = Literal[0, 1, 2]
 # GGUF's formats that `find_groups` knows: bits and zero.
 _FOUND = ((4, 0), (8, 128))
 _FOUND_GROUP = 32
+_POWERS = 2  # as in groups.h
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,24 @@ class Groups:
         """Return the number of inputs of a group."""
         return self.shape[1] // self.steps.shape[1]
 
+    @cached_property
+    def table(self) -> Tensor | None:
+        """Return the codes of more than 4 bits that 4 bits can name: at most 16 different ones, uint8 [16]; else None.
+
+        Such are IQ4_NL, IQ4_XS and MXFP4. Only for our kernels on a CPU."""
+        if int(self.codes.max()) < 16 or not multiply_floats(self.steps):
+            return None
+        used, codes = torch.zeros(256, dtype=torch.uint8), self.codes.contiguous()
+        call().codes_used(codes.data_ptr(), codes.numel(), used.data_ptr())
+        found = used.nonzero().flatten().to(torch.uint8)
+        return torch.cat((found, found[-1:].expand(16 - len(found)))) if len(found) <= 16 else None
+
     @property
     def bits(self) -> int:
         """Return the bits that a code takes in a packed weight."""
         most = int(self.codes.max())
-        return 4 if most < 16 else 6 if most < 64 and self.group % 8 == 0 else 8
+        small = most < 16 or self.table is not None
+        return 4 if small else 6 if most < 64 and self.group % 8 == 0 else 8
 
     @property
     def heads(self) -> list[Tensor]:
@@ -75,7 +90,7 @@ class Groups:
     def kind(self) -> tuple[object, ...]:
         """Return the properties that two weights must share to be joined into one."""
         spans = self.units[0].shape[1] if self.units else 0
-        return self.bits, self.group, self.zero, len(self.heads), spans, self.e4m3
+        return self.bits, self.table is None, self.group, self.zero, len(self.heads), spans, self.e4m3
 
     def dequantized(self) -> Tensor:
         """Compute the weight in float32, each number rounded once, and return it in `dtype`."""
@@ -189,9 +204,11 @@ def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> P
 def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     outputs, inputs = weight.shape
     multiples, heads, bits = multiples_of(weight), weight.heads, weight.bits
-    wide = not all(torch.equal(part.half().float(), part) for part in heads)
+    wide = _POWERS if _are_powers(heads) else not all(torch.equal(part.half().float(), part) for part in heads)
     struct = library.Product(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
-    head_bytes, units = 4 if wide else 2, None
+    head_bytes, units = {0: 2, 1: 4, _POWERS: 1}[wide], None
+    if weight.table is not None:
+        struct.named, struct.table[:] = 1, weight.table.tolist()
     if multiples is not None:
         heads, units, head_bytes = multiples, torch.cat(weight.units), 1
         struct.wide, struct.span = 0, inputs // weight.units[0].shape[1]
@@ -204,6 +221,12 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     call().pack_groups(struct, *addresses)
     struct.weight, struct.bias = packed.data_ptr(), pointer(bias)
     return Product(struct, packed, bias)
+
+
+def _are_powers(heads: Sequence[Tensor]) -> bool:
+    """Return True for steps without offsets that are all positive powers of two, of float32's normal numbers."""
+    bits = heads[0].view(torch.int32)
+    return len(heads) == 1 and bool(((bits & 0x7FFFFF == 0) & (bits > 0) & (bits < 0x7F800000)).all())
 
 
 def multiples_of(weight: Groups) -> list[Tensor] | None:

@@ -44,13 +44,15 @@ void put(const store_t *to, int64_t layer, const float *k, int64_t k_stride, con
 
 /* The attention of some tokens: q [tokens, heads, dim], rows `q_stride` apart -> out [tokens, heads * dim]. Of its keys
    in `shared` and behind those in `own`, which may be missing, a token sees the last `window`. Keys are cut into segments
-   in each of the two: so 100 shared ones and 5 own ones give other bits than the same 105 shared ones. */
+   in each of the two: so 100 shared ones and 5 own ones give other bits than the same 105 shared ones. `sinks` [heads],
+   which may be missing, are the scores of a key without value that every token sees. */
 typedef struct {
     const store_t *shared, *own;
     const float *q;
     float *out;
     int64_t q_stride, layer, heads, kv_heads, dim, window;
     float scale, cap;
+    const float *sinks;
 } attend_t;
 
 /* For the tokens from `from` to `to` - 1. `scratch` has the bytes that `parts_bytes` of attention.py says. */
@@ -61,7 +63,7 @@ void attend(const attend_t *by, int64_t from, int64_t to, float *scratch);
    (or with `half` float16) or float32. groups.h: in codes of 4, 6 or 8 `bits`, in groups; inputs are then rounded to
    integers of `parts` bytes, or with 0 parts stay float32. What is not so is 0. With `rowwise` it is for `look_up` and
    `dots` alone: outputs follow each other, of groups each as steps, offsets if there are any, both in float32, and
-   codes of 8 bits.
+   codes of 8 bits. If `named` codes of 4 bits name codes of 8 in `table`.
 
    A row of y has `columns` numbers: the outputs of this weight, then those of `next`, if there is one. */
 typedef struct product {
@@ -69,6 +71,8 @@ typedef struct product {
     const char *weight;
     const float *bias;
     const struct product *next;
+    int64_t named;
+    uint8_t table[16];
 } product_t;
 
 /* x [rows, inputs], at a `stride`, times a weight -> y [rows, columns]. `rounded` is the scratch of `multiply`. */

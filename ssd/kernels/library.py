@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
 
 import torch
@@ -44,6 +44,7 @@ class Attend(ctypes.Structure):
         ("window", c_int64),
         ("scale", c_float),
         ("cap", c_float),
+        ("sinks", c_void_p),
     )
 
 
@@ -67,6 +68,8 @@ class Product(ctypes.Structure):
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("next", c_void_p),
+        ("named", c_int64),
+        ("table", c_uint8 * 16),
     )
 
 
@@ -179,6 +182,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "read_only": (c_void_p, c_int64),
     "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "codes_used": (c_void_p, c_int64, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_ROWS),
     "attend": (POINTER(Attend), c_int64, c_int64, c_void_p),

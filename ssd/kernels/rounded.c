@@ -63,14 +63,14 @@ void round_rows(const multiply_t *of) {
 }
 
 /* A pair's codes as `dot4` takes them: one of the planes of CODE_BITS bits that they consist of. */
-INLINED void plane_of(const char *weight, int64_t i, int pair, int bits, int plane, bytes codes[2]) {
-    codes_of(weight, i, pair, bits, codes);
+INLINED void plane_of(const char *weight, int64_t i, int pair, int bits, bytes table, int plane, bytes codes[2]) {
+    codes_of(weight, i, pair, bits, table, codes);
     if (bits > CODE_BITS) EACH_HALF codes[half] = plane ? codes[half] >> 4 : codes[half] & 15;
 }
 
 /* sums[r][half]: the integers of one chunk of each row times a pair's codes, which are unpacked once for all. */
-INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chunk, int bits, int parts, int rows,
-                        ints sums[ROWS][2]) {
+INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chunk, int bits, bytes table, int parts,
+                        int rows, ints sums[ROWS][2]) {
     const int64_t size = sizeof(chunk_t) + parts * chunk;
     bytes codes[2];
 #pragma GCC unroll 2
@@ -78,7 +78,7 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
         partial own[2][ROWS][2] = {0};
 #pragma GCC unroll 8
         for (int64_t i = 0; i < chunk; i += 4) {
-            plane_of(weight, i, pair, bits, plane, codes);
+            plane_of(weight, i, pair, bits, table, plane, codes);
             EACH_ROW EACH_PART {
                 int32_t four;
                 memcpy(&four, x + r * size + sizeof(chunk_t) + part * chunk + i, sizeof four);
@@ -99,11 +99,12 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
 
 /* Adds the products with one chunk of each row. */
 INLINED void chunk_pair(const product_t *by, const char *x, const char *weight, int pair, int64_t chunk, int bits,
-                        int parts, int offsets, int rows, const floats step[2], const floats offset[2], pair_t *sums) {
+                        bytes table, int parts, int offsets, int rows, const floats step[2], const floats offset[2],
+                        pair_t *sums) {
     const int64_t size = sizeof(chunk_t) + parts * chunk;
     ints integers[ROWS][2];
     LEAVE_REGISTERS(*sums);
-    chunk_sums(x, weight, pair, chunk, bits, parts, rows, integers);
+    chunk_sums(x, weight, pair, chunk, bits, table, parts, rows, integers);
     LEAVE_REGISTERS(*sums);
     EACH_ROW {
         const chunk_t *own = (const chunk_t *)(x + r * size);
@@ -123,15 +124,16 @@ INLINED void rounded_block(const product_t *by, const char *x, const char *weigh
     floats step[PAIRS][2], offset[PAIRS][2] = {0};
     pair_t sums[PAIRS] = {0};
     units_t units = {.next = 0};
+    const bytes table = table_of(by);
     for (int64_t k = 0; k < by->inputs;) {
         weight = group_at(by, weight, k, &units);
         prefetch_group(weight, line);
         EACH_PAIR head_of(by, weight, pair, &units, step[pair], offset[pair]);
         weight += head;
         for (const int64_t end = k + by->group; k < end; k += chunk, x += rows * size) {
-            EACH_PAIR chunk_pair(by, x, weight, pair, chunk, bits, parts, offsets, rows, step[pair], offset[pair],
-                                 sums + pair);
-            weight += CHANNELS * chunk * bits / 8;
+            EACH_PAIR chunk_pair(by, x, weight, pair, chunk, bits, table, parts, offsets, rows, step[pair],
+                                 offset[pair], sums + pair);
+            weight += CHANNELS * chunk * STORED(bits) / 8;
         }
     }
     finish(sums, by, y, channel, rows);
@@ -150,7 +152,8 @@ INLINED void rounded_rows(const product_t *by, const char *x, const char *weight
    takes the compiler half a second. */
 #define KINDS(KIND)                                                                                                    \
     KIND(32, 4, 1, 0) KIND(32, 4, 2, 0) KIND(32, 4, 1, 1) KIND(32, 4, 2, 1) KIND(32, 6, 1, 0) KIND(32, 6, 2, 0)        \
-    KIND(32, 6, 1, 1) KIND(32, 6, 2, 1) KIND(32, 8, 1, 0) KIND(32, 8, 2, 0) KIND(16, 6, 1, 0) KIND(16, 6, 2, 0)
+    KIND(32, 6, 1, 1) KIND(32, 6, 2, 1) KIND(32, 8, 1, 0) KIND(32, 8, 2, 0) KIND(16, 6, 1, 0) KIND(16, 6, 2, 0)        \
+    KIND(32, NAMED, 1, 0) KIND(32, NAMED, 2, 0)
 #define KIND_OF(chunk, bits, parts, offsets) ((((chunk) * 16 + (bits)) * 4 + (parts)) * 2 + (offsets))
 #define ROWS_OF(CHUNK_, BITS, PARTS, OFFSETS)                                                                          \
     static void rows_##CHUNK_##_##BITS##_##PARTS##_##OFFSETS(const product_t *by, const char *x, const char *weight,   \
@@ -167,10 +170,10 @@ KINDS(ROWS_OF)
 /* A weight has a zero or offsets, not both. */
 static void rounded_channels(const product_t *by, const char *x, const char *weight, float *y, int64_t rows,
                              int64_t channel, int64_t chunk) {
-    switch (KIND_OF(chunk, by->bits, by->parts, by->offsets)) {
+    switch (KIND_OF(chunk, bits_read(by), by->parts, by->offsets)) {
         KINDS(CASE_OF)
     default:
-        rounded_rows(by, x, weight, y, rows, channel, chunk, (int)by->bits, (int)by->parts, (int)by->offsets);
+        rounded_rows(by, x, weight, y, rows, channel, chunk, bits_read(by), (int)by->parts, (int)by->offsets);
     }
 }
 

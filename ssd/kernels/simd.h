@@ -35,10 +35,22 @@ static inline floats floats_at(const char *x) {
     return v;
 }
 
+static inline floats powers_at(const char *x) { /* the exponent of a float32 */
+    uint8_t v __attribute__((vector_size(WIDTH)));
+    memcpy(&v, x, sizeof v);
+    return (floats)(__builtin_convertvector(v, ints) << 23);
+}
+
 static inline floats bfloats_at(const char *x) { /* the first half of a float32 */
     shorts v;
     memcpy(&v, x, sizeof v);
     return (floats)(__builtin_convertvector(v, ints) << 16);
+}
+
+static inline bytes repeated(const uint8_t *sixteen) {
+    bytes v;
+    for (int i = 0; i < 4 * WIDTH; i += 16) memcpy((char *)&v + i, sixteen, 16);
+    return v;
 }
 
 static inline ints every(int32_t x) { return (ints){0} + x; }
@@ -66,6 +78,14 @@ static inline floats integers_at(const char *x) {
     return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)x)));
 }
 #endif
+
+static inline bytes named(bytes table, bytes names) { /* in a `repeated` table */
+#if WIDTH == 16
+    return (bytes)_mm512_shuffle_epi8((__m512i)table, (__m512i)names);
+#else
+    return (bytes)_mm256_shuffle_epi8((__m256i)table, (__m256i)names);
+#endif
+}
 
 #if defined(__AVX512VNNI__) || (WIDTH == 8 && defined(__AVXVNNI__))
 #define CODE_BITS 8
@@ -111,6 +131,7 @@ static inline floats fused(floats a, floats b, floats c) {
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
 static inline floats halves_at(const char *x) { return (floats)vcvt_f32_f16(vld1_f16((const void *)x)); }
+static inline bytes named(bytes table, bytes names) { return (bytes)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)names); }
 static inline floats integers_at(const char *x) {
     int8_t v __attribute__((vector_size(WIDTH)));
     memcpy(&v, x, sizeof v);

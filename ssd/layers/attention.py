@@ -12,18 +12,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scores:
     """A layer's scores: q.k * `scale`, bounded by `softcap` with a tanh, for the last `window` tokens.
 
-    None means head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token."""
+    None means head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token.
+    `sinks`: for each head float32 [heads] the score of a key without value, which all queries see (attention sinks,
+    arXiv 2309.17453; learned ones, as in gpt-oss)."""
 
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
     def capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+    def sunk(self, out: Tensor, total: Tensor) -> Tensor:
+        """Return the output [n, heads, dim] of a softmax over keys alone, with log-sum-exp `total`, beside the sinks.
+
+        The keys' weight is exp(total) / (exp(total) + exp(sink)) = sigmoid(total - sink)."""
+        if self.sinks is None:
+            return out
+        return out * torch.sigmoid(total - self.sinks).unsqueeze(-1).to(out.dtype)
 
     def reach(self, queries: int, length: int) -> int:
         """Return how many of `length` keys the last `queries` queries see together."""
@@ -98,7 +109,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
     q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
     length - n + i. With a window, keys that no query sees may be left out."""
     (n, heads, _), length, dtype = q.shape, keys.shape[0], q.dtype
-    if n == 1 and rule.window is None and rule.softcap is None and is_narrow(q):
+    if n == 1 and rule.window is None and rule.softcap is None and rule.sinks is None and is_narrow(q):
         return attend_each(q, keys[None], values[None], scale, q.new_zeros(1, 1, 1, length))
     if n % _ROUND or length % _ROUND:  # multiples of it are few shapes, which oneDNN may keep
         q, keys, values = wide(q, keys, values)
@@ -127,7 +138,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores)
         if rule.window is not None and length > rule.window:
             behind = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n - rule.window)
             rows += minus_infinity(behind, q.dtype)[:, None]
-    weights = torch.softmax(scores, dim=-1)
+    if rule.sinks is not None:
+        sinks = rule.sinks.view(kv_heads, 1, -1).to(scores.dtype).expand(-1, n, -1)
+        scores = torch.cat((scores, sinks.reshape(kv_heads, -1, 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length]
     return ungroup(torch.bmm(weights, values.transpose(0, 1)), n)
 
 
@@ -151,12 +165,12 @@ def attend_part(
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
     keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
-    scores [n, heads]."""
+    scores [n, heads], both without sinks."""
     (n, heads, dim), dtype = q.shape, q.dtype
     length, kv_heads, _ = keys.shape
     q, keys, values = wide(q, keys, values)
     if n > (most := max(_FEW_QUERIES, MOST_SCORES // (heads * length))):
-        outs, totals = (torch.empty(*size, dtype=dtype, device=q.device) for size in ((n, heads, dim), (n, heads)))
+        outs, totals = q.new_empty(n, heads, dim, dtype=dtype), q.new_empty(n, heads)
         for start in range(0, n, most):
             part = slice(start, start + most)
             own = None if mask is None else mask[part]
@@ -168,7 +182,7 @@ def attend_part(
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     weights = torch.exp(scores - total).view(kv_heads, -1, length)
     out = ungroup(torch.bmm(weights, values.transpose(0, 1)), n).view(n, heads, dim)
-    return out.to(dtype), total.squeeze(-1).transpose(0, 1).reshape(n, heads).to(dtype)
+    return out.to(dtype), total.squeeze(-1).transpose(0, 1).reshape(n, heads)
 
 
 def attend_own(
@@ -184,13 +198,15 @@ def attend_own(
     scores = rule.capped(queries @ keys.permute(0, 2, 3, 1)) + mask
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     out = torch.exp(scores - total) @ values.transpose(1, 2)
-    return out.reshape(n, heads, dim).to(dtype), total.reshape(n, heads).to(dtype)
+    return out.reshape(n, heads, dim).to(dtype), total.reshape(n, heads)
 
 
-def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], rule: Scores = PLAIN) -> Tensor:
     """Merge two parts (output, log-sum-exp) over disjoint sets of keys into one output [n, heads, dim].
 
-    The first output's weight is exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps."""
+    The first output's weight is exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps. Sinks of
+    the rule count once, beside both parts."""
     (out_a, total_a), (out_b, total_b) = first, second
     share = torch.sigmoid(total_a - total_b).unsqueeze(-1).to(out_a.dtype)
-    return torch.lerp(out_b, out_a, share)
+    out = torch.lerp(out_b, out_a, share)
+    return out if rule.sinks is None else rule.sunk(out, torch.logaddexp(total_a, total_b))

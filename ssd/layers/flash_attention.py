@@ -20,7 +20,7 @@ class FlashAttention(TritonAttention):
     """Computes prompts in 16 bits by flash-attn, and everything else by Triton.
 
     Verifications are by Triton, as flash-attn divides keys among processors for single queries only. So are parts of a
-    larger softmax."""
+    larger softmax, and layers with sinks."""
 
     def __init__(self, device: torch.device, page_size: int, deterministic: bool) -> None:
         if deterministic:
@@ -30,7 +30,7 @@ class FlashAttention(TritonAttention):
         super().__init__(device)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        few = rows.longest <= _FEW or not rows.causal or keys.dtype != q.dtype
+        few = rows.longest <= _FEW or not rows.causal or keys.dtype != q.dtype or rule.sinks is not None
         if few or q.dtype.itemsize != 2 or q.shape[-1] > _MOST_DIM or q.shape[-1] % 8:
             return super().attend(q, keys, values, rows, scale, rule)
         paged = (-1, rows.page_size, *keys.shape[1:])

@@ -89,7 +89,7 @@ class PagedAttention(Protocol):
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        """Return the normalised output and the log-sum-exp of the scores, as a part of a larger softmax.
+        """Return the normalised output and the log-sum-exp of the scores without sinks: a part of a larger softmax.
 
         The output is [queries, heads, dim]. The log-sum-exp [queries, heads] is in float32 at least; it is very low for
         a query that sees nothing."""
@@ -104,7 +104,7 @@ class TorchAttention:
     Computes in float32 at least."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        return self.part(q, keys, values, rows, scale, rule)[0].flatten(1)
+        return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
@@ -127,4 +127,4 @@ class TorchAttention:
         return out.to(q.dtype), totals
 
     def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
-        return merge(self.part(q, *first, scale, rule), self.part(q, *second, scale, rule)).flatten(1)
+        return merge(self.part(q, *first, scale, rule), self.part(q, *second, scale, rule), rule).flatten(1)

@@ -107,7 +107,7 @@ class ShortConvolution:
 class GatedDelta:
     """The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), a state [key_dim, value_dim] for each head.
 
-    A token's state S <- e^g S + k u^T with u = sigmoid(b) (v - e^g S^T k) and g = `decay` * softplus(a + `dt_bias`); its
+    A token's state S <- e^g S + k u^T with u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`); its
     output is S^T q. Queries and keys are divided by their length, queries by sqrt(key_dim), too. Consecutive heads of
     values share a head of keys and queries. A change is (k, v, b, a); `queries` are q."""
 

@@ -68,7 +68,7 @@ class TritonAttention:
         return Tiling(block_m, block_n, max(16, _power_of_two(dim)), blocks, splits, chunk)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        return self.part(q, keys, values, rows, scale, rule)[0].flatten(1)
+        return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
@@ -90,9 +90,9 @@ class TritonAttention:
         each = zip(*(part.split(sizes) for part in parts), strict=True)
         for (keys, values, rows), tiling, own in zip((first, second), tilings, each, strict=True):
             _launch(q, keys, values, rows, scale, rule, tiling, own, whole=False)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        _merge(parts, out, _totals(q))
-        return out.flatten(1)
+        out, totals = torch.empty_like(q, memory_format=torch.contiguous_format), _totals(q)
+        _merge(parts, out, totals)
+        return rule.sunk(out, totals).flatten(1)
 
     def _tiling_of(self, q: Tensor, keys: Tensor, rows: PagedRows) -> Tiling:
         return self.tiling(rows, q.shape[1], keys.shape[1], q.shape[2], q.dtype)

@@ -17,6 +17,7 @@ from ssd.models.gguf.tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
 from ssd.models.layouts import names_block, of_speculators
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
+from ssd.models.stacks import unstacked
 from ssd.system import fields, files
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
@@ -109,7 +110,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
     if weights and not ggufs:
         _check_index(directory, tensors)
     try:
-        tensors = named(tensors, config.get(QUANTIZATION))
+        tensors = named(unstacked(tensors, config), config.get(QUANTIZATION))
     except UsageError as error:
         raise UsageError(f"{directory}: {error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())

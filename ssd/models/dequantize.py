@@ -19,6 +19,9 @@ ReadPart = Callable[[str], Tensor]
 """Name of a tensor -> the tensor, read from its file."""
 # Each of eight outputs -> its place in an AWQ word, which holds the outputs 0, 2, 4, 6, 1, 3, 5, 7 in this order.
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+E2M1_ZERO = 12
+E2M1 = tuple(E2M1_ZERO + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
+"""A number of 4 bits, E2M1 -> twice the number as a code with the zero `E2M1_ZERO`."""
 
 
 class _Numbers(NamedTuple):
@@ -91,6 +94,13 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
         case "packed":
             found = middle if zeros is None else _unpacked(zeros.T, bits)[:, : tensor.shape[0]].T.long()
             return _Numbers(_unpacked(codes, bits), scales, found)
+        case "mxfp4":
+            names, biased = _unpacked(codes.flatten(1), 4), parts["scale"]
+            if int(biased.max()) == 255:
+                raise UsageError(f"tensor {tensor.parts['scale'][0]} has a scale that is not finite")
+            halves = torch.tensor([2.0 ** (power - 128) for power in range(255)])  # beside twice the numbers
+            steps = halves[biased.int()]
+            return _Numbers(torch.tensor(E2M1, dtype=torch.uint8)[names.int()], steps, torch.tensor([[E2M1_ZERO]]))
         case _:
             scales = scales if scales.ndim == 2 else scales.reshape(1, 1)
             found = middle if zeros is None else zeros.long().reshape(scales.shape) + 128

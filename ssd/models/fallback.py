@@ -127,14 +127,13 @@ def _attention(
     """Attend through the context, with the signature of transformers' attention functions.
 
     q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Raises UsageError if a layer does not give its index or
-    the context, or uses attention sinks."""
+    the context."""
     layer: Any = getattr(module, "layer_idx", None)
     if context is None or not isinstance(layer, int):
         raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
-    if s_aux is not None:
-        raise UsageError("attention sinks are not supported")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = context.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap))
+    sinks = None if s_aux is None else s_aux.to(torch.promote_types(s_aux.dtype, torch.float32)).contiguous()
+    out = context.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap, sinks))
     return out.view(1, q.shape[0], q.shape[1], -1), None
 
 

@@ -13,6 +13,9 @@ another number of bits, is refused by name. `ssd.models.dequantize` reads the nu
 - `compressed-tensors`, `float-quantized`, `fp8` and `fbgemm_fp8`: `weight` FP8 E4M3 [out, in], `weight_scale` (or, in
   `fp8`, `weight_scale_inv`) for the tensor, for each output, or for blocks. `naive-quantized` is an older name of
   `float-quantized` and `int-quantized`.
+- `mxfp4`, of gpt-oss, for experts: `weight_blocks` uint8 [out, groups, 16], two E2M1 numbers a byte, the first in its
+  low bits, and `weight_scales` uint8 [out, groups], powers of two with the bias 127 (OCP Microscaling Formats, 1.0).
+  `ssd.models.stacks` gives these names to the parts of a stack.
 
 The weight is (integer - zero) * scale, or FP8 * scale. A group has `group_size` neighbouring inputs, unless `g_idx`
 says which group each input is in."""
@@ -29,9 +32,9 @@ from ssd.models.header import TensorInfo
 
 QUANTIZATION = "quantization_config"
 """The field of config.json that describes quantised weights."""
-Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8"]
+Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8", "mxfp4"]
 _METHOD = "compressed-tensors"
-_READ = f"awq, gptq, fp8, fbgemm_fp8 and {_METHOD} are"
+_READ = f"awq, gptq, fp8, fbgemm_fp8, mxfp4 and {_METHOD} are"
 _REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
@@ -112,6 +115,8 @@ def _scheme(found: Any) -> _Scheme:
             return _Scheme("fp8", block=_block(found, "weight_block_size"))
         case "fbgemm_fp8":
             return _Scheme("fp8")
+        case "mxfp4":
+            return _Scheme("mxfp4", 4)
         case "compressed-tensors":
             return _compressed(found)
         case method:
@@ -209,6 +214,8 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
             quantized = parts.by_inputs(scheme)
         elif last == "weight_packed" and scheme.method == _METHOD:
             quantized = parts.packed(scheme)
+        elif last == "weight_blocks" and scheme.method == "mxfp4":
+            quantized = parts.mxfp4(scheme)
         elif last == "weight" and len(info.shape) == 2 and (scheme.method, info.dtype) == (_METHOD, "I8"):
             quantized = parts.integers(scheme)
         elif (
@@ -273,6 +280,13 @@ class _Parts:
         name = next((name for name in names if f"{self._module}.{name}" in self._tensors), names[0])
         self._scale(name, (-(-outputs // rows), -(-inputs // columns)) if rows else (outputs, 1))
         return self._weight("fp8", (outputs, inputs), scheme)
+
+    def mxfp4(self, scheme: _Scheme) -> QuantizedTensor:
+        if self._info.dtype != "U8" or len(self._info.shape) != 3 or self._info.shape[2] != 16:
+            raise UsageError(f"tensor {self._name} must be blocks of 16 bytes, is {self._info.dtype}{self._info.shape}")
+        outputs, groups, _ = self._info.shape
+        self._add("scale", "weight_scales", ("U8",), (outputs, groups))
+        return self._weight("mxfp4", (outputs, 32 * groups), scheme)
 
     def _words(self) -> tuple[int, int]:
         if self._info.dtype != "I32" or len(self._info.shape) != 2:

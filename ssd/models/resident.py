@@ -30,10 +30,12 @@ GGUF_FORMS: Mapping[str, Form] = {
     "Q4_K": Form(4, 32, 2, 1, 256),
     "Q5_K": Form(6, 32, 2, 1, 256),
     "Q6_K": Form(6, 16, 1, 1, 256),
-    "IQ4_NL": Form(8, 32, 1, 2),
-    "IQ4_XS": Form(8, 32, 1, 1, 256),
+    "IQ4_NL": Form(4, 32, 1, 2),
+    "IQ4_XS": Form(4, 32, 1, 1, 256),
 }
 """GGUF's name of a type of blocks -> the form that its weights are packed in."""
+# Types whose codes are names of larger ones, which a GPU has in 8 bits.
+_NAMED = ("IQ4_NL", "IQ4_XS")
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
 _FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
 _EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
@@ -79,9 +81,10 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
     def size(info: TensorInfo) -> int:
         count = math.prod(info.shape)
         if isinstance(info, GgufTensor) and not info.transposed and (form := GGUF_FORMS.get(info.dtype)) is not None:
-            return count * (4 if form.bits == 4 else 8) // 8 + 4 * form.heads * count // form.group
+            bits = 4 if form.bits == 4 and info.dtype not in _NAMED else 8
+            return count * bits // 8 + 4 * form.heads * count // form.group
         if isinstance(info, QuantizedTensor) and info.in_order:
-            bits = 8 if info.layout == "fp8" else max(4, info.bits)
+            bits = 8 if info.layout in ("fp8", "mxfp4") else max(4, info.bits)
             return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
         return count * item_bytes
 
@@ -158,6 +161,8 @@ class _Rule(NamedTuple):
 
 def _quantized(info: QuantizedTensor) -> Form | None:
     scales = info.parts["scale"][1]
+    if info.layout == "mxfp4":
+        return Form(4, 32, 1, 1)
     if info.layout == "fp8" or not info.in_order or (info.zeros_differ and scales.dtype == "F32"):
         return None
     by_inputs = info.layout in ("awq", "gptq", "gptq_v2")

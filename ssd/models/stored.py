@@ -18,6 +18,7 @@ from ssd.models.gguf.header import FLOATS
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.quantization import QuantizedTensor
 from ssd.models.split import Piece
+from ssd.models.stacks import ExpertTensor
 
 _TYPES = ("F32", "F16", "BF16", "F64")
 
@@ -91,9 +92,7 @@ class StoredTensors:
         if isinstance(info, GgufTensor):
             tensor = info.floats()[piece or ...]
         else:
-            file = self._opened(info)
-            stored = info.stored or name
-            tensor = file.get_tensor(stored) if piece is None else file.get_slice(stored)[piece]
+            tensor = self._read(name, info, piece)
         self._have_read(tensor.nbytes)
         return tensor
 
@@ -124,13 +123,22 @@ class StoredTensors:
 
         def part(stored_name: str) -> Tensor:
             header = headers[stored_name]
-            tensor: Tensor = self._opened(header).get_tensor(stored_name)
+            tensor = self._read(stored_name, header)
             self._have_read(header.nbytes)
             if header.dtype in _TYPES:
                 check_finite(stored_name, tensor)
             return tensor
 
         return part
+
+    def _read(self, name: str, info: TensorInfo, piece: Piece | None = None) -> Tensor:
+        """Return a tensor of a safetensors file, or a piece of one."""
+        file = self._opened(info)
+        if isinstance(info, ExpertTensor):
+            return info.of(file.get_slice(info.stack))[piece or ...]
+        name = info.stored or name
+        tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
+        return tensor
 
     def _opened(self, info: TensorInfo) -> Any:
         from safetensors import SafetensorError, safe_open

@@ -104,15 +104,6 @@ class Weights:
         """Return a tensor of whole numbers, as int64."""
         return self._integers(self._prefix + name, shape).long()
 
-    def entry(self, index: int, count: int) -> Weights:
-        """Return weights that are entry `index` of tensors [count, ...], which are stored without ".weight"."""
-
-        def read(name: str, shape: tuple[int, ...], piece: Piece = ()) -> Tensor:
-            whole = self._read(name.removesuffix(".weight"), (count, *shape), (slice(index, index + 1), *piece))
-            return whole[0]
-
-        return Weights(read, self.linear, self._prefix)
-
     def below(self, prefix: str) -> Weights:
         below = f"{self._prefix}{prefix}."
         return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)

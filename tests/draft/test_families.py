@@ -28,7 +28,7 @@ def test_chains_are_texts(family: str, tmp_path: Path) -> None:
     check_chains(family, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chains_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
     check_chains(family, tmp_path, attention_backend(backend, tiny.CPU, 4))
@@ -71,6 +71,7 @@ def check_chains(family: str, tmp_path: Path, attention: PagedAttention | None =
         "gemma2",
         "olmo3",
         "granite",
+        "gpt_oss",
         "phi3 longrope",
         "phi3 partly rotated",
     ],

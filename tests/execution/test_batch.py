@@ -32,7 +32,7 @@ def numbers(generator: torch.Generator, *shape: int) -> Tensor:
         [(), (3, 9), (9, 40)],
         [torch.float32, torch.float64],
         [False, True],
-        [PLAIN, Scores(0.5, 7, 0.8), Scores(window=1), Scores(softcap=0.8)],
+        [PLAIN, Scores(0.5, 7, 0.8), Scores(window=1), Scores(softcap=0.8), Scores(window=7, sinks=torch.arange(6.0))],
     ),
     ids=str,
 )

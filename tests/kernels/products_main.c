@@ -48,11 +48,13 @@ static void products_of(product_t by) {
     static char packed[96 * INPUTS * 8], scratch[MOST_ROWS * INPUTS * 8];
     for (int i = 0; i < OUTPUTS * INPUTS; i++) codes[i] = drawn() % (1 << by.bits);
     for (int i = 0; i < OUTPUTS * INPUTS; i++) steps[i] = number((int)by.wide), offsets[i] = number((int)by.wide);
+    for (int i = 0; i < OUTPUTS * INPUTS && by.named; i++)
+        codes[i] = by.table[codes[i]], steps[i] = by.wide == 2 ? ldexpf(1.0f, (int)(drawn() % 9) - 6) : steps[i];
     for (int i = 0; i < 2 * OUTPUTS * INPUTS; i++) units[i] = number(0);
     for (int i = 0; i < OUTPUTS * INPUTS && by.span; i++)
         steps[i] = (float)((int)(drawn() % 256) - 128), offsets[i] = (float)(drawn() % 128);
     for (int i = 0; i < MOST_ROWS * INPUTS; i++) x[i] = number(1) * (i % 7 ? 1.0f : 100.0f);
-    for (int i = 0; i < 32; i++) x[i] = 0.0f, x[32 + i] = i % 3 ? -1.0f : 1.0f, codes[32 + i] = (1 << by.bits) - 1;
+    for (int i = 0; i < 32; i++) x[i] = 0.0f, x[32 + i] = i % 3 ? -1.0f : 1.0f, codes[32 + i] = by.named ? by.table[15] : (1 << by.bits) - 1;
     memset(packed, 0, sizeof packed);
     pack_groups(&by, codes, steps, by.offsets ? offsets : NULL, units, packed);
     by.weight = packed;
@@ -73,6 +75,14 @@ int main(void) {
                     const int zero = shifted ? 0 : 1 << (bits - 1);
                     products_of((product_t){INPUTS, OUTPUTS, 0, bits, group, zero, shifted, wide, parts, 0, span, OUTPUTS});
                 }
+    for (int group = 4; group <= 64; group *= 2)
+        for (int wide = 0; wide < 3; wide++)
+            for (int parts = 0; parts < 3; parts++) {
+                product_t by = {INPUTS, OUTPUTS, 0, 4, group, 128, 0, wide, parts, 0, 0, OUTPUTS, .named = 1};
+                for (int i = 0; i < 16; i++) by.table[i] = (uint8_t)(i * i + i);
+                printf("named group %d wide %d parts %d:", group, wide, parts);
+                products_of(by);
+            }
     found_of(4);
     found_of(8);
     return 0;

@@ -58,9 +58,9 @@ def test_rotate() -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 128), (4, 2, 12), (2, 1, 1), (3, 1, 80)])
 @pytest.mark.parametrize("window", [None, 5, 64])
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("softcap", "sunk"), [(None, False), (2.0, False), (None, True)])
 def test_attention_over_shared_and_own_keys(
-    heads: int, kv_heads: int, dim: int, window: int | None, softcap: float | None
+    heads: int, kv_heads: int, dim: int, window: int | None, softcap: float | None, sunk: bool
 ) -> None:
     """Tokens with any number of keys in scattered slots of a cache, and own ones in another, layer 1 of 2."""
     stores = [(numbers(2, 90, kv_heads, dim), numbers(2, 90, kv_heads, dim) + 1) for _ in range(2)]
@@ -71,8 +71,10 @@ def test_attention_over_shared_and_own_keys(
     q, k, v = numbers(4, heads, dim), numbers(4, kv_heads, dim), numbers(4, kv_heads, dim)
     own.put(1, k, v)
     out, alone = torch.empty(4, heads * dim), torch.empty(4, heads * dim)
-    shared.attend(1, q, out, range(4), 0.3, softcap, window, own)
-    shared.attend(1, q, alone, range(2, 3), 0.3, softcap, window, own)
+    sinks = torch.linspace(-2, 4, heads)
+    rest = softcap, window, own, sinks if sunk else None
+    shared.attend(1, q, out, range(4), 0.3, *rest)
+    shared.attend(1, q, alone, range(2, 3), 0.3, *rest)
     assert torch.equal(alone[2], out[2])
     for token in range(4):
         where = slots[0][begin[token] :][: counts[token]], slots[1][own_begin[token] :][: own_counts[token]]
@@ -84,7 +86,9 @@ def test_attention_over_shared_and_own_keys(
         repeated = heads // kv_heads
         scores = torch.einsum("hd,lhd->hl", q[token], keys.repeat_interleave(repeated, 1)).double() * 0.3
         scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-        mixed = torch.einsum("hl,lhd->hd", scores.softmax(-1), values.repeat_interleave(repeated, 1).double())
+        beside = sinks.double()[:, None] if sunk else torch.full((heads, 1), -torch.inf)
+        weights = torch.cat((scores, beside), -1).softmax(-1)[:, :-1]
+        mixed = torch.einsum("hl,lhd->hd", weights, values.repeat_interleave(repeated, 1).double())
         assert torch.allclose(out[token].double(), mixed.flatten(), atol=1e-5)
 
 

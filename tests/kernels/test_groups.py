@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
@@ -112,6 +114,32 @@ def test_groups_of_every_kind(bits: int, group: int, shifted: bool, head: str) -
     floats = 2e-6 * (x.double().abs() @ (sizes + shifts))
     for parts, levels in ((0, 1e12), (1, 127), (2, 32639)):
         assert ((products[parts](x) - exact).abs() <= largest / levels / 2 @ (sizes + shifts) + floats).all(), parts
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("group", "steps", "used"),
+    [(4, "half", 16), (16, "powers", 16), (32, "powers", 15), (32, "float", 9), (64, "half", 2)],
+)
+def test_few_codes_that_are_large_take_four_bits(group: int, steps: str, used: int, parts: Parts) -> None:
+    """With the bits of the same weight in codes of 8 bits."""
+    plainly = drawn(8, group, False, steps == "float")
+    generator = torch.Generator().manual_seed(7)
+    known = torch.randperm(256, generator=generator)[:used].to(torch.uint8)
+    codes = known[torch.randint(used, plainly.codes.shape, generator=generator)]
+    heads = 2.0 ** torch.randint(-126, 90, plainly.steps.shape, generator=generator)
+    weight = Groups(codes, heads if steps == "powers" else plainly.steps, None, plainly.zero)
+    short, whole = grouped_product(weight, None, parts), replace(weight)
+    vars(whole)["table"] = None  # as if there were too many
+    long, x = grouped_product(whole, None, parts), inputs_of(40, 192)
+    assert (short.struct.bits, short.struct.named, long.struct.named) == (
+        4,
+        1,
+        0,
+    ) and 2 * short.bytes < long.bytes * 1.4
+    assert short.struct.wide == {"half": 0, "float": 1, "powers": 2}[steps]
+    check_all_rows(short, x, long(x))
+    assert torch.equal(short.rows(torch.arange(70)), weight.dequantized())
 
 
 @pytest.mark.parametrize("parts", [1, 2])

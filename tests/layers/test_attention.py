@@ -70,9 +70,25 @@ def test_a_soft_cap_bounds_scores_by_its_definition() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("heads", "queries"), [((4, 2), 1), ((4, 2), 7), ((3, 1), 12)], ids=str)
+def test_sinks_are_a_key_without_value(heads: tuple[int, int], queries: int, window: int | None) -> None:
+    """One key more, whose score is the same for all queries of a head and whose value is 0."""
+    q, keys, values = (normal(n, h, DIM, seed=n) for n, h in ((queries, heads[0]), (12, heads[1]), (12, heads[1])))
+    sinks = torch.linspace(-1, 3, heads[0])
+    scores = torch.einsum("nhd,lhd->nhl", q, keys.repeat_interleave(heads[0] // heads[1], 1)) * SCALE
+    at, key = torch.arange(12 - queries, 12)[:, None], torch.arange(12)
+    scores += minus_infinity((key <= at) & (key > at - (window or 12)))[:, None]
+    weights = torch.cat((scores, sinks.expand(queries, -1)[..., None]), -1).softmax(-1)[..., :-1]
+    expected = torch.einsum("nhl,lhd->nhd", weights, values.repeat_interleave(heads[0] // heads[1], 1))
+    found = attend(q, keys, values, SCALE, Scores(window=window, sinks=sinks))
+    assert (found - expected.flatten(1)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("window", [None, 4])
 def test_queries_in_parts_attend_as_all_together(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
-    q, keys, values, rule = normal(20, 4, DIM), normal(40, 2, DIM), normal(40, 2, DIM, seed=1), Scores(window=window)
+    q, keys, values = normal(20, 4, DIM), normal(40, 2, DIM), normal(40, 2, DIM, seed=1)
     mask = minus_infinity(torch.arange(30, 40) < torch.arange(20)[:, None] + 11)[:, None]
+    rule = Scores(window=window, sinks=normal(4))
     whole = attend(q, keys, values, SCALE, rule), *attend_part(q, keys, values, SCALE, mask)
     for most in (1, 3 * 4 * 40, 19 * 4 * 40):
         monkeypatch.setattr(attention, "MOST_SCORES", most)
@@ -131,6 +147,21 @@ def test_two_parts_merged_are_one_attention_over_the_union(
         union = torch.cat((keys, own_keys[chain])), torch.cat((values, own_values[chain]))
         expected = reference(q[chain : chain + 1], *union, sees[chain : chain + 1])
         assert (merged[chain] - expected[0]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sinks_count_once_beside_two_parts(dtype: torch.dtype) -> None:
+    q, keys, values = (
+        normal(3, 4, DIM, dtype=dtype),
+        normal(9, 2, DIM, dtype=dtype),
+        normal(9, 2, DIM, seed=1, dtype=dtype),
+    )
+    rule = Scores(sinks=torch.tensor([-2.0, 0.0, 3.0, 90.0]))
+    own = (part[5:].expand(3, -1, -1, -1) for part in (keys, values))
+    parts = attend_part(q, keys[:5], values[:5], SCALE, None), attend_own(q, *own, SCALE, torch.zeros(3, 1, 1, 4))
+    expected = [attend(one[None].double(), keys.double(), values.double(), SCALE, rule) for one in q]
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    assert (merge(*parts, rule).flatten(1) - torch.cat(expected)).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)

@@ -80,6 +80,14 @@ def test_a_soft_cap(backend: str, rule: Scores) -> None:
     check(backend, case(MIXED), rule)
 
 
+SINKS = torch.tensor([-1.0, 0.5, 2.0, 9.0])
+
+
+@pytest.mark.parametrize(("backend", "rule"), turns(Scores(sinks=SINKS), Scores(None, 9, 3.0, SINKS)), ids=str)
+def test_sinks(backend: str, rule: Scores) -> None:
+    check(backend, case(MIXED), rule)
+
+
 @pytest.mark.parametrize(
     ("backend", "kind"),
     turns((torch.float32, 24), (torch.bfloat16, 24), (torch.float16, 64), (torch.float32, 160), (torch.bfloat16, 160)),
@@ -128,10 +136,12 @@ def test_a_part_sees_what_it_is_told_and_knows_its_sum(backend: str, window: int
         start += len(q)
 
 
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 4, 6)], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_sets_of_keys_in_one_softmax(backend: str, dtype: torch.dtype) -> None:
+def test_two_sets_of_keys_in_one_softmax(backend: str, dtype: torch.dtype, sinks: Tensor | None) -> None:
     """As a tree's tokens do: those of a row share a path, and each has a cell of its own, perhaps an empty one."""
+    rule = Scores(sinks=sinks)
     given, depth, counts = case(((7, 20), (3, 333)), (6, 2), dtype=dtype), 5, [0, 1, 5, 3, 5, 0, 2, 4, 0, 5]
     cells = [9, 4, 0, 1, 2, 3, 5, 6, 7, 8]
     own = case([(1, 10 * depth)], (6, 2), page=10 * depth, dtype=dtype).texts[0][1:]
@@ -146,14 +156,14 @@ def test_two_sets_of_keys_in_one_softmax(backend: str, dtype: torch.dtype) -> No
         causal=False,
     )
     paths = PagedKeys(given.keys, given.values, given.rows)
-    got = BACKENDS[backend].attend_both(given.q, paths, PagedKeys(*own, rows), 0.3, PLAIN)
+    got = BACKENDS[backend].attend_both(given.q, paths, PagedKeys(*own, rows), 0.3, rule)
     expected = []
     for q, *path in given.texts:
         for index in range(len(q)):
             place, seen = depth * cells[len(expected)], len(path[0]) - len(q) + 1 + index
             mine = slice(place, place + counts[len(expected)])
             both = (torch.cat((of[:seen], more[mine])).double() for of, more in zip(path, own, strict=True))
-            expected.append(attend(q[index : index + 1].double(), *both, 0.3))
+            expected.append(attend(q[index : index + 1].double(), *both, 0.3, rule))
     assert got.dtype == dtype
     assert (got - torch.cat(expected)).abs().max() <= TOLERANCE[dtype]
 
@@ -262,6 +272,9 @@ def test_prompts_go_through_flash_attn_as_it_is_documented(rule: Scores, flash_a
     wide = case([(40, 300)], dim=16, page=256)  # in 32 bits
     backend.attend(wide.q, wide.keys, wide.values, wide.rows, 0.3, rule)
     assert flash_attn.called == 0
+    given, rule = case([(40, 300)], page=256, dtype=torch.float16), Scores(sinks=SINKS)
+    found = backend.attend(given.q, given.keys, given.values, given.rows, 0.3, rule)
+    assert (found.double() - given.expected(0.3, rule)).abs().max() < 4e-3 and flash_attn.called == 0
     with pytest.raises(UsageError, match="needs pages of 256 tokens, not of 16"):
         attention_backend("flash-attn", CPU, 16)
     with pytest.raises(UsageError, match="cannot be --deterministic"):

@@ -41,6 +41,14 @@ GRANITE = {
     "residual_multiplier": 0.5,
     "logits_scaling": 3.0,
 }
+GPT_OSS = {
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "sliding_window": 7,
+    "layer_types": [SLIDING, FULL, SLIDING],
+}
 OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
 PHI3 = {"sliding_window": None, "pad_token_id": 0}
 PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
@@ -143,6 +151,18 @@ FAMILIES: Knobs = {
         | {"tie_word_embeddings": False, "attention_bias": True},
     ),
     "gemma2 every second layer, linear rope": ("gemma2", GEMMA2 | {"layer_types": None, "rope_parameters": LINEAR}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss unbiased, tied, eps, plain rope": (
+        "gpt_oss",
+        GPT_OSS
+        | {"attention_bias": False, "tie_word_embeddings": True, "rms_norm_eps": 0.1}
+        | {"rope_parameters": DEFAULT | THETA},
+    ),
+    "gpt_oss clamped": (
+        "gpt_oss",
+        GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5, "num_experts_per_tok": 3, "layer_types": None},
+    ),
+    "gpt_oss yarn": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
     "granite": ("granite", GRANITE),
     "granite tied, bias, eps": (
         "granite",

@@ -81,6 +81,11 @@ READ: dict[str, tuple[str, dict[str, Any], Collection[str]]] = {
         {"rope_parameters": THETA | LLAMA3, "original_max_position_embeddings": 32},
         (),
     ),
+    "a gpt-oss of few words": (
+        "gpt_oss",
+        {},
+        ("layer_types", "rope_parameters", "attention_bias", "rms_norm_eps", "swiglu_alpha", "swiglu_limit"),
+    ),
     "theta beside its parameters": ("llama", {"rope_theta": 50.0}, ()),
     "half a table of rotations": ("gemma3_text", {"rope_parameters": {FULL: {"rope_theta": 77.0}}}, ()),
     "nulls": ("llama", {"attention_bias": None, "head_dim": None, "rope_scaling": None, "auto_map": None}, ()),

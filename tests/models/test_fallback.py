@@ -30,7 +30,6 @@ def refusal(directory: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention sinks"),
         ("llama4_text", {"pad_token_id": 0}, "chunked_attention"),
         ("deepseek_v3", {}, "keys and values of different sizes"),
         ("mamba", {}, "MambaForCausalLM does not attend"),

@@ -51,8 +51,8 @@ def test_the_bits_of_every_type_are_those_of_gguf(kind: str) -> None:
     expected, groups = gguf.dequantize(rows, known), groups_of(kind, rows)
     assert np.isfinite(expected).all()
     assert groups.shape == (70, 768) and groups.group in (16, 32)
-    # Codes of 2 and 3 bits take 4 in a packed weight; those of IQ4 are numbers of 8 bits.
-    coarse = kind.startswith("IQ") or kind in ("Q2_K", "Q3_K")
+    # Codes of 2 and 3 bits take 4 in a packed weight.
+    coarse = kind in ("Q2_K", "Q3_K")
     assert GGUF_FORMS[kind].nbytes(70, 768) <= (2.0 if coarse else 1.25) * 96 * rows.shape[1]
     assert (groups.dequantized().numpy().view(np.int32) == expected.view(np.int32)).all()
 

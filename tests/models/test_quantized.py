@@ -435,7 +435,6 @@ def test_g_idx_says_where_groups_end(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes' is not read"),
-        ({"quant_method": "mxfp4"}, "quant_method 'mxfp4' is not read"),
         ({}, "quant_method None is not read"),
         (AWQ | {"bits": 3}, "bits is 3, not 4"),
         (AWQ | {"bits": True}, "bits is True, not 4"),

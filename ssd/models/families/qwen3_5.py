@@ -20,7 +20,6 @@ from ssd.layers.recurrent import GatedDelta, ShortConvolution, sigmoid_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.gemma3 import text_of
 from ssd.models.families.llama import FULL, SPLITS, FeedForward, Layer, head_and_table, shape_of, through_layers
-from ssd.models.families.phi3 import Phi3FeedForward
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_moe import Experts, has_experts
 from ssd.models.interface import ForwardContext, Shape
@@ -127,13 +126,6 @@ class SharedExperts(Experts):
         self._shared = FeedForward(inner, weights.below("shared_expert"))
         self._gate = Linear(weights("shared_expert_gate.weight", 1, width))
 
-    def expert(self, config: Config, weights: Weights, index: int) -> FeedForward:
-        """Return an expert; the checkpoint may have all of them stacked in one tensor."""
-        if not weights.stored("experts.gate_up_proj"):
-            return super().expert(config, weights, index)
-        experts = count(config, "num_experts")
-        return Phi3FeedForward(config, weights.below("experts").entry(index, experts), summed=False)
-
     def __call__(self, x: Tensor) -> Tensor:
         shared = self._shared(x)
         return super().__call__(x) + sigmoid_mul(self._gate(x).expand_as(shared), shared)
@@ -190,7 +182,7 @@ class Qwen35:
         model, width = text_of(weights), count(config, "hidden_size")
         self.head, table = head_and_table(config, weights, model, shape, width, device, tied=False)
         self._embed = weights.embedding(table, shape.vocab_size)
-        self._layers, nets = [], []
+        self._layers, nets = list[Layer](), list[DeltaNet]()
         for index, kind in enumerate(kinds):
             below = model.below(f"layers.{index}")
             if kind == FULL:

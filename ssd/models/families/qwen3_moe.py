@@ -19,24 +19,32 @@ from ssd.system.fields import Config, count, flag
 class Experts:
     """Sums the few feed-forwards that a router chooses for a token, weighted by its probabilities."""
 
+    router, inner = "gate", "moe_intermediate_size"  # the router's tensors, the field with an expert's width
+    expert: type[FeedForward] = FeedForward
+
     def __init__(self, config: Config, weights: Weights) -> None:
         experts, self._chosen = count(config, "num_experts"), count(config, "num_experts_per_tok")
         if self._chosen > experts:
             raise UsageError(f"num_experts_per_tok {self._chosen} of {experts} experts")
         self._normalised = flag(config, "norm_topk_prob")
-        self._router = Linear(weights("gate.weight", experts, int(config["hidden_size"])))
-        inner = {**config, "intermediate_size": config["moe_intermediate_size"]}
-        self._experts = [self.expert(inner, weights, index) for index in range(experts)]
+        self._router = self.router_of(weights.below(self.router), experts, int(config["hidden_size"]))
+        inner = {**config, "intermediate_size": config[self.inner]}
+        self._experts = [
+            self.expert(inner, weights.below(f"experts.{index}"), summed=False) for index in range(experts)
+        ]
         self._ranks = weights.share.ranks
 
-    def expert(self, config: Config, weights: Weights, index: int) -> FeedForward:
-        """Make an expert, whose result is this rank's part of it."""
-        return FeedForward(config, weights.below(f"experts.{index}"), summed=False)
+    def router_of(self, weights: Weights, experts: int, width: int) -> Linear:
+        """Make the router; a family whose router has a bias overrides it."""
+        return Linear(weights("weight", experts, width))
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares and numbers of the experts chosen by the router's scores, each [n, chosen]."""
+        shares, chosen = torch.softmax(scores, dim=-1, dtype=torch.float32).topk(self._chosen)
+        return shares / shares.sum(-1, keepdim=True) if self._normalised else shares, chosen
 
     def __call__(self, x: Tensor) -> Tensor:
-        shares, chosen = torch.softmax(self._router(x), dim=-1, dtype=torch.float32).topk(self._chosen)
-        if self._normalised:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = self.choose(self._router(x))
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, rank = torch.where(chosen == index)
