@@ -164,7 +164,7 @@ typedef struct {
     int64_t query_stride;
     const float *decay, *dt_bias;
     float *y, *prepared;
-    int64_t heads, key_heads, key_dim, value_dim;
+    int64_t heads, key_heads, key_dim, value_dim, tiled;
 } delta_t;
 
 void gated_delta(const delta_t *of);

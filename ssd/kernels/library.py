@@ -185,6 +185,7 @@ class Delta(ctypes.Structure):
         ("key_heads", c_int64),
         ("key_dim", c_int64),
         ("value_dim", c_int64),
+        ("tiled", c_int64),
     )
 
 

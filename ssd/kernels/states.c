@@ -165,7 +165,7 @@ static void delta_item(const void *arguments, int64_t item) {
     const changes_t *in = &of->in;
     const int64_t blocks = (of->value_dim + COLUMNS - 1) / COLUMNS, head = item / blocks, dim = of->key_dim;
     const int64_t first = item % blocks * COLUMNS, width = of->value_dim;
-    const int64_t keys = of->key_heads * dim, key_head = head / (of->heads / of->key_heads) * dim;
+    const int64_t keys = of->key_heads * dim, key_head = (of->tiled ? head % of->key_heads : head / (of->heads / of->key_heads)) * dim;
     const int64_t columns = width - first < COLUMNS ? width - first : COLUMNS;
     float memory[dim * COLUMNS + LANES], *state = memory + (-((uintptr_t)memory / sizeof *memory) & (LANES - 1));
     memset(state, 0, dim * COLUMNS * sizeof *state);

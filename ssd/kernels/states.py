@@ -94,7 +94,14 @@ def convolve(
 
 
 def gated_delta(
-    states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Rows, decay: Tensor, dt_bias: Tensor
+    states: Tensor,
+    kept: Tensor,
+    changes: Tensor,
+    queries: Tensor,
+    rows: Rows,
+    decay: Tensor,
+    dt_bias: Tensor,
+    tiled: bool = False,
 ) -> Tensor:
     """Update `states` [slots, heads, key_dim, value_dim] by `changes` and read -> [n, heads * value_dim].
 
@@ -111,5 +118,6 @@ def gated_delta(
     of = Delta(_changes(packed, states, kept, changes), states.data_ptr(), queries.data_ptr(), queries.stride(0))
     of.decay, of.dt_bias, of.y, of.prepared = (part.data_ptr() for part in (decay, dt_bias, y, memory))
     of.heads, of.key_heads, of.key_dim, of.value_dim = heads, keys // key_dim, key_dim, value_dim
+    of.tiled = tiled
     call().gated_delta(byref(of))
     return y

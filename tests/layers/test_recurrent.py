@@ -12,7 +12,14 @@ from ssd.kernels import cpu
 from ssd.layers.recurrent import GatedDelta, Recurrence, ShortConvolution, StateRow
 
 TOKENS = 37
-RECURRENCES = ("convolution", "convolution with a bias", "delta", "delta of odd sizes", "delta of one head")
+RECURRENCES = (
+    "convolution",
+    "convolution with a bias",
+    "delta",
+    "delta of odd sizes",
+    "delta of one head",
+    "tiled delta",
+)
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -27,7 +34,8 @@ def made(kind: str) -> tuple[Recurrence, int]:
     heads, key_heads, key_dim, value_dim = {"delta": (4, 2, 32, 32), "delta of one head": (1, 1, 2, 1)}.get(
         kind, (6, 2, 9, 35)
     )
-    delta = GatedDelta(-noise(heads, seed=1).exp(), noise(heads, seed=2), key_heads, key_dim, value_dim)
+    sizes, tiled = (key_heads, key_dim, value_dim), kind.startswith("tiled")
+    delta = GatedDelta(-noise(heads, seed=1).exp(), noise(heads, seed=2), *sizes, tiled)
     return delta, key_heads * key_dim
 
 
@@ -110,10 +118,10 @@ def test_rows_of_a_batch_have_the_same_bits_as_alone(form: str, kind: str) -> No
 
 
 def test_the_torch_form_keeps_the_type_of_its_inputs() -> None:
-    """In bfloat16, as on a GPU, states stay float32."""
+    """In bfloat16 states stay float32."""
     for kind in RECURRENCES:
         recurrence, read = made(kind)
-        states = torch.zeros(1, *recurrence.size.state, dtype=torch.float64)  # a type that no kernel takes
+        states = torch.zeros(1, *recurrence.size.state)
         changes, queries = noise(3, recurrence.size.change, seed=3).bfloat16(), noise(3, read, seed=4).bfloat16()
         out = recurrence(states, changes[:0], changes, queries, [StateRow(-1, (), 3, 0, 3)])
         assert out.dtype == torch.bfloat16 and out.isfinite().all() and states.abs().sum() > 0
@@ -142,3 +150,15 @@ def test_the_delta_rule_is_that_of_its_paper(form: str) -> None:
     found = delta(states, changes[:0], changes, queries, [StateRow(-1, (), 6, 0, 6)])
     assert torch.allclose(found.double(), torch.stack(expected), atol=1e-6)
     assert torch.allclose(states[0, 0].double(), state, atol=1e-6)
+
+
+def test_tiled_heads_are_those_of_key_heads_in_turn(form: str) -> None:
+    """Heads 0 and 2 have the first key head, 1 and 3 the second: the same as when they lie beside each other."""
+    order, decay, bias = torch.tensor([0, 2, 1, 3]), -noise(4, seed=1).exp(), noise(4, seed=2)
+    changes, queries = noise(5, 2 * 3 + 4 * 2 + 8, seed=3), noise(5, 2 * 3, seed=4)
+    k, v, b, a = changes.split([6, 8, 4, 4], 1)
+    moved = torch.cat((k, v.view(5, 4, 2)[:, order].flatten(1), b[:, order], a[:, order]), 1)
+    rows = [StateRow(-1, (), 5)]
+    tiled = GatedDelta(decay, bias, 2, 3, 2, tiled=True)(torch.zeros(1, 4, 3, 2), changes[:0], changes, queries, rows)
+    plain = GatedDelta(decay[order], bias[order], 2, 3, 2)(torch.zeros(1, 4, 3, 2), moved[:0], moved, queries, rows)
+    assert torch.equal(tiled.view(5, 4, 2)[:, order], plain.view(5, 4, 2))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.norm import RMSNorm
 from ssd.layers.recurrent import ShortConvolution
 from ssd.layers.rotary import Rotary
@@ -38,7 +39,7 @@ class GatedConvolution:
     """out(c * convolution(b * x)), where b, c and x are one projection. Its recurrence is `index` of the model's."""
 
     def __init__(self, config: Config, weights: Weights, index: int) -> None:
-        width, window = count(config, "hidden_size"), count(config, "conv_L_cache", 3)
+        width, window = count(config, "hidden_size"), count(config, "conv_L_cache", 3, MAX_WINDOW)
         if window < 2:
             raise UsageError("conv_L_cache must be above 1")
         biased, self._index = flag(config, "conv_bias"), index

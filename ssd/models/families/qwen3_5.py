@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.linear import Linear
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.recurrent import GatedDelta, ShortConvolution, StateSize, sigmoid_mul
@@ -37,6 +38,8 @@ from ssd.system.fields import Config, count, flag, number, refuse
 
 LINEAR = "linear_attention"
 NORMS = "input_layernorm", "post_attention_layernorm", "norm"  # of attention, of the feed-forward, the last
+
+Parts = Sequence[tuple[str, int]]
 
 
 class Recurrent(Protocol):
@@ -83,55 +86,63 @@ class DeltaNet:
         self._key_dim, self._value_dim = (count(config, f"linear_{kind}_head_dim") for kind in ("key", "value"))
         if self._heads % self._key_heads:
             raise UsageError(f"linear_num_value_heads {self._heads} are no multiple of {self._key_heads} key heads")
-        if (window := count(config, "linear_conv_kernel_dim")) < 2:
+        if (window := count(config, "linear_conv_kernel_dim", most=MAX_WINDOW)) < 2:
             raise UsageError("linear_conv_kernel_dim must be above 1")
         self._keys, self._values = self._key_heads * self._key_dim, self._heads * self._value_dim
         self._qkvz, self._ba = (
             weights.linear(weights.stacked(parts, width), None)
-            for parts in self.parts(2 * self._keys + self._values, self._values, self._heads)
+            for parts in self.parts(weights, 2 * self._keys + self._values, self._values, self._heads)
         )
         channels = 2 * self._keys + self._values
         self._convolution = ShortConvolution(weights("conv1d.weight", channels, 1, window)[:, 0], silu=True)
         decay = -weights("A_log", self._heads).float().exp()
-        self._delta = GatedDelta(
-            decay, weights("dt_bias", self._heads), self._key_heads, self._key_dim, self._value_dim
-        )
+        tiled, sizes = flag(config, "linear_value_heads_tiled"), (self._key_heads, self._key_dim, self._value_dim)
+        self._delta = GatedDelta(decay, weights("dt_bias", self._heads), *sizes, tiled)
         self._norm = RMSNorm(weights("norm.weight", self._value_dim), number(config, "rms_norm_eps", 1e-6))
         self._out = weights.linear(weights.stacked([("out_proj", width)], self._values), None)
         self.sizes = self._convolution.size, self._delta.size
 
-    @staticmethod
-    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
         """Return (name, outputs) of the tensors that project to q, k, v and the gate z, and of those to b and a."""
         return [("in_proj_qkv", qkv), ("in_proj_z", z)], [("in_proj_b", heads), ("in_proj_a", heads)]
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        mixed, z, ba = self._projected(x)
+        (mixed, z), ba = self._qkv_and_z(x), self._b_and_a(x)
         mixed = context.recur(2 * self._index, self._convolution, mixed, mixed[:, :0])
         changes, queries = torch.cat((mixed[:, self._keys :], ba), dim=1), mixed[:, : self._keys]
         read = context.recur(2 * self._index + 1, self._delta, changes, queries)
         normed = self._norm(read.view(-1, self._heads, self._value_dim)).flatten(1)
         return self._out(silu_mul(torch.cat((z, normed), dim=1)))
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v side by side, z, and b and a side by side, each with the heads in order."""
-        qkv, z = self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
-        return qkv, z, self._ba(x)
+    def _qkv_and_z(self, x: Tensor) -> Sequence[Tensor]:
+        """Return q, k and v side by side, each with its heads in order, and z."""
+        return self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
+
+    def _b_and_a(self, x: Tensor) -> Tensor:
+        """Return b and a side by side, each with its heads in order."""
+        return self._ba(x)
 
 
 class FusedDeltaNet(DeltaNet):
-    """A delta net whose projections are two tensors, each with the parts of a key head beside each other."""
+    """A delta net whose projections are two tensors, each with the parts of a key head beside each other.
 
-    @staticmethod
-    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-        return [("in_proj_qkvz", qkv + z)], [("in_proj_ba", 2 * heads)]
+    A GGUF has the first one as Qwen3.5 does."""
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        groups, n = self._key_heads, x.shape[0]
-        keys, values, shared = self._key_dim, self._values // self._key_heads, self._heads // self._key_heads
-        *qkv, z = self._qkvz(x).view(n, groups, -1).split((keys, keys, values, values), dim=2)
-        b, a = self._ba(x).view(n, groups, -1).split((shared, shared), dim=2)
-        return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1), torch.cat((b, a), dim=1).flatten(1)
+    def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
+        self._apart, ba = weights.stored("in_proj_qkv.weight"), [("in_proj_ba", 2 * heads)]
+        return [("in_proj_qkv", qkv), ("in_proj_z", z)] if self._apart else [("in_proj_qkvz", qkv + z)], ba
+
+    def _qkv_and_z(self, x: Tensor) -> Sequence[Tensor]:
+        if self._apart:
+            return super()._qkv_and_z(x)
+        keys, values = self._key_dim, self._values // self._key_heads
+        by_key = self._qkvz(x).view(x.shape[0], self._key_heads, -1)
+        *qkv, z = by_key.split((keys, keys, values, values), dim=2)
+        return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1)
+
+    def _b_and_a(self, x: Tensor) -> Tensor:
+        b, a = self._ba(x).view(x.shape[0], self._key_heads, -1).chunk(2, dim=2)
+        return torch.cat((b, a), dim=1).flatten(1)
 
 
 class SharedExperts(Experts):
