@@ -101,6 +101,11 @@ class StateBatch:
         self.add(use, slot, self._cache.path(slot, use.held, start), tokens, places)
 
     @cached_property
+    def _all_rows(self) -> tuple[StateRow, ...]:
+        """Return the rows, the same tuple for all layers: kernels pack it once."""
+        return tuple(self._rows)
+
+    @cached_property
     def _kept(self) -> tuple[Tensor, Tensor]:
         device = self._cache.states[0].device
         return torch.tensor(self._where, device=device), torch.tensor(self._places, device=device)
@@ -108,7 +113,7 @@ class StateBatch:
     def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
         """Compute a recurrence, and keep the changes of tokens that may be rejected (`ForwardContext.recur`)."""
         kept = self._cache.kept[index]
-        out = recurrence(self._cache.states[index], kept, changes, queries, self._rows)
+        out = recurrence(self._cache.states[index], kept, changes, queries, self._all_rows)
         if self._where:
             where, places = self._kept
             kept.index_copy_(0, places, changes.index_select(0, where).to(kept.dtype))

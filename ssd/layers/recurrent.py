@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssd.kernels import cpu
 from ssd.kernels import states as kernels
+from ssd.kernels.gpu import fuses
 
 
 class StateSize(NamedTuple):
@@ -86,6 +87,10 @@ class ShortConvolution:
     ) -> Tensor:
         if cpu.serve(changes):
             return kernels.convolve(states, kept, changes, rows, self._weight, self._bias, self._silu)
+        if fuses(states.device):
+            from ssd.layers import triton_states
+
+            return triton_states.convolve(states, kept, changes, rows, self._weight, self._bias, self._silu)
         before, out = self.size.state[0], torch.empty_like(changes)
         for row, start in _starts(rows):
             new = changes[start : start + row.tokens]

@@ -58,6 +58,19 @@ def test_triton_with_windows_caps_and_pages(page: int, rule: Scores) -> None:
     check(TritonAttention(GPU), case(ROWS[2], (8, 2), 64, page, torch.bfloat16), rule)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+def test_triton_beside_sinks(dtype: torch.dtype, window: int | None) -> None:
+    """Also where a softmax is computed in parts: a sink counts once."""
+    sinks = torch.linspace(-3.0, 6.0, 8)
+    for deterministic in (False, True):
+        given, backend = case(ROWS[2], (8, 2), 64, 16, dtype), TritonAttention(GPU, deterministic)
+        rows, tensors = on_gpu(given)
+        expected = given.expected(0.3, Scores(window=window, sinks=sinks))
+        got = backend.attend(*tensors, rows, 0.3, Scores(window=window, sinks=sinks.to(GPU))).double().cpu()
+        assert (got - expected).norm() / expected.norm() <= TOLERANCE[dtype]
+
+
 def test_parts_are_those_of_torch() -> None:
     """Chain tokens: how far each sees, and its sum, also where a window hides everything."""
     given, dice = case(((40, 300), (7, 33), (64, 1000)), (8, 2), 64, 16, torch.float32), Random(1)
@@ -83,9 +96,12 @@ def test_two_sets_of_keys_are_merged_as_by_torch() -> None:
     cells = PagedRows(numbers[:queries, None], numbers[:queries], numbers, own, own - 1, depth, 1, causal=False)
     sets = PagedKeys(*cache, rows), PagedKeys(*torch.randn(2, queries * depth, 2, 64, device=GPU), cells)
     expected = TorchAttention().attend_both(q, *sets, 0.3, PLAIN)
+    sunk = Scores(sinks=torch.linspace(-3.0, 6.0, 8, device=GPU))
+    beside = TorchAttention().attend_both(q, *sets, 0.3, sunk)
     for deterministic in (False, True):
-        found = TritonAttention(GPU, deterministic).attend_both(q, *sets, 0.3, PLAIN)
-        assert (found - expected).abs().max() <= 1e-4
+        backend = TritonAttention(GPU, deterministic)
+        assert (backend.attend_both(q, *sets, 0.3, PLAIN) - expected).abs().max() <= 1e-4
+        assert (backend.attend_both(q, *sets, 0.3, sunk) - beside).abs().max() <= 1e-4
 
 
 def test_a_deterministic_result_has_the_same_bits_in_any_batch() -> None:

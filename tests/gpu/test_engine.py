@@ -9,6 +9,8 @@ import torch
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
+from tests.models import tiny
+from tests.models.knobs import FAMILIES
 
 PROMPTS = [[1, 2, 3, 4], [200, 7], [9] * 20]
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
@@ -51,3 +53,36 @@ def test_an_engine_without_a_draft_says_the_same_with_and_without_overlap(
         with LLM(str(pair[0]), mode="ar", device=str(device), **sizes) as llm:
             found.append([answer.token_ids for answer in llm.generate(PROMPTS, asked)])
     assert found[0] == found[1]
+
+
+def test_gpt_oss_says_the_same_in_every_mode(device: torch.device, tmp_path: Path) -> None:
+    """Sinks beside windows, in the target's verifications and in the draft's tree."""
+    kind, knobs = FAMILIES["gpt_oss"]
+    target = tiny.model(kind, tmp_path / "target", **knobs | {"vocab_size": 300, "max_position_embeddings": 512})
+    draft = tiny.noisy_copy(target, tmp_path / "draft", noise=0.003)
+    sizes = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5, "dtype": "float32"}
+    places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}
+    found = []
+    with LLM(str(target), str(draft), **places, **sizes, deterministic=True) as llm:
+        for mode in MODES:
+            asked = SamplingParams(0.8, seed=4, max_tokens=48, ignore_eos=True, speculation=Speculation(mode, 4, (3,)))
+            found.append([answer.token_ids for answer in llm.generate(PROMPTS, asked)])
+    with LLM(str(target), mode="ar", device="cpu", max_num_seqs=4, max_model_len=256) as llm:
+        asked = SamplingParams(0.8, seed=4, max_tokens=48, ignore_eos=True)
+        found.append([answer.token_ids for answer in llm.generate(PROMPTS, asked)])
+    assert all(ids == found[0] for ids in found)
+
+
+def test_what_was_said_before_is_guessed_beside_overlap(device: torch.device, pair: tuple[Path, Path]) -> None:
+    """The second time most tokens come from the memory, in the mode in which verifications overlap."""
+    target, draft = map(str, pair)
+    sizes = {"max_num_seqs": 4, "max_model_len": 512, "gpu_memory_utilization": 0.5}
+    places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}
+    with LLM(target, draft, **places, **sizes, deterministic=True) as llm:
+        plain = SamplingParams(seed=4, max_tokens=200, ignore_eos=True, speculation=Speculation("ar"), store=False)
+        expected = [answer.token_ids for answer in llm.generate(PROMPTS, plain)]
+        for mode in ("ngram", "ssd"):
+            asked = SamplingParams(seed=4, max_tokens=200, ignore_eos=True, speculation=Speculation(mode, 4))
+            answers = [llm.generate(PROMPTS, asked) for _ in range(2)]
+            assert all([answer.token_ids for answer in some] == expected for some in answers)
+            assert sum(answer.metrics.accepted_by_source["memory"] for answer in answers[1]) > 100

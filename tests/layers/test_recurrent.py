@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
+from ssd.layers import recurrent
 from ssd.layers.recurrent import GatedDelta, Recurrence, ShortConvolution, StateRow
 
 TOKENS = 37
@@ -58,10 +59,11 @@ class Case:
         return noise(count, self.changes.shape[1], seed=seed), noise(count, self.read, seed=seed + 1)
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=["kernels", "torch", "triton"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
+    if request.param != "kernels":
         monkeypatch.setattr(cpu, "serve", lambda tensor: False)
+        monkeypatch.setattr(recurrent, "fuses", lambda device: request.param == "triton")
     elif not cpu.serve(torch.empty(1)):
         pytest.skip("no kernels")
     return str(request.param)
