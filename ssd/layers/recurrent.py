@@ -136,6 +136,11 @@ class GatedDelta:
     ) -> Tensor:
         if cpu.serve(changes):
             return kernels.gated_delta(states, kept, changes, queries, rows, self._decay, self._dt_bias, self._tiled)
+        if fuses(states.device):
+            from ssd.layers import triton_states
+
+            known = self._decay, self._dt_bias, self._tiled
+            return triton_states.gated_delta(states, kept, changes, queries, rows, *known)
         out = changes.new_empty(len(changes), self._parts[1])
         for row, start in _starts(rows):
             state, earlier = _begin(states, row), len(row.replayed)

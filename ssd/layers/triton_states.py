@@ -168,6 +168,7 @@ def delta_kernel(
     KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    TILED: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
@@ -178,7 +179,7 @@ def delta_kernel(
     both = in_keys[:, None] & in_values[None, :]
     keys = KEY_HEADS * KEY_DIM
     values = keys + HEADS * VALUE_DIM
-    key = head // (HEADS // KEY_HEADS) * KEY_DIM + i
+    key = (head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)) * KEY_DIM + i
     value = keys + head * VALUE_DIM + j
     size = HEADS * KEY_DIM * VALUE_DIM
     at = states + head * KEY_DIM * VALUE_DIM + i[:, None] * VALUE_DIM + j[None, :]
@@ -252,9 +253,18 @@ def convolve(
 
 
 def gated_delta(
-    states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Rows, decay: Tensor, dt_bias: Tensor
+    states: Tensor,
+    kept: Tensor,
+    changes: Tensor,
+    queries: Tensor,
+    rows: Rows,
+    decay: Tensor,
+    dt_bias: Tensor,
+    tiled: bool,
 ) -> Tensor:
-    """Update `states` [slots, heads, key_dim, value_dim] by `changes` and read -> [n, heads * value_dim]."""
+    """Update `states` [slots, heads, key_dim, value_dim] by `changes` and read -> [n, heads * value_dim].
+
+    `tiled`: neighbouring heads of values have other heads of keys."""
     packed, (heads, key_dim, value_dim) = _packed(rows, states.device), states.shape[1:]
     changes, queries = (x if x.stride(1) == 1 else x.contiguous() for x in (changes, queries))
     out = changes.new_empty(len(changes), heads * value_dim)
@@ -275,6 +285,7 @@ def gated_delta(
         KEY_HEADS=queries.shape[1] // key_dim,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
+        TILED=tiled,
         BLOCK_K=triton.next_power_of_2(key_dim),
         BLOCK_V=columns,
     )
