@@ -72,7 +72,7 @@ class Lfm2(Qwen35):
     def completed(cls, config: Config) -> dict[str, Any]:
         tied = flag(config, "tie_embedding", flag(config, "tie_word_embeddings", True))
         own = {"rms_norm_eps": number(config, "norm_eps", 1e-5), "tie_word_embeddings": tied}
-        return {**cls.defaults, **config, **own, "intermediate_size": _inner(config)}
+        return {**super().completed(config), **own, "intermediate_size": _inner(config)}
 
     @staticmethod
     def layer_types(config: Config) -> list[str]:
