@@ -36,7 +36,6 @@ def refusal(directory: Path) -> str:
         ("mamba", {}, "MambaForCausalLM does not attend"),
         ("bloom", {"n_head": 4}, "BloomForCausalLM does not attend"),
         ("nemotron", {}, "does not say which layer it is"),
-        ("lfm2_moe", {"layer_types": ["conv", "full_attention"]}, "does not attend"),
     ],
 )
 def test_models_that_attend_otherwise_are_refused_by_name(
