@@ -44,7 +44,7 @@ Parts = Sequence[tuple[str, int]]
 
 
 class Recurrent(Protocol):
-    """What a layer has for attention: it is called in the same way. `sizes` are those of its recurrences."""
+    """Computes a layer from states in place of attention; `sizes` are those of its recurrences."""
 
     sizes: tuple[StateSize, ...]
 
