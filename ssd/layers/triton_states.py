@@ -193,6 +193,8 @@ def delta_kernel(
         state = tl.load(at + source * size, mask=both & (source >= 0), other=0.0)
         if (target >= 0) & (written == 0):
             tl.store(at + target * size, state, mask=both)
+        if (save >= 0) & (saved == 0):
+            tl.store(at + save * size, state, mask=both)
         for done in range(1, replayed + tokens + 1):
             is_new = done > replayed
             place = tl.load(first + done - 1, mask=done <= replayed, other=0)

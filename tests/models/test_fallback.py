@@ -35,7 +35,6 @@ def refusal(directory: Path) -> str:
         ("mamba", {}, "MambaForCausalLM does not attend"),
         ("bloom", {"n_head": 4}, "BloomForCausalLM does not attend"),
         ("nemotron", {}, "does not say which layer it is"),
-        ("qwen3_next", {}, "does not attend"),
     ],
 )
 def test_models_that_attend_otherwise_are_refused_by_name(

@@ -9,7 +9,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.norm import RMSNorm
-from ssd.layers.recurrent import ShortConvolution
+from ssd.layers.recurrent import ShortConvolution, StateSize
 from ssd.layers.rotary import Rotary
 from ssd.models.families.llama import FULL, SPLITS, FeedForward, optional_bias
 from ssd.models.families.qwen3 import Qwen3Attention
@@ -49,7 +49,7 @@ class GatedConvolution:
         )
         weight = weights("conv.weight", width, 1, window)[:, 0]
         self._convolution = ShortConvolution(weight, optional_bias(weights, "conv", width, biased))
-        self.sizes = (self._convolution.size,)
+        self.sizes: tuple[StateSize, ...] = (self._convolution.size,)
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         b, c, x = self._in(x).chunk(3, dim=1)
@@ -72,7 +72,7 @@ class Lfm2(Qwen35):
     def completed(cls, config: Config) -> dict[str, Any]:
         tied = flag(config, "tie_embedding", flag(config, "tie_word_embeddings", True))
         own = {"rms_norm_eps": number(config, "norm_eps", 1e-5), "tie_word_embeddings": tied}
-        return {**cls.defaults, **config, **own, "intermediate_size": _inner(config)}
+        return {**super().completed(config), **own, "intermediate_size": _inner(config)}
 
     @staticmethod
     def layer_types(config: Config) -> list[str]:

@@ -43,10 +43,11 @@ Parts = Sequence[tuple[str, int]]
 
 
 class Recurrent(Protocol):
-    """What a layer has for attention: it is called in the same way. `sizes` are those of its recurrences."""
+    """Computes a layer from states in place of attention; `sizes` are those of its recurrences."""
 
     sizes: tuple[StateSize, ...]
 
+    def __init__(self, config: Config, weights: Weights, index: int) -> None: ...
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor: ...
 
 
@@ -100,7 +101,7 @@ class DeltaNet:
         self._delta = GatedDelta(decay, weights("dt_bias", self._heads), *sizes, tiled)
         self._norm = RMSNorm(weights("norm.weight", self._value_dim), number(config, "rms_norm_eps", 1e-6))
         self._out = weights.linear(weights.stacked([("out_proj", width)], self._values), None)
-        self.sizes = self._convolution.size, self._delta.size
+        self.sizes: tuple[StateSize, ...] = self._convolution.size, self._delta.size
 
     def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
         """Return (name, outputs) of the tensors that project to q, k, v and the gate z, and of those to b and a."""
@@ -177,7 +178,7 @@ def decoder_layer(
 class Qwen35:
     """A dense Qwen3.5 decoder; see `ssd.models.interface.Model`."""
 
-    recurrent: Callable[[Config, Weights, int], Recurrent] = DeltaNet  # what most layers have for attention
+    recurrent: type[Recurrent] = DeltaNet  # what most layers have for attention
     norm: type[RMSNorm] = OffsetRMSNorm
     norms = NORMS
     below = "linear_attn", "mlp"  # of a layer: what it has for attention, its feed-forward
@@ -214,7 +215,7 @@ class Qwen35:
             if kind == FULL:
                 mixer: Any = self.attention(config, shape, below, index - len(states), self._rotary)
             else:
-                mixer = type(self).recurrent(config, below.below(self.below[0]), len(states))
+                mixer = self.recurrent(config, below.below(self.below[0]), len(states))
                 states.append(mixer)
             feed_forward = self.feed_forward(config, below.below(self.below[1]), index)
             self._layers.append(decoder_layer(config, below, mixer, feed_forward, self.norm, self.norms))
@@ -224,7 +225,7 @@ class Qwen35:
     @classmethod
     def completed(cls, config: Config) -> dict[str, Any]:
         """Return the config with the family's defaults."""
-        return {**cls.defaults, **config}
+        return {**cls.defaults, **{name: value for name, value in config.items() if value is not None}}
 
     @staticmethod
     def layer_types(config: Config) -> list[str]:
