@@ -29,6 +29,7 @@ _ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+_SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
 
 
 class GptOssAttention(Attention):
@@ -83,7 +84,7 @@ class GptOss(Llama):
         "sliding_window_pattern": 2,
     }
     refused = ("mlp_bias",)
-    splits: ClassVar[Splits] = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
+    splits = _SPLITS
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
