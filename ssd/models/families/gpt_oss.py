@@ -29,6 +29,7 @@ _ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+_SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
 
 _SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
 
