@@ -253,12 +253,12 @@ class Fallback:
         for part in (ids[:_CUT], ids[_CUT:]):
             context.extend(len(part))
             parts.append(self.logits(self.forward(part, context)))
-        logits = torch.cat(parts).double()
+        logits = torch.cat(parts)
         context.check(model.config)
         model.set_attn_implementation("eager")
-        expected = model(ids[None], use_cache=False).logits[0].double()
+        expected = model(ids[None], use_cache=False).logits[0]
         model.set_attn_implementation(_NAME)
-        if not agree(logits, expected, self.dtype):
+        if not distance(logits, expected) <= tolerance(self.dtype):
             raise Unpaged("transformers' own attention gives other logits: it attends in a way of its own")
         heads, kv_heads, head_dim = context.sizes[0]
         known = getattr(model.config, "max_position_embeddings", None) or max_position
@@ -278,10 +278,14 @@ def probe(vocab_size: int, device: torch.device) -> Tensor:
     return torch.arange(1, 13, device=device) * 7919 % vocab_size
 
 
-def agree(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if logits of a model in `dtype` are the expected ones, apart from rounding."""
-    tolerance = 1e-3 if torch.finfo(dtype).eps < 1e-4 else 0.1
-    return bool((logits - expected).abs().mean() <= tolerance * expected.std())
+def distance(logits: Tensor, expected: Tensor) -> float:
+    """Return the mean difference of logits, in standard deviations of the expected ones."""
+    return float((logits.double() - expected.double()).abs().mean() / expected.double().std())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the `distance` up to which logits of a model in `dtype` are the same apart from rounding."""
+    return 1e-3 if torch.finfo(dtype).eps < 1e-4 else 0.1
 
 
 class _Probe:

@@ -44,13 +44,13 @@ class Whole:
     size = StateSize((0,), 1)
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int, cause: str) -> None:
-        """Try the model with a short text in parts; raise `UsageError` if no parts give the logits of the whole."""
+        """Try the model with a short text; raise `UsageError` if its parts do not get the logits of the whole."""
         self.dtype, self.device = dtype, device
         decoder = model.get_decoder()
         self._decoder = model.model if decoder is model else decoder
         self.logits = fallback.head_of(model, self._decoder)
         self._caches: dict[int, Cache] = {}
-        self._singly = False
+        self._singly = False  # True if a cache takes one token at a time
         vocab_size: int = model.get_input_embeddings().num_embeddings
         outputs = self._tried(model, fallback.probe(vocab_size, device))
         known = getattr(model.config, "max_position_embeddings", None) or max_position
@@ -58,21 +58,25 @@ class Whole:
 
     @torch.inference_mode()
     def _tried(self, model: Any, ids: Tensor) -> int:
-        """Find out how many tokens a cache takes at a time; return how many ids the model predicts."""
-        expected = model(ids[None], use_cache=False).logits[0].double()
-        for self._singly, parts in ((False, _PARTS), (True, _SINGLES)):
-            cache, hidden = Cache(), []
-            try:
-                for part in ids.split(parts):
-                    hidden.append(self._continued(cache, part))
-                logits = self.logits(torch.cat(hidden)).double()
-            except Exception:
-                if self._singly:
-                    raise
-                continue
-            if fallback.agree(logits, expected, self.dtype):
-                return logits.shape[1]
-        raise UsageError("a text in parts gets other logits than at once")
+        """Find out if a cache takes several tokens at a time; return how many ids the model predicts.
+
+        Raises `UsageError` if it does not even take one. Several must be as near to the logits of the whole text as
+        single ones: in 16 bits a wrong state may hide behind a fixed tolerance."""
+        expected: Tensor = model(ids[None], use_cache=False).logits[0]
+        single = self._distance(ids, _SINGLES, expected)
+        if not single <= fallback.tolerance(self.dtype):
+            raise UsageError("a text in parts gets other logits than at once")
+        try:
+            several = self._distance(ids, _PARTS, expected)
+        except Exception:  # see `fallback.told`
+            several = torch.inf
+        self._singly = not several <= 4 * single + torch.finfo(self.dtype).eps
+        return expected.shape[1]
+
+    def _distance(self, ids: Tensor, parts: Sequence[int], expected: Tensor) -> float:
+        cache = Cache()
+        hidden = [self._continued(cache, part) for part in ids.split(list(parts))]
+        return fallback.distance(self.logits(torch.cat(hidden)), expected)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         return context.recur(0, self, token_ids[:, None], token_ids[:, None])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Speculation
@@ -72,6 +73,17 @@ def test_a_measured_row_leaves_nothing(world: World) -> None:
     world.target.warm_up(5)
     assert {slot: id(cache) for slot, cache in world.target.model._caches.items()} == before
     assert world.run(PROMPTS).ids == [world.greedy(prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "singly"), [("mamba", True), ("mamba2", False), ("bloom", False)])
+def test_a_cache_that_takes_one_token_at_a_time_is_noticed(
+    family: str, singly: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Mamba of transformers 5.24 forgets its state where it reads several tokens."""
+    kind, knobs = WHOLE[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), dtype).model
+    assert isinstance(model, Whole) and model._singly == singly
 
 
 ASKED = SamplingParams(max_tokens=20, ignore_eos=True)

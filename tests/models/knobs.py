@@ -67,7 +67,7 @@ QWEN3_5 = {
 QWEN3_5_MOE = (
     QWEN3_5
     | {"shared_expert_intermediate_size": 28}
-    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 )
 
 Knobs = dict[str, tuple[str, dict[str, Any]]]
@@ -207,7 +207,7 @@ RECURRENT: Knobs = {
 # Keys of 12 numbers beside values of 6, from a latent of 16.
 MLA: dict[str, Any] = {
     **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
-    **{"num_key_value_heads": 4, "first_k_dense_replace": 1, "n_shared_experts": 1, "moe_intermediate_size": 20},
+    **{"num_key_value_heads": 4, "first_k_dense_replace": 1, "n_shared_experts": 1, "moe_intermediate_size": 24},
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
     **{"pad_token_id": 0, "eos_token_id": 2},
 }
