@@ -81,8 +81,9 @@ def load(
 
 def _check_plain(config: EngineConfig, cause: str) -> None:
     """Log why a target is served with `ar` where more was asked for; raise UsageError where it must be told so."""
-    if config.kv_cache_dtype != "auto":
-        raise UsageError(f"{config.target} has no paged keys and values: use --kv-cache-dtype auto: {cause}")
+    if config.kv_cache_dtype != "auto" or config.deterministic:
+        option = "--deterministic" if config.deterministic else f"--kv-cache-dtype {config.kv_cache_dtype}"
+        raise UsageError(f"{config.target} has no paged keys and values, which {option} needs: {cause}")
     if config.has_draft or config.speculation.mode in DRAFTED:
         raise UsageError(f"{config.target} cannot be rolled back: use --mode ar, without --draft: {cause}")
     if config.speculation.mode != "ar":

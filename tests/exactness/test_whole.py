@@ -111,5 +111,7 @@ def test_it_neither_has_a_draft_nor_is_one(tmp_path: Path) -> None:
     paged = tiny.tokenizer(tiny.llama(tmp_path / "paged", vocab_size=300))
     with pytest.raises(UsageError, match=r"use --mode ar, without --draft: .*does not attend"):
         LLM(str(whole), [str(paged)], dtype="float32", max_model_len=100)
+    with pytest.raises(UsageError, match="which --deterministic needs"):
+        LLM(str(whole), dtype="float32", max_model_len=100, deterministic=True)
     with pytest.raises(UsageError, match=r"cannot draft, as it cannot be rolled back: .*does not attend"):
         LLM(str(paged), [str(whole)], dtype="float32", max_model_len=100)

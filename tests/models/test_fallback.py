@@ -17,6 +17,8 @@ from ssd import LLM, SamplingParams
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.models import fallback
+from ssd.models.checkpoint import inspect
+from ssd.models.sizes import ModelSizes
 from tests.models import tiny
 from tests.models.knobs import FALLBACK
 
@@ -42,6 +44,15 @@ def test_models_without_a_cache_that_goes_on_are_refused_by_name(
 ) -> None:
     told = refusal(tiny.model(kind, tmp_path, **fields))
     assert message in told and repr(kind) in told
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+def test_the_plan_of_memory_knows_the_size_of_a_token(name: str, tmp_path: Path) -> None:
+    kind, knobs = FALLBACK[name]
+    directory = tiny.model(kind, tmp_path, **knobs)
+    shape = tiny.runner(directory).model.shape
+    planned = ModelSizes.of(inspect(directory)).kv_values_per_token
+    assert planned == 2 * shape.layers * shape.kv_heads * shape.head_dim
 
 
 def test_frequencies_that_move_with_the_length_are_refused(tmp_path: Path) -> None:
