@@ -13,7 +13,7 @@ from ssd.bench.outputs import console, grid
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions, chosen
-from ssd.models import hub, pairs, registry, sizes
+from ssd.models import hub, mtp, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
@@ -26,6 +26,7 @@ _DRAFTS = (
         "EAGLE-3 head",
         "--draft HEAD, in SafeAILab's or speculators' layout, for targets of every family listed above",
     ),
+    ("MTP head", "--draft mtp: layers for it in the target's own checkpoint, as Qwen3.5 has them"),
     ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing"),
 )
 
@@ -98,7 +99,7 @@ def _described(options: EngineOptions) -> dict[str, Any]:
     types = Counter(info.dtype for info in model.tensors.values())
     draft, why_not = options.draft[0] if options.draft else None, None
     if draft is not None:
-        why_not = _why_not(model, inspect(hub.resolve(draft)))
+        why_not = _why_not(model, draft)
     return {
         "directory": str(model.directory),
         "model_type": str(model.config.get("model_type")),
@@ -130,8 +131,8 @@ def _described(options: EngineOptions) -> dict[str, Any]:
 
 def _family(model: Checkpoint) -> str:
     """Return the source of the model's family, or why it is not supported."""
-    if pairs.reads_hidden(model):
-        return f"{pairs.name_of(model)}, a draft only"
+    if (kind := pairs.draft_kind(model)) is not None:
+        return f"{kind.name}, a draft only"
     known = registry.families().get(str(model.config.get("model_type")))
     if known is not None:
         return known
@@ -151,15 +152,16 @@ def _rope(config: Mapping[str, Any]) -> str:
     return kind if factor is None else f"{kind}, factor {factor}"
 
 
-def _why_not(target: Checkpoint, draft: Checkpoint) -> str | None:
-    """Return why `draft` cannot draft for `target`; None if it can."""
+def _why_not(target: Checkpoint, name: str) -> str | None:
+    """Return why the draft `name` cannot draft for `target`; None if it can."""
     try:
-        if pairs.reads_hidden(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
+        draft = registry.own_head(target) if name == mtp.NAME else inspect(hub.resolve(name))
+        if pairs.draft_kind(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
             raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
         pairs.check_pair(target, draft)
         pairs.borrowed(draft, target)
-        if pairs.reads_hidden(draft):
-            pairs.check_hidden(draft, target)
+        if (kind := pairs.draft_kind(draft)) is not None:
+            kind.layers(draft, target)
     except UsageError as error:
         return str(error)
     return None

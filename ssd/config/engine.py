@@ -91,7 +91,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hidden states that an EAGLE-3 head reads of its target: after `layers`, together `width` numbers a token."""
+    """The hidden states that a draft reads of its target: after `layers`, together `width` numbers a token."""
 
     layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
     width: Positive
@@ -193,7 +193,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
       cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
       system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
-    - `features`: the draft is an EAGLE-3 head.
+    - `features`: the draft reads hidden states of the target.
     - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
       models of random weights agree, `failpoints` permits injected faults (`ssd.system.failpoints`)."""

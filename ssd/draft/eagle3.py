@@ -1,4 +1,4 @@
-"""Runs an EAGLE-3 head as a drafter: each token's row also needs the features of the token before it.
+"""Runs an EAGLE-3 or MTP head as a drafter: each token's row also needs the features of the token before it.
 
 Features of committed tokens are the target's (`ssd.ipc.features`); for draft tokens the head uses its own. So one
 forward computes a path up to the last committed token, and each later forward one token. Rows computed from the head's
@@ -28,7 +28,7 @@ from ssd.execution.tables import TableContext
 from ssd.ipc.features import FeatureArena, extend_tags
 from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention
-from ssd.models.eagle3 import Eagle3
+from ssd.models.eagle3 import PairModel
 from ssd.speculation.noise import NoiseCache
 
 
@@ -62,7 +62,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def warm_up(runner: Runner, rows: int) -> None:
     """Do `Runner.warm_up` for a head, from hidden states that are zero."""
-    head = cast(Eagle3, runner.model)
+    head = cast(PairModel, runner.model)
     chain_cache = ChainCache.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
@@ -80,7 +80,7 @@ def read_features(arena: FeatureArena, tree: Tree, count: int) -> Tensor:
 
 
 class HeadDrafter(Drafter):
-    """Owns an EAGLE-3 head with its pages and chain cache. In `features` the target publishes its hidden states."""
+    """Owns a head with its pages and chain cache. In `features` the target publishes its hidden states."""
 
     recurrent = True
     goes_on = False  # a forward reads what the one before has made
@@ -96,7 +96,7 @@ class HeadDrafter(Drafter):
     ) -> None:
         super().__init__(config, runner, noise, vocab_size, chain_cache)
         self._features = features
-        self._head = cast(Eagle3, runner.model)
+        self._head = cast(PairModel, runner.model)
         self._read: dict[int, Tensor] = {}  # by request, the target's features for the next forward
 
     def blank_guess(self) -> Guess:

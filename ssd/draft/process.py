@@ -33,12 +33,12 @@ from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Refused, Rejo
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build
-from ssd.models import registry
+from ssd.models import mtp, registry
 from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import inspect
-from ssd.models.eagle3 import Eagle3
+from ssd.models.eagle3 import PairModel
 from ssd.models.head import with_list
-from ssd.models.pairs import SHARED, borrowed, check_pair, reads_hidden, translated
+from ssd.models.pairs import SHARED, borrowed, check_pair, draft_kind, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
 from ssd.system import failpoints
@@ -70,13 +70,13 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
 
     `vocabulary`: the target's, if `config.target` may have another one."""
     assert config.draft is not None
-    directories = [Path(directory) for directory in (*config.cascade, config.draft)]
+    names = (*config.cascade, config.draft)
 
     def seconds_in(weights: WeightFormat) -> float:
-        return _seconds(config, [_load(config, each, weights, unseen, vocabulary) for each in directories])
+        return _seconds(config, [_load(config, each, weights, unseen, vocabulary) for each in names])
 
     weights = draft_format.choose(config, str(build.library()), seconds_in)
-    return [_load(config, each, weights, progress, vocabulary) for each in directories]
+    return [_load(config, each, weights, progress, vocabulary) for each in names]
 
 
 def take_memory(runners: Sequence[Runner]) -> None:
@@ -108,20 +108,23 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
 def _warm_up(runner: Runner, tokens: int) -> None:
     if isinstance(runner.model, BlockDraft):
         kv_injection.warm_up(runner, tokens)
-    elif isinstance(runner.model, Eagle3) and not isinstance(runner, TreeRunner):
+    elif isinstance(runner.model, PairModel) and not isinstance(runner, TreeRunner):
         eagle3.warm_up(runner, tokens)
     else:
         runner.warm_up(tokens)
 
 
 def _load(
-    config: EngineConfig, directory: Path, weights: WeightFormat, progress: Progress, vocabulary: Vocabulary | None
+    config: EngineConfig, name: str, weights: WeightFormat, progress: Progress, vocabulary: Vocabulary | None
 ) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
-    checkpoint = inspect(directory, not dummy)
-    lends = bool(checkpoint.config.get(SHARED)) or reads_hidden(checkpoint)
-    target = inspect(Path(config.target), lends and not dummy)
+    if name == mtp.NAME:
+        checkpoint = registry.own_head(target := inspect(Path(config.target), not dummy))
+    else:
+        checkpoint = inspect(Path(name), not dummy)
+        lends = bool(checkpoint.config.get(SHARED)) or draft_kind(checkpoint) is not None
+        target = inspect(Path(config.target), lends and not dummy)
     if not dummy:
         checkpoint = with_list(borrowed(checkpoint, target))
     if vocabulary is None:
@@ -129,7 +132,7 @@ def _load(
     else:
         checkpoint = translated(checkpoint, config.vocab_size, vocabulary)
     if checkpoint.translation is not None:
-        log.warning("%s and its target have other vocabularies: %s", directory, checkpoint.translation.words)
+        log.warning("%s and its target have other vocabularies: %s", name, checkpoint.translation.words)
     dtype, device = getattr(torch, weights.dtype), device_of(config.draft_device)
     # A path may be longer than the committed tokens by a trunk and a chain.
     longest = config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
@@ -143,9 +146,9 @@ def _load(
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
     if model.shape.no_rollback:
-        raise UsageError(f"{directory} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
+        raise UsageError(f"{name} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
     if model.shape.states and config.cascade:
-        raise UsageError(f"{directory}: a draft whose layers have states cannot be in a cascade")
+        raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
     if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
@@ -156,7 +159,7 @@ def _load(
     try:
         _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:
-        raise UsageError(f"the draft {directory}: {error}") from error
+        raise UsageError(f"the draft {name}: {error}") from error
     return runner
 
 

@@ -38,7 +38,7 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
-from ssd.models.eagle3 import Eagle3
+from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
@@ -192,7 +192,7 @@ class TreeRunner(Runner):
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """Run, and capture, every static shape; also run forwards without one."""
-        if isinstance(self.model, Eagle3):
+        if isinstance(self.model, PairModel):
             eagle3.warm_up(self, rows)
         else:
             super().warm_up(rows)

@@ -20,7 +20,7 @@ from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
 from ssd.layers.attention import Scores
 from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows
-from ssd.models.eagle3 import Eagle3
+from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import halves
 
@@ -113,8 +113,8 @@ class TreeTensors(BatchTensors):
     def __init__(self, tokens: int, rows: int, longest: int, model: Model) -> None:
         super().__init__(tokens, rows, longest, model.device)
         self.features: Tensor | None = None
-        self._ahead = 2 if isinstance(model, Eagle3) else 1  # from a token's row to the position that it predicts
-        if isinstance(model, Eagle3):
+        self._ahead = 2 if isinstance(model, PairModel) else 1  # from a token's row to the position that it predicts
+        if isinstance(model, PairModel):
             self.features = torch.zeros(tokens, model.width, dtype=model.dtype, device=model.device)
 
     def fill_rows(self, rows: Sequence[TreeRow], tables: Tables, cache: TreeCache, warm: bool) -> None:

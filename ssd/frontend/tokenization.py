@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
@@ -26,6 +26,7 @@ from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
 from ssd.models.vocabularies import BYTE, byte_alphabet
 from ssd.system import registered
 
+_Turn: TypeAlias = dict[str, Any]
 _MOST_PIECE = 4096
 _TAKEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
 _ANSWER = ChatOptions()
@@ -57,7 +58,8 @@ class Tokenizer:
             _CHAT: directory / "chat_template.jinja",
             _TOOL_USE: directory / "additional_chat_templates" / "tool_use.jinja",
         }
-        self._templates: dict[bool, Template] = {}  # by whether there are tools
+        # By whether there are tools: the template, and what makes its messages of those of OpenAI's format.
+        self._templates: dict[bool, tuple[Template, Callable[[_Turn], _Turn]]] = {}
 
     @property
     def has_chat(self) -> bool:
@@ -121,8 +123,8 @@ class Tokenizer:
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         tools = _json(options.tools, list, _NO_TOOLS)
-        template = self._chat_template(bool(tools))
-        conversation = list(map(_turn, messages))
+        template, own_turn = self._chat_template(bool(tools))
+        conversation = [own_turn(_turn(message)) for message in messages]
         variables = {**self._special, **_variables(options)}
         most = MAX_TEXT + sum(message.characters for message in messages) + len(options.tools)
         parts, length = [], 0
@@ -171,8 +173,10 @@ class Tokenizer:
             "enable_thinking" in variables,
         )
 
-    def _chat_template(self, tools: bool) -> Template:
-        """Return the compiled chat template. Raises RequestError where there is no readable one."""
+    def _chat_template(self, tools: bool) -> tuple[Template, Callable[[_Turn], _Turn]]:
+        """Return the compiled chat template, and a function that makes a message of it of one in OpenAI's format.
+
+        Raises RequestError where there is no readable one."""
         if tools in self._templates:
             return self._templates[tools]
         if not self.has_chat:
@@ -182,10 +186,14 @@ class Tokenizer:
                 "invalid_request", f"the chat template's special tokens are not known: {self._no_chat[:256]}"
             )
         try:
-            self._templates[tools] = _environment().from_string(self._template_text(tools))
+            text = self._template_text(tools)
+            template = _environment().from_string(text)
         except Exception as error:  # compiling evaluates the constants of the model's own code
             cause = str(error) or type(error).__name__
             raise RequestError("invalid_request", f"the chat template cannot be read: {cause[:256]}") from None
+        thoughts = registered.fitting(registered.REASONING, text)
+        own_turn = registered.load(registered.REASONING, thoughts).turn if thoughts else lambda turn: turn
+        self._templates[tools] = template, own_turn
         return self._templates[tools]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -236,9 +244,9 @@ class Tokenizer:
         return decoder is not None and decoder.decode([written]) == text
 
 
-def _turn(message: ChatMessage) -> dict[str, Any]:
+def _turn(message: ChatMessage) -> _Turn:
     """Return a message as chat templates expect it, with the arguments of its calls decoded from JSON."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    turn: _Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}

@@ -1,4 +1,4 @@
-"""The target's hidden states in shared memory, for a draft that is an EAGLE-3 head.
+"""The target's hidden states in shared memory, for a draft that reads them.
 
 Each slot of the target's KV cache has a row, so tokens in the prefix cache have their features too. A table holds the
 pages of every running sequence. The target is the only writer, the draft the only reader; there is no lock.
@@ -61,7 +61,7 @@ class FeatureArena(Arena):
 
     @classmethod
     def of(cls, start: Start, writable: bool = False) -> FeatureArena | None:
-        """Return the engine's arena; None if the draft is not an EAGLE-3 head."""
+        """Return the engine's arena; None if the draft reads no hidden states."""
         return None if start.features_fd < 0 else cls(start.features_fd, start.config, writable)
 
     def place(self, data: Tensor | None) -> None:

@@ -82,6 +82,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return y
 
 
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return sigmoid(gate) * x, both [n, size]."""
+    check(gate)
+    check(x)
+    if gate.shape != x.shape:
+        raise ValueError(f"gates {list(gate.shape)} of numbers {list(x.shape)}")
+    gate, x, y = gate.contiguous(), x.contiguous(), torch.empty(x.shape)
+    call().sigmoid_mul(gate.data_ptr(), x.data_ptr(), y.data_ptr(), *y.shape)
+    return y
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [n, heads, dim] by cos and sin [n, 1, dim]; return a contiguous tensor.
 

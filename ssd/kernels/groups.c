@@ -77,11 +77,13 @@ void group_row(const product_t *by, int64_t channel, float *y) {
     float units[2] = {1.0f, 1.0f};
     for (int64_t k = 0; k < by->inputs; k += by->group, from += group_bytes(by), y += by->group) {
         if (by->span && k % by->span == 0) {
-            for (int head = 0; head < heads_of(by); head++) units[head] = read_head(from + 2 * (head * CHANNELS + own), 2, 0);
+            for (int head = 0; head < heads_of(by); head++)
+                units[head] = read_head(from + 2 * (head * CHANNELS + own), 2, 0);
             from += unit_bytes(by);
         }
         const float step = units[0] * read_head(from + bytes * own, bytes, by->wide);
-        const float offset = by->offsets ? units[1] * read_head(from + bytes * (CHANNELS + own), bytes, by->wide) : 0.0f;
+        const float lowest = by->offsets ? read_head(from + bytes * (CHANNELS + own), bytes, by->wide) : 0.0f;
+        const float offset = units[1] * lowest;
         for (int64_t i = 0; i < by->group; i++) {
             const int stored = read_code(from + head_bytes(by), i, own, by->bits);
             const float code = (float)((by->named ? by->table[stored] : stored) - (int)by->zero);

@@ -2,8 +2,9 @@
    step * (code - zero) + offset, with a code of 4, 6 or 8 bits.
 
    A packed block, group by group: the steps of the channels, their offsets if there are any, both in float16 or if
-   `wide` in float32; then the codes. If `wide` is POWERS steps are powers of two, by their exponents in bytes. With a `span` steps and offsets are integers of 8 bits, multiples of units that all
-   groups of `span` inputs share: those come first, of the steps and of the offsets, in float16.
+   `wide` in float32; then the codes. If `wide` is POWERS there are no offsets, and steps are powers of two, by their
+   exponents in bytes. With a `span` steps and offsets are integers of 8 bits, multiples of units that all groups of
+   `span` inputs share: those come first, of the steps and of the offsets, in float16.
 
    The codes of four inputs and all channels follow those of the four before. Of 8 bits: those of the first half of the
    channels, four bytes each, then of the others. Of 4 bits: one byte has the codes of channels HALF apart. Of 6 bits:

@@ -8,6 +8,8 @@
 /* rows.c */
 void rms_norm(const float *x, int64_t stride, const float *weight, float *y, int64_t rows, int64_t size, float eps);
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size);
+/* sigmoid(gate) * x */
+void sigmoid_mul(const float *gate, const float *x, float *y, int64_t rows, int64_t size);
 void rotate(const float *x, int64_t stride, const float *cos, const float *sin, float *y, int64_t rows, int64_t heads,
             int64_t dim);
 void gather(const float *table, int64_t size, const int64_t *places, float *y, int64_t rows);
@@ -125,6 +127,47 @@ typedef struct {
 void decoder(const layer_t *layers, int64_t first, int64_t stop, const float *cosines, const float *sines,
              const int64_t *positions, const float *x, const float *embedded, float *y, int64_t rows,
              const view_t *views, int64_t count, float *scratch);
+
+/* states.c: rows of a batch, as `StateRow` of ssd/layers/recurrent.py has them; `replayed` is a number here. */
+typedef struct {
+    int64_t source, replayed, tokens, target, written, save, saved;
+} state_row_t;
+
+/* The changes of `count` rows, `total` in all. `entries` has their places in `kept`, or -1 - i for token i of `made`. */
+typedef struct {
+    const float *kept, *made;
+    int64_t size;
+    const int64_t *entries;
+    int64_t total;
+    const state_row_t *rows;
+    int64_t count;
+} changes_t;
+
+/* `weight` [window, channels], `states` [slots, window - 1, channels] -> y [tokens, channels] */
+#define MAX_WINDOW 64
+typedef struct {
+    changes_t in;
+    float *states;
+    const float *weight, *bias;
+    float *y;
+    int64_t channels, window, silu;
+} convolution_t;
+
+void convolve(const convolution_t *of);
+
+/* `states` [slots, heads, key_dim, value_dim] -> y [tokens, heads * value_dim]. `prepared` is scratch: for each change
+   its keys and queries, and two numbers a head. */
+typedef struct {
+    changes_t in;
+    float *states;
+    const float *queries;
+    int64_t query_stride;
+    const float *decay, *dt_bias;
+    float *y, *prepared;
+    int64_t heads, key_heads, key_dim, value_dim, tiled;
+} delta_t;
+
+void gated_delta(const delta_t *of);
 
 /* suffixes.c: texts in `blocks` blocks, numbered from `blocks` + 1 on; `next` is the number of the next one. `tokens` and
    both `links` have room for a block's tokens times `blocks`, both `heads` for `mask` + 1 numbers. */

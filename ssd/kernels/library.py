@@ -137,6 +137,58 @@ class Ask(ctypes.Structure):
     )
 
 
+class Changes(ctypes.Structure):
+    """`changes_t` of kernels.h."""
+
+    _fields_ = (
+        ("kept", c_void_p),
+        ("made", c_void_p),
+        ("size", c_int64),
+        ("entries", c_void_p),
+        ("total", c_int64),
+        ("rows", c_void_p),
+        ("count", c_int64),
+    )
+
+
+MAX_WINDOW = 64
+
+
+class Convolution(ctypes.Structure):
+    """`convolution_t` of kernels.h."""
+
+    _fields_ = (
+        ("changes", Changes),
+        ("states", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("channels", c_int64),
+        ("window", c_int64),
+        ("silu", c_int64),
+    )
+
+
+class Delta(ctypes.Structure):
+    """`delta_t` of kernels.h."""
+
+    _fields_ = (
+        ("changes", Changes),
+        ("states", c_void_p),
+        ("queries", c_void_p),
+        ("query_stride", c_int64),
+        ("decay", c_void_p),
+        ("dt_bias", c_void_p),
+        ("y", c_void_p),
+        ("prepared", c_void_p),
+        ("heads", c_int64),
+        ("key_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("tiled", c_int64),
+    )
+
+
 class Suffixes(ctypes.Structure):
     """`suffixes_t` of kernels.h."""
 
@@ -173,6 +225,9 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rms_norm": (c_void_p, c_int64, c_void_p, c_void_p, *_ROWS, c_float),
     "silu_mul": (c_void_p, c_void_p, *_ROWS),
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
+    "sigmoid_mul": (c_void_p, c_void_p, c_void_p, *_ROWS),
+    "convolve": (POINTER(Convolution),),
+    "gated_delta": (POINTER(Delta),),
     "expand": (c_void_p, c_int64, c_int64, c_void_p),
     "gumbel": (c_void_p, c_int32, c_void_p, c_void_p, *_ROWS),
     "dots": (POINTER(Product), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p),

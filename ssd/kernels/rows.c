@@ -54,6 +54,21 @@ void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t size) {
     each_row(rows, silu_row, &(rows_t){.x = gate_up, .y = y, .stride = 2 * size, .size = size});
 }
 
+static void sigmoid_row(const void *arguments, int64_t row) {
+    const rows_t *of = arguments;
+    const int64_t size = of->size;
+    const float *gate = of->first + row * size, *x = of->x + row * size;
+    float *y = of->y + row * size;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(y + i, load(x + i) / (1.0f + exponential(-load(gate + i))));
+    const int64_t rest = size - i;
+    if (rest) store_some(y + i, load_some(x + i, rest) / (1.0f + exponential(-load_some(gate + i, rest))), rest);
+}
+
+void sigmoid_mul(const float *gate, const float *x, float *y, int64_t rows, int64_t size) {
+    each_row(rows, sigmoid_row, &(rows_t){.x = x, .first = gate, .y = y, .size = size});
+}
+
 static void rotate_row(const void *arguments, int64_t row) {
     const rows_t *of = arguments;
     const int64_t dim = of->dim, half = dim / 2;

@@ -348,7 +348,9 @@ def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None
     arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]
     if config.features is not None:
         lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
-        arenas.append(("an EAGLE-3 head", feature_layout(config).size_bytes, "the target's hidden states", lower))
+        arenas.append(
+            ("a draft that reads hidden states", feature_layout(config).size_bytes, "the target's hidden states", lower)
+        )
     for who, size, what, lower in arenas:
         if size > available // 4:
             raise UsageError(

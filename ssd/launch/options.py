@@ -60,7 +60,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         str, "Model to run: a built-in name, a folder, a GGUF file or a hub name.", MAIN, "--model", "-m"
     ] = "smollm2"
     draft: Annotated[
-        _Texts, "Model or EAGLE-3 head that drafts; several, smallest first: a cascade. Default: smollm2's.", MAIN
+        _Texts, "Model or head that drafts; several: a cascade. mtp: the target's own head, the default if any.", MAIN
     ] = ()
     mode: Annotated[
         Mode, "ar: plain. ngram: prompt lookup. sd, ssd: a draft, in turn or ahead. auto: the fastest.", MAIN
@@ -139,8 +139,10 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Return the names of the drafts: the given ones without empty names, or the built-in draft."""
+        """Return the names of the drafts: the given ones without empty names, none, or the built-in draft."""
         asked = tuple(name for name in self.draft if name)
+        if asked == ("none",):
+            return ()
         return asked or (("smollm2-draft",) if self.target == "smollm2" else ())
 
     @property

@@ -20,7 +20,7 @@ from ssd.launch import memory, mps
 from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
-from ssd.models import checkpoint, hub, pairs, registry
+from ssd.models import checkpoint, hub, mtp, pairs, registry
 from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
@@ -49,9 +49,10 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
 
 
 class _Pair(NamedTuple):
-    """A target and its drafts, checked, with the drafts' possible formats. A draft reads the target's `features`."""
+    """A target, its drafts with their names and possible formats. A draft reads the target's `features`."""
 
     target: checkpoint.Checkpoint
+    names: tuple[str, ...]
     drafts: list[checkpoint.Checkpoint]
     formats: tuple[WeightFormat, ...]
     features: Features | None
@@ -82,11 +83,11 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     room = _room(options, speculation, pair, draft_probs, available)
     config = EngineConfig(
         target=str(target.directory),
-        draft=str(drafts[-1].directory) if drafts else None,
+        draft=(mtp.NAME if mtp.is_mtp(drafts[-1]) else str(drafts[-1].directory)) if drafts else None,
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
         target_name=name,
         link=link,
-        draft_name="a draft on another machine" if link else ", ".join(map(display_name, options.drafts)),
+        draft_name="a draft on another machine" if link else ", ".join(map(display_name, pair.names)),
         speculation=speculation,
         sampling=SamplingDefaults() if options.generation_config == "none" else _sampling(target.directory),
         draft_formats=pair.formats,
@@ -189,18 +190,37 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
-    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.reads_hidden(target):
+    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.draft_kind(target):
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
+    if not names and not remote:
+        names = _own_head(options, target)
     if not names and not remote and options.mode in DRAFTED:
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
     named = zip(names, options.draft_revisions(len(names)), strict=True)
-    drafts = [checkpoint.inspect(hub.ensure(name, revision), weights) for name, revision in named]
+    drafts = [
+        registry.own_head(target) if name == mtp.NAME else checkpoint.inspect(hub.ensure(name, revision), weights)
+        for name, revision in named
+    ]
     for draft in drafts if weights else ():
         pairs.borrowed(draft, target)
     drafts = [pairs.check_pair(target, draft) for draft in drafts]
-    return _Pair(target, drafts, draft_formats(options, drafts), _features(options, drafts, target))
+    return _Pair(target, names, drafts, draft_formats(options, drafts), _features(options, drafts, target))
+
+
+def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:
+    """Return the name of the MTP head in the target's checkpoint, if it can draft where no draft was asked for."""
+    unwanted = options.mode in ("ar", "ngram") or any(options.draft) or options.load_format != "auto"
+    try:
+        if unwanted or mtp.head_of(target) is None:
+            return ()
+        registry.own_head(target)
+    except UsageError as error:
+        log.warning("no draft: %s", error)
+        return ()
+    log.info("the MTP head of %s drafts; --draft none leaves it out", target.directory)
+    return (mtp.NAME,)
 
 
 def _sampling(directory: Path) -> SamplingDefaults:
@@ -231,19 +251,19 @@ def _features(
     """Return the hidden states that a draft reads of the target; None if none does.
 
     Raises UsageError."""
-    found = [draft for draft in drafts if pairs.reads_hidden(draft)]
-    if not found:
+    found = next(((draft, kind) for draft in drafts if (kind := pairs.draft_kind(draft)) is not None), None)
+    if found is None:
         return None
-    name = pairs.name_of(found[0])
+    draft, kind = found
     if len(drafts) > 1:
-        raise UsageError(f"{found[0].directory} is {name}, which speculates alone: give one --draft")
+        raise UsageError(f"{draft.directory} is {kind.name}, which speculates alone: give one --draft")
     if options.synthetic_acceptance_length is not None:
         raise UsageError(
-            f"{found[0].directory} is {name}, which goes on from hidden states: --synthetic-acceptance-length needs "
+            f"{draft.directory} is {kind.name}, which goes on from hidden states: --synthetic-acceptance-length needs "
             "another --draft"
         )
-    layers = pairs.check_hidden(found[0], target)
-    return Features(layers=layers, width=len(layers) * pairs.target_width(found[0].config))
+    layers = kind.layers(draft, target)
+    return Features(layers=layers, width=len(layers) * target.count("hidden_size"))
 
 
 def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:

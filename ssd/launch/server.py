@@ -63,11 +63,11 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cache_report: Annotated[bool, "Tell clients how much of a prompt was cached."] = True
     ui: Annotated[bool, "Serve a chat page at / over HTTP."] = True
     tool_call_parser: Annotated[
-        str, "hermes, llama3_json, mistral, pythonic, a plugin's name, none (plain JSON), or auto."
+        str, "harmony, hermes, llama3_json, mistral, pythonic, qwen3_coder, a plugin's, none (plain JSON), or auto."
     ] = registered.AUTO
-    reasoning_parser: Annotated[str, "How it marks its thoughts: auto, none, think, mistral, or a plugin's name."] = (
-        registered.AUTO
-    )
+    reasoning_parser: Annotated[
+        str, "How it marks its thoughts: auto, none, harmony, mistral, think, or a plugin's name."
+    ] = registered.AUTO
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:

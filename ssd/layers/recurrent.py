@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssd.kernels import cpu
+from ssd.kernels import states as kernels
+
 
 class StateSize(NamedTuple):
     """The sizes of what a recurrence keeps: of a sequence a `state`, of a token a `change` of so many numbers."""
@@ -81,6 +84,8 @@ class ShortConvolution:
     def __call__(
         self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
     ) -> Tensor:
+        if cpu.serve(changes):
+            return kernels.convolve(states, kept, changes, rows, self._weight, self._bias, self._silu)
         before, out = self.size.state[0], torch.empty_like(changes)
         for row, start in _starts(rows):
             new = changes[start : start + row.tokens]
@@ -107,20 +112,25 @@ class ShortConvolution:
 class GatedDelta:
     """The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), a state [key_dim, value_dim] for each head.
 
-    A token's state S <- e^g S + k u^T with u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`); its
-    output is S^T q. Queries and keys are divided by their length, queries by sqrt(key_dim), too. Consecutive heads of
-    values share a head of keys and queries. A change is (k, v, b, a); `queries` are q."""
+    A token's state is S <- e^g S + k u^T, where u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`).
+    Its output is S^T q. Keys and queries are divided by their length, queries also by sqrt(key_dim). Consecutive heads
+    of values share a head of keys and queries; with `tiled`, heads that are `key_heads` apart do. A change is
+    (k, v, b, a); `queries` are q."""
 
-    def __init__(self, decay: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, value_dim: int) -> None:
+    def __init__(
+        self, decay: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, value_dim: int, tiled: bool = False
+    ) -> None:
         """Take `decay`, which is negative, and `dt_bias`, each [value heads]."""
         self._decay, self._dt_bias = decay.float(), dt_bias.float()
-        heads, self._key_heads = len(decay), key_heads
+        heads, self._key_heads, self._tiled = len(decay), key_heads, tiled
         self._parts = key_heads * key_dim, heads * value_dim, heads, heads
         self.size = StateSize((heads, key_dim, value_dim), sum(self._parts))
 
     def __call__(
         self, states: Tensor, kept: Tensor, changes: Tensor, queries: Tensor, rows: Sequence[StateRow]
     ) -> Tensor:
+        if cpu.serve(changes):
+            return kernels.gated_delta(states, kept, changes, queries, rows, self._decay, self._dt_bias, self._tiled)
         out = changes.new_empty(len(changes), self._parts[1])
         for row, start in _starts(rows):
             state, earlier = _begin(states, row), len(row.replayed)
@@ -148,7 +158,8 @@ class GatedDelta:
         """Return keys or queries as [value heads, key_dim, 1], each of length 1."""
         x = x.view(self._key_heads, -1)
         x = x * ((x * x).sum(-1, keepdim=True) + 1e-6).rsqrt()
-        return x.repeat_interleave(self.size.state[0] // self._key_heads, 0)[..., None]
+        group = self.size.state[0] // self._key_heads
+        return (x.repeat(group, 1) if self._tiled else x.repeat_interleave(group, 0))[..., None]
 
 
 def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
@@ -158,4 +169,4 @@ def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return sigmoid(gate) * x, all of one shape."""
-    return gate.sigmoid() * x
+    return cpu.sigmoid_mul(gate, x) if cpu.serve(x) else gate.sigmoid() * x

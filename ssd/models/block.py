@@ -39,8 +39,8 @@ from ssd.models.families.llama import (
 )
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.head import predicting
+from ssd.models.heads import EMBEDDING, TARGET_EMBEDDING
 from ssd.models.interface import ForwardContext
-from ssd.models.pairs import EMBEDDING, TARGET_EMBEDDING
 from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config, number
 

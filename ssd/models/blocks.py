@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.layouts import names_block
+from ssd.models.layouts import KV_INJECTION, names_block
 from ssd.system.fields import count, flag
 
 # Families whose layers a block drafter may have; SpecForge and `speculators` name their own drafts, which have Qwen3's.
@@ -79,6 +79,11 @@ def path_cells(fields: BlockFields, longest: int) -> int:
 def is_block(model: Checkpoint) -> bool:
     """Return True for a block drafter, by its config."""
     return names_block(model.config)
+
+
+def is_kv_injection(model: Checkpoint) -> bool:
+    """Return True for a drafter with injected keys and values, by its config."""
+    return is_block(model) and KV_INJECTION in model.config["architectures"]
 
 
 def fields_of(config: Mapping[str, Any]) -> BlockFields:

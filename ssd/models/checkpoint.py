@@ -154,6 +154,11 @@ def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
+    if str(config.get("model_type")).endswith("_assistant"):
+        raise UsageError(
+            f"{file}: drafts of type {config['model_type']!r} are not supported: they attend to keys and values of "
+            "their target, which another process has"
+        )
     block = names_block(config)
     if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS and not block:
         raise UsageError(f"{file} has auto_map: models that bring their own code are refused")

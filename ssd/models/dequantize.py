@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import gcd
+from math import gcd, nan
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 E2M1_ZERO = 12
 E2M1 = tuple(E2M1_ZERO + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 """A number of 4 bits, E2M1 -> twice the number as a code with the zero `E2M1_ZERO`."""
+HALF_SCALES = (*(2.0 ** (power - 128) for power in range(255)), nan)
+"""A scale of 8 bits, E8M0 -> half of it, which goes with twice the numbers."""
 
 
 class _Numbers(NamedTuple):
@@ -95,11 +97,9 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
             found = middle if zeros is None else _unpacked(zeros.T, bits)[:, : tensor.shape[0]].T.long()
             return _Numbers(_unpacked(codes, bits), scales, found)
         case "mxfp4":
-            names, biased = _unpacked(codes.flatten(1), 4), parts["scale"]
-            if int(biased.max()) == 255:
+            steps, names = torch.tensor(HALF_SCALES)[parts["scale"].int()], _unpacked(codes.flatten(1), 4)
+            if steps.isnan().any():
                 raise UsageError(f"tensor {tensor.parts['scale'][0]} has a scale that is not finite")
-            halves = torch.tensor([2.0 ** (power - 128) for power in range(255)])  # beside twice the numbers
-            steps = halves[biased.int()]
             return _Numbers(torch.tensor(E2M1, dtype=torch.uint8)[names.int()], steps, torch.tensor([[E2M1_ZERO]]))
         case _:
             scales = scales if scales.ndim == 2 else scales.reshape(1, 1)

@@ -19,8 +19,8 @@ from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import Attention, FeedForward, guess_step, shape_of
 from ssd.models.head import predicting
-from ssd.models.interface import ForwardContext
-from ssd.models.pairs import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
+from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
+from ssd.models.interface import ForwardContext, Shape
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, flag, number
 
@@ -39,10 +39,24 @@ class PairAttention(Attention):
     in_one_call = True
 
 
-class Eagle3:
-    """An EAGLE-3 head; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
+class PairModel:
+    """A head that reads pairs; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
 
-    `forward` returns hidden states before the last norm, because they are the features of the next pair."""
+    `forward` returns the features of the next pair, [n, `width`]. `fused`: width of the target's hidden states."""
+
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+    width: int
+    fused: int
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return features [n, width] of the target's hidden states [n, fused], those of lower layers first."""
+        raise NotImplementedError
+
+
+class Eagle3(PairModel):
+    """An EAGLE-3 head. Its features are hidden states before the last norm."""
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
@@ -71,7 +85,6 @@ class Eagle3:
         self._norm = RMSNorm(weights("norm.weight", width), eps)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return features [n, width] of hidden states [n, fused] after three target layers, low to high."""
         return self._fuse(states)
 
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:

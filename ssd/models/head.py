@@ -12,8 +12,10 @@ from ssd.kernels.groups import Groups, outputs_of
 from ssd.layers.linear import Table
 from ssd.models.checkpoint import LIST_FILE, Checkpoint
 from ssd.models.header import check_safetensors
+from ssd.models.heads import OUTPUTS, TARGET_EMBEDDING
 from ssd.models.interface import Shape
-from ssd.models.pairs import DRAFT_VOCAB, OUTPUTS, SHARED, TARGET_EMBEDDING, reads_hidden
+from ssd.models.mtp import is_mtp
+from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
 from ssd.models.weights import LISTED, LinearLayer, Weights
 from ssd.system.fields import Config
 
@@ -42,7 +44,8 @@ def with_list(draft: Checkpoint) -> Checkpoint:
 
     Raises UsageError for a file that is no such list, or whose length is not the config's `draft_vocab_size`."""
     file = draft.directory / LIST_FILE
-    if not draft.tensors or reads_hidden(draft) or not file.is_file():
+    reads_rows = draft_kind(draft) and not is_mtp(draft)  # of a table that `d2t` names
+    if not draft.tensors or reads_rows or not file.is_file():
         return draft
     found = check_safetensors(file)
     if found.keys() != {LISTED} or found[LISTED].dtype not in ("I32", "I64") or len(found[LISTED].shape) != 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,11 +23,14 @@ _SAMPLE = 64 << 10
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as its file's header describes it; `dtype` is safetensors' name of it (`BF16`, `F32`, ...)."""
+    """A tensor as its file's header describes it; `dtype` is safetensors' name of it (`BF16`, `F32`, ...).
+
+    `stored`: its name in the file, if a checkpoint has it under another one."""
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
+    stored: str = field(default="", kw_only=True)
 
     @property
     def nbytes(self) -> int:

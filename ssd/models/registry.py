@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.metadata import EntryPoint
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
-from ssd.models.blocks import is_block
-from ssd.models.pairs import reads_hidden
+from ssd.models import mtp
+from ssd.models.pairs import draft_kind
 from ssd.system.allocator import give_back_freed
 from ssd.system.registered import entries
 
@@ -45,7 +46,19 @@ def _source(entry: EntryPoint) -> str:
 
 def has_file(checkpoint: Checkpoint) -> bool:
     """Return True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
-    return str(checkpoint.config.get("model_type")) in _entries() or reads_hidden(checkpoint)
+    return str(checkpoint.config.get("model_type")) in _entries() or draft_kind(checkpoint) is not None
+
+
+def own_head(target: Checkpoint) -> Checkpoint:
+    """Return the MTP head in a target's checkpoint, as a draft. Raises UsageError if none is there or supported."""
+    found = mtp.head_of(target)
+    if found is None:
+        raise UsageError(f"{target.directory} has no MTP head: give another --draft")
+    if not has_file(target):
+        raise UsageError(
+            f"{target.directory}: an MTP head needs a family with a file; {target.config['model_type']!r} has none"
+        )
+    return found
 
 
 def load(
@@ -71,11 +84,9 @@ def load(
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear
     from ssd.models import fallback, weights, whole
-    from ssd.models.block import BlockDraft
-    from ssd.models.eagle3 import Eagle3
     from ssd.models.split import Share
 
-    kind, known = str(checkpoint.config.get("model_type")), _entries()
+    kind, known, hidden = str(checkpoint.config.get("model_type")), _entries(), draft_kind(checkpoint)
     if not has_file(checkpoint):
         if checkpoint.translation is not None:
             raise UsageError(
@@ -102,8 +113,10 @@ def load(
             ) from error
     parts = PARTS[activations]
     linear = partial(Int8Linear, parts=parts or 2) if int8 else partial(Linear, parts=parts)
-    hidden: Any = BlockDraft if is_block(checkpoint) else Eagle3
-    family: Any = hidden if reads_hidden(checkpoint) else known[kind].load()
+    family: Any = known[kind].load() if hidden is None or hidden.in_family else None
+    if hidden is not None:
+        own = resolve_name(hidden.model)
+        family = partial(own, family) if hidden.in_family else own
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:

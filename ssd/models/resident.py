@@ -32,10 +32,11 @@ GGUF_FORMS: Mapping[str, Form] = {
     "Q6_K": Form(6, 16, 1, 1, 256),
     "IQ4_NL": Form(4, 32, 1, 2),
     "IQ4_XS": Form(4, 32, 1, 1, 256),
+    "MXFP4": Form(4, 32, 1, 1),
 }
 """GGUF's name of a type of blocks -> the form that its weights are packed in."""
 # Types whose codes are names of larger ones, which a GPU has in 8 bits.
-_NAMED = ("IQ4_NL", "IQ4_XS")
+_NAMED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
 _FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
 _EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
@@ -162,7 +163,7 @@ class _Rule(NamedTuple):
 def _quantized(info: QuantizedTensor) -> Form | None:
     scales = info.parts["scale"][1]
     if info.layout == "mxfp4":
-        return Form(4, 32, 1, 1)
+        return GGUF_FORMS["MXFP4"]
     if info.layout == "fp8" or not info.in_order or (info.zeros_differ and scales.dtype == "F32"):
         return None
     by_inputs = info.layout in ("awq", "gptq", "gptq_v2")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.pairs import DRAFT_VOCAB, EMBEDDING, OUTPUTS, SHARED, reads_hidden
+from ssd.models.heads import EMBEDDING, OUTPUTS
+from ssd.models.mtp import is_mtp
+from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
@@ -121,7 +123,7 @@ def repeated(model: Checkpoint) -> int:
     An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
     keeps for ids beyond its list or as its embedding."""
     names = model.tensors.keys()
-    if not reads_hidden(model) or (OUTPUTS in names and OUTPUTS not in model.config.get(SHARED, ())):
+    if not draft_kind(model) or is_mtp(model) or (OUTPUTS in names and OUTPUTS not in model.config.get(SHARED, ())):
         return 0
     known = model.count("vocab_size")
     predicted = model.count(DRAFT_VOCAB, known)

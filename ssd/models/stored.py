@@ -136,6 +136,7 @@ class StoredTensors:
         file = self._opened(info)
         if isinstance(info, ExpertTensor):
             return info.of(file.get_slice(info.stack))[piece or ...]
+        name = info.stored or name
         tensor: Tensor = file.get_tensor(name) if piece is None else file.get_slice(name)[piece]
         return tensor
 

@@ -67,10 +67,8 @@ def remote_draft(
     options = chosen(asked)
     check_address(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))
-    if pairs.reads_hidden(draft):
-        raise UsageError(
-            f"{model} is {pairs.name_of(draft)}, which reads the target's hidden states: it must be beside it"
-        )
+    if (kind := pairs.draft_kind(draft)) is not None:
+        raise UsageError(f"{model} is {kind.name}, which reads the target's hidden states: it must be beside it")
     target = target or _BUILT_IN.get(model)
     shares = bool(draft.config.get(pairs.SHARED))
     lender = None if target is None else checkpoint.inspect(hub.ensure(target), shares)

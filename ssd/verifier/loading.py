@@ -75,7 +75,7 @@ def load(
         except UsageError as error:
             raise UsageError(f"the target {config.target}: {error}") from error
     if ranks.rank == 0 and layers and not _shows(runner, layers):
-        raise UsageError(f"{config.target} shows no hidden states, which the EAGLE-3 head {config.draft} reads")
+        raise UsageError(f"{config.target} shows no hidden states, which the draft {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
 
 

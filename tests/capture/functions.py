@@ -19,8 +19,8 @@ from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.layers.triton_attention import TritonAttention
 from ssd.models.eagle3 import Eagle3
+from ssd.models.heads import EMBEDDING, OUTPUTS
 from ssd.models.interface import Model
-from ssd.models.pairs import EMBEDDING, OUTPUTS
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
 from ssd.speculation.sampling import Drawing

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from ssd.cli.main import main
 from ssd.models import pairs
-from tests.models import ggufs, heads, tiny
+from tests.models import ggufs, heads, mtp, tiny
 from tests.models.knobs import FALLBACK, FAMILIES
 
 
@@ -63,6 +63,12 @@ def test_an_eagle_head(tmp_path: Path) -> None:
     assert described(head)["family"] == "an EAGLE-3 head, a draft only"
     assert described(target, "--draft", head)["draft_fits"] is True
     assert "can only be a draft" in described(head, "--draft", target)["draft_why_not"]
+
+
+def test_an_mtp_head(tmp_path: Path) -> None:
+    target = tiny.qwen3(tmp_path / "target")
+    assert "has no MTP head" in described(target, "--draft", "mtp")["draft_why_not"]
+    assert described(mtp.with_head(target), "--draft", "mtp")["draft_fits"] is True
 
 
 def test_families_that_are_not_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ from ssd.kernels.guess import Ask
 from ssd.models import registry
 from ssd.models.checkpoint import LIST_FILE, inspect
 from ssd.models.head import with_list
-from ssd.models.pairs import OUTPUTS, borrowed
+from ssd.models.heads import OUTPUTS
+from ssd.models.pairs import borrowed
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, filtered
 from tests.draft import pair

@@ -18,7 +18,7 @@ from tests.models import tiny
 from tests.models.knobs import RECURRENT
 
 MODES: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd")
-FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2")
 
 
 class World:

@@ -54,7 +54,8 @@ static void products_of(product_t by) {
     for (int i = 0; i < OUTPUTS * INPUTS && by.span; i++)
         steps[i] = (float)((int)(drawn() % 256) - 128), offsets[i] = (float)(drawn() % 128);
     for (int i = 0; i < MOST_ROWS * INPUTS; i++) x[i] = number(1) * (i % 7 ? 1.0f : 100.0f);
-    for (int i = 0; i < 32; i++) x[i] = 0.0f, x[32 + i] = i % 3 ? -1.0f : 1.0f, codes[32 + i] = by.named ? by.table[15] : (1 << by.bits) - 1;
+    const uint8_t largest = by.named ? by.table[15] : (1 << by.bits) - 1;
+    for (int i = 0; i < 32; i++) x[i] = 0.0f, x[32 + i] = i % 3 ? -1.0f : 1.0f, codes[32 + i] = largest;
     memset(packed, 0, sizeof packed);
     pack_groups(&by, codes, steps, by.offsets ? offsets : NULL, units, packed);
     by.weight = packed;

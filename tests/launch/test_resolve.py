@@ -217,7 +217,7 @@ def test_hidden_states_that_lie_on_the_gpu_take_room_there(
     monkeypatch.setattr(cgroups, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(memory, "check_room", lambda *_: None)
     assert pages("cuda:1") > 0
-    with pytest.raises(UsageError, match="an EAGLE-3 head needs"):
+    with pytest.raises(UsageError, match="a draft that reads hidden states needs"):
         pages("cpu")
 
 

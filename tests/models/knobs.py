@@ -69,6 +69,14 @@ QWEN3_5_MOE = (
     | {"shared_expert_intermediate_size": 28}
     | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 )
+LFM2 = {
+    "norm_eps": 1e-3,
+    "intermediate_size": 100,
+    "block_multiple_of": 12,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", FULL, "conv"],
+    "tie_word_embeddings": True,
+}
 
 Knobs = dict[str, tuple[str, dict[str, Any]]]
 """Name -> model_type and fields of the config."""
@@ -201,6 +209,15 @@ RECURRENT: Knobs = {
     "qwen3_next every second layer, some dense": (
         "qwen3_next",
         QWEN3_5_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "rope_parameters": None},
+    ),
+}
+RECURRENT |= {
+    "lfm2": ("lfm2", LFM2),
+    "lfm2 untied, bias, window": ("lfm2", LFM2 | {"tie_word_embeddings": False, "conv_bias": True, "conv_L_cache": 5}),
+    "lfm2 exact width": ("lfm2", LFM2 | {"block_auto_adjust_ff_dim": False, "intermediate_size": 52}),
+    "lfm2 multiplier, all but one by number": (
+        "lfm2",
+        LFM2 | {"block_ffn_dim_multiplier": 1.4, "layer_types": None, "full_attn_idxs": [1]},
     ),
 }
 

@@ -62,6 +62,13 @@ GRANITE = {
     "residual_multiplier": 0.5,
     "embedding_multiplier": 2.0,
 }
+GPT_OSS = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "rope_parameters": YARN | {"truncate": False},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama linear": ("llama", {"rope_parameters": LINEAR}),
@@ -84,6 +91,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", GRANITE),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss unbiased": ("gpt_oss", GPT_OSS | {"attention_bias": False, "tie_word_embeddings": True}),
 }
 TYPES = ("F32", "Q8_0", "Q4_0", "Q5_1")
 
@@ -96,8 +105,10 @@ def rounded(made_of: Path, kind: str) -> None:
     """Round the tables of a checkpoint as its GGUF has them."""
 
     def table(name: str, weight: np.ndarray) -> np.ndarray:
-        if weight.ndim != 2 or name.endswith("mlp.gate.weight"):
+        if weight.ndim < 2 or name.endswith(("mlp.gate.weight", "mlp.router.weight", "_bias")):
             return weight
+        if weight.ndim == 3:  # gpt-oss's stacks, [experts, in, out]
+            return np.ascontiguousarray(ggufs.rounded(np.ascontiguousarray(weight.swapaxes(1, 2)), kind).swapaxes(1, 2))
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             return np.ascontiguousarray(ggufs.rounded(np.ascontiguousarray(weight.T), kind).T)
         return ggufs.rounded(weight, kind)
@@ -112,7 +123,7 @@ def test_logits_are_those_of_the_checkpoint_rounded(name: str, tmp_path: Path) -
     model_type, config = MODELS[name]
     tiny.tokenizer(tmp_path)
     text = tiny.token_ids(60, 0, 300)
-    for kind in ("F32", TYPES[1 + list(MODELS).index(name) % 3]):
+    for kind in ("F32", "MXFP4" if name == "gpt_oss" else TYPES[1 + list(MODELS).index(name) % 3]):
         made_of = ggufs.write_model(tmp_path / f"{kind}.gguf", model_type, kind, **config)
         rounded(made_of, kind)
         logits = logits_of(hub.resolve(str(tmp_path / f"{kind}.gguf")), text)
@@ -152,7 +163,7 @@ def test_a_gguf_and_a_folder_are_a_pair_either_way(tmp_path: Path) -> None:
             assert llm.generate(["A tiny model"], [asked])[0].token_ids == alone
 
 
-@pytest.mark.parametrize("name", ["llama of 3.1", "qwen3_moe", "gemma3", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", ["llama of 3.1", "qwen3_moe", "gemma3", "gpt2", "gpt_oss", "phi3"])
 def test_two_ranks_give_the_logits_of_one(name: str, tmp_path: Path) -> None:
     model_type, config = MODELS[name]
     tiny.tokenizer(tmp_path)
@@ -225,6 +236,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"qwen3.expert_count": 4.0}, "qwen3.expert_count 4.0 is not supported"),
     ("qwen3_moe", {"qwen3moe.expert_count": 7.0}, "'blk.0.ffn_[a-z]+_exps.weight' has 6 experts, the metadata 7.0"),
     ("qwen3_moe", {"qwen3moe.expert_shared_count": 1.0}, "qwen3moe.expert_shared_count 1.0 is not supported"),
+    ("gpt_oss", {"gpt-oss.expert_count": 7.0}, "'blk.0.ffn_[a-z]+_exps.[a-z]+' has 6 experts, the metadata 7.0"),
+    ("gpt_oss", {"gpt-oss.attention.sliding_window_pattern": 3.0}, "sliding_window_pattern 3.0 is not supported"),
     ("gemma3", {"gemma3.rope.scale_linear": 2.0}, "gemma3.rope.scale_linear 2.0 is not supported"),
     ("gpt2", {"gpt2.rope.freq_base": 10000.0}, "gpt2.rope.freq_base 10000.0 is not supported"),
     ("granite", {"granite.residual_scales": 1.0}, "granite.residual_scales 1.0 is not supported"),
@@ -272,11 +285,12 @@ def test_tensors_that_the_architecture_lacks_are_refused(
 
 @pytest.mark.parametrize(
     ("model_type", "missing"),
-    [("qwen2", "blk.1.attn_k.bias"), ("gpt2", "position_embd.weight"), ("qwen3_moe", "blk.0.ffn_down_exps.weight")],
+    [("qwen2", "blk.1.attn_k.bias"), ("gpt2", "position_embd.weight"), ("qwen3_moe", "blk.0.ffn_down_exps.weight")]
+    + [("gpt_oss", f"blk.1.{part}") for part in ("attn_sinks.weight", "ffn_gate_inp.bias", "ffn_up_exps.bias")],
 )
 def test_tensors_that_are_missing_are_named(model_type: str, missing: str, tmp_path: Path) -> None:
     tiny.tokenizer(tmp_path)
-    config = MOE if model_type == "qwen3_moe" else {}
+    config = {"qwen3_moe": MOE, "gpt_oss": GPT_OSS}.get(model_type, {})
     ggufs.write_model(tmp_path / "x.gguf", model_type, tensors={missing: None}, **config)
     with pytest.raises(UsageError, match=r"tensor \S+ is missing"):
         tiny.runner(hub.resolve(str(tmp_path / "x.gguf")))

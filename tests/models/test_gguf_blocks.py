@@ -27,6 +27,7 @@ HALVES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (),
 }
 
 
@@ -37,6 +38,8 @@ def drawn(kind: str, outputs: int, inputs: int) -> np.ndarray:
     for at in HALVES[kind]:
         halves = generator.standard_normal((len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = generator.integers(100, 140, len(blocks))
     return blocks.reshape(outputs, -1)
 
 

@@ -24,7 +24,8 @@ from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
 from ssd.models.eagle3 import Eagle3
-from ssd.models.pairs import borrowed, check_head
+from ssd.models.heads import check_head
+from ssd.models.pairs import borrowed
 from ssd.models.sizes import weights
 from ssd.verifier.loading import load as load_target
 from tests.exactness.plain import Plain
@@ -313,7 +314,7 @@ def test_a_target_that_shows_nothing_is_refused(target: Path, tmp_path: Path, mo
     """A plugin's family that does not tell."""
     head = heads.head(tmp_path / "head")
     monkeypatch.setattr(PagedContext, "keep_hidden", lambda *_: None)
-    with pytest.raises(UsageError, match="shows no hidden states, which the EAGLE-3 head"):
+    with pytest.raises(UsageError, match=r"shows no hidden states, which the draft .*head reads"):
         load_target(resolve(EngineOptions(target=str(target), draft=(str(head),))))
 
 

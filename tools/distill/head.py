@@ -20,7 +20,8 @@ from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.models.checkpoint import Checkpoint, inspect
 from ssd.models.head import check_ids
-from ssd.models.pairs import DRAFT_VOCAB, FUSED, LAYER_IDS, LAYER_NAMES, check_head, is_head
+from ssd.models.heads import FUSED, LAYER_IDS, LAYER_NAMES, check_head, is_head
+from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import from_checkpoint
 from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.pairs import DRAFT_VOCAB, LAYER_IDS
+from ssd.models.heads import LAYER_IDS
+from ssd.models.pairs import DRAFT_VOCAB
 
 Layout = Literal["sglang", "speculators"]
 _BESIDE_THE_LAYER = (DRAFT_VOCAB, LAYER_IDS)

@@ -30,7 +30,7 @@ from ssd.models import hub
 from ssd.models.blocks import is_block
 from ssd.models.checkpoint import inspect
 from ssd.models.families.llama import Llama
-from ssd.models.pairs import reads_hidden
+from ssd.models.pairs import draft_kind
 from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
@@ -145,7 +145,7 @@ def _draft(target: str, draft: str, target_runner: Runner) -> Draft:
     """Return the draft that a folder has, in the form that the evaluation calls. `target_runner` runs the target."""
     device = target_runner.model.device
     folder = hub.resolve(draft)
-    if reads_hidden(checkpoint := inspect(folder)):
+    if draft_kind(checkpoint := inspect(folder)):
         kind = kv_injection if is_block(checkpoint) else head
         return partial(kind.load(hub.resolve(target), folder, target_runner).to(device).logits, lookahead=_LOOKAHEAD)
     runner = load_runner(draft, torch.bfloat16, device, LONGEST, lender=target)

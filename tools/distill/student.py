@@ -18,7 +18,8 @@ from ssd.errors import UsageError
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
 from ssd.models.head import LISTED
-from ssd.models.pairs import SHARED, is_head
+from ssd.models.heads import is_head
+from ssd.models.pairs import SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.layouts import quantization_config

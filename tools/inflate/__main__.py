@@ -20,8 +20,9 @@ import click
 import torch
 
 from ssd.errors import SsdError, UsageError
-from ssd.models import hub, pairs
+from ssd.models import hub
 from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.heads import is_head
 from ssd.models.pairs import SHARED, borrowed
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import from_checkpoint
@@ -86,7 +87,7 @@ def main(
 def _opened(source: str, lender: str | None) -> Checkpoint:
     """Open the source, with the tensors that it reads from its lender's files."""
     checkpoint = inspect(hub.ensure(source))
-    if pairs.is_head(checkpoint):
+    if is_head(checkpoint):
         raise UsageError(f"{source} is an EAGLE-3 head, which reads its target's hidden states: it cannot be inflated")
     if checkpoint.config.get(SHARED):
         if lender is None:

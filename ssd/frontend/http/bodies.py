@@ -40,6 +40,7 @@ _Source = Annotated[str, Meta(max_length=MAX_GRAMMAR)]
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
 _Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Variables = Annotated[dict[str, msgspec.Raw], Meta(max_length=64)]
+_Effort = Annotated[str, Meta(max_length=64, description="A variable of the chat template, if it knows one.")]
 _Alternatives = Annotated[int, Meta(ge=0, le=20)]
 # A list is one prompt of token ids, or a list of prompts.
 _Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
@@ -286,9 +287,7 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
-    reasoning_effort: Annotated[
-        Anything, _ignored("set it in `chat_template_kwargs`, if the model's template knows it")
-    ] = UNSET
+    reasoning_effort: _Effort | None = None
     verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
     prediction: Annotated[Anything, _ignored("it is about speed, and the draft predicts")] = UNSET
     functions: Annotated[Anything, _unsupported([])] = UNSET
@@ -312,6 +311,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: _Variables | None = None
+    reasoning_effort: _Effort | None = None
     tools: Tools | None = None
 
 
@@ -362,6 +362,12 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
 
 
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+    effort: _Effort | None = None
+    summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
+    generate_summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
+
+
 class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`/v1/responses`, whose `input` is a text of the user, or the whole conversation: nothing is stored."""
 
@@ -372,7 +378,7 @@ class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
     chat_template_kwargs: _Variables | None = None
-    reasoning: Annotated[Anything, _ignored("chat_template_kwargs reach the model's template")] = UNSET
+    reasoning: Reasoning | None = None
     include: Annotated[Anything, _ignored("answers have all that there is")] = UNSET
     max_tool_calls: Annotated[Anything, _ignored("it is about tools of the server, and there are none")] = UNSET
     text: TextOptions | None = None

@@ -59,7 +59,8 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:
     """Return the chat template's variables and tools."""
     continues, begins = bool(body.continue_final_message), body.add_generation_prompt
-    kwargs = encoder.encode(body.chat_template_kwargs or {})
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    kwargs = encoder.encode({**effort, **(body.chat_template_kwargs or {})})
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} bytes")
     shown = encoder.encode(tools).decode()

@@ -36,6 +36,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
+from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
 
@@ -59,6 +60,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         tool_choice=ChosenTool("function", FunctionName(choice.name)) if isinstance(choice, ChosenFunction) else choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
 
@@ -219,9 +221,14 @@ class _Items:
 
     def add(self, part: Answer) -> list[_Event]:
         """Add a part of the answer."""
-        events = self._add_text("reasoning", part.reasoning)
+        events = []
         for piece in part.pieces:
-            events += self._add_text("message", piece) if isinstance(piece, str) else self._add_call(piece)
+            if isinstance(piece, ToolCall):
+                events += self._add_call(piece)
+            elif isinstance(piece, Thought):
+                events += self._add_text("reasoning", piece.text)
+            else:
+                events += self._add_text("message", piece)
         return events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:

@@ -173,9 +173,10 @@ class ParsingStyle(Style):
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
         if self._parses and choice.parser is None:
-            offer, names = self._offer, [tool.function.name for tool in self._offer.tools]
-            choice.parser = self._format.parser(offer.parser, names, choice.request.prompt, offer.most_calls)
+            offer = self._offer
+            offered = {tool.function.name: tool.function.parameters for tool in offer.tools}
+            choice.parser = self._format.parser(offer.parser, offered, choice.request.prompt, offer.most_calls)
         super().take(choice, message)
 
     def free(self, prompt: Sequence[int]) -> str:
-        return self._format.thoughts(prompt)
+        return self._format.thoughts(prompt, self._offer.parser if self._offer.structured else None)

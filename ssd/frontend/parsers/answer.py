@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.parsers.reasoning import ReasoningParser, Split
+from ssd.frontend.parsers.reasoning import ReasoningParser, Thought
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.tools import Llama3Json, Piece, ToolCall, ToolParser
+from ssd.frontend.parsers.tools import Llama3Json, Offered, Piece, ToolCall, ToolParser
 from ssd.system import registered
 
 log = logging.getLogger("ssd.frontend")
@@ -20,10 +20,13 @@ _PROMPT_END = 16  # tokens of a prompt that may hold the opening mark of thought
 
 
 class Answer(NamedTuple):
-    """A parsed answer, or a part of one: thoughts, then content and calls in their order."""
+    """A parsed answer, or a part of one: thoughts, content and calls in their order."""
 
-    reasoning: str = ""
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[Thought | Piece] = ()
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Thought))
 
     @property
     def content(self) -> str:
@@ -36,7 +39,7 @@ class Answer(NamedTuple):
 
 def joined(parts: Sequence[Answer]) -> Answer:
     """Return the answer that is made of parts."""
-    return Answer("".join(part.reasoning for part in parts), [piece for part in parts for piece in part.pieces])
+    return Answer([piece for part in parts for piece in part.pieces])
 
 
 class AnswerFormat:
@@ -62,7 +65,8 @@ class AnswerFormat:
 
     def special(self, tools: type[ToolParser] | None) -> frozenset[int]:
         """Return the special tokens that the parsers of an answer read. Its text must have them."""
-        read = set() if self.reasoning is None else {self.reasoning.opening, self.reasoning.closing}
+        thoughts = self.reasoning
+        read = set() if thoughts is None else {thoughts.opening, thoughts.closing, *thoughts.special}
         if tools is not None:
             read |= tools.special
         written = {text.encode() for text in read}
@@ -72,25 +76,25 @@ class AnswerFormat:
     def parser(
         self,
         tools: type[ToolParser] | None,
-        offered: Collection[str],
+        offered: Offered,
         prompt: Sequence[int],
         most_calls: int | None = None,
     ) -> AnswerParser:
         """Return the parser of the answer to `prompt`.
 
-        `tools` reads calls of the tools named in `offered`. At most `most_calls` calls are reported, if it is given."""
+        `tools` reads calls of the tools in `offered`. At most `most_calls` calls are reported, if it is given."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
         return AnswerParser(reasoning, None if tools is None else tools(offered), most_calls)
 
-    def thoughts(self, prompt: Sequence[int]) -> str:
-        """Return grammar rules of the thoughts before a structured answer; "" for a model without thoughts."""
+    def thoughts(self, prompt: Sequence[int], tools: type[ToolParser] | None) -> str:
+        """Return grammar rules of the thoughts before a structured answer; "" for none.
+
+        `tools` is the parser of the calls that the grammar enforces, if it enforces calls."""
         if self.reasoning is None:
             return ""
-        rules, mark = Rules((), self.ids, False), self.reasoning.closing
-        rest = rf"{rules.up_to(mark, rules.plain([mark]))} (/[ \n]{{1,4}}/)?"
-        if not self._opened(prompt):
-            rest = f"({rules.marker(self.reasoning.opening)} {rest})?"
-        return rules.grammar(rest, "free")
+        rules, calls = Rules((), self.ids, False), tools is not None and tools is self.tools
+        before = self.reasoning.before(rules, self._opened(prompt), calls)
+        return rules.grammar(before, "free") if before else ""
 
     def _ids(self, marker: str) -> list[int]:
         """Return the tokens that are written like a marker."""
@@ -114,7 +118,7 @@ class AnswerParser:
 
     def feed(self, text: str) -> Answer:
         """Return the part of the answer that is certain after this text and was not returned before."""
-        return self._answer(Split("", text) if self._reasoning is None else self._reasoning.feed(text))
+        return self._answer([text] if self._reasoning is None else self._reasoning.feed(text))
 
     def finish(self, text: str) -> Answer:
         """Return the rest of the answer, now that `text` is its last text."""
@@ -122,16 +126,20 @@ class AnswerParser:
         if self._reasoning is not None:
             parts.append(self._answer(self._reasoning.finish()))
         if self._tools is not None:
-            parts.append(self._limited("", self._tools.finish()))
+            parts.append(Answer(self._limited(self._tools.finish())))
         return joined(parts)
 
-    def _answer(self, split: Split) -> Answer:
-        if self._tools is None:
-            return Answer(split.reasoning, [split.rest] if split.rest else [])
-        return self._limited(split.reasoning, self._tools.feed(split.rest))
+    def _answer(self, parts: Sequence[Thought | str]) -> Answer:
+        pieces: list[Thought | Piece] = []
+        for part in parts:
+            if isinstance(part, Thought) or self._tools is None:
+                pieces += [part] if part else []
+            else:
+                pieces += self._limited(self._tools.feed(part))
+        return Answer(pieces)
 
-    def _limited(self, reasoning: str, pieces: Sequence[Piece]) -> Answer:
-        """Return a part of the answer without calls beyond the limit."""
+    def _limited(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return content and calls without calls beyond the limit."""
         kept = []
         for piece in pieces:
             if isinstance(piece, ToolCall) and self._calls_left is not None:
@@ -139,7 +147,7 @@ class AnswerParser:
                     continue
                 self._calls_left -= 1
             kept.append(piece)
-        return Answer(reasoning, kept)
+        return kept
 
 
 def _chosen(asked: str, fitting: str) -> str | None:

@@ -82,7 +82,7 @@ class Pythonic(ToolParser):
         while True:
             yield from self._text.skip_space()
             name = yield from self._text.take(_NAME)
-            if not name or (known and name not in self._names) or (yield from self._text.peek()) != "(":
+            if not name or (known and name not in self._offered) or (yield from self._text.peek()) != "(":
                 raise Malformed
             arguments = yield from self._text.items(")", self._argument, 0, trailing_comma=True)
             if len(dict(arguments)) < len(arguments):  # one was given twice

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
+from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Machine, Reading
 
 
-class Split(NamedTuple):
-    """New text of the thoughts, and of the answer after them."""
+class Thought(NamedTuple):
+    """Text of the thoughts."""
 
-    reasoning: str
-    rest: str
+    text: str
 
 
 class ReasoningParser(Machine):
@@ -21,12 +22,13 @@ class ReasoningParser(Machine):
 
     opening: ClassVar[str]
     closing: ClassVar[str]
+    special: ClassVar[frozenset[str]] = frozenset()
+    """Special tokens of the format beside the marks. The parsed text must have them."""
 
     def __init__(self, opened: bool) -> None:
         """`opened`: the prompt ends with the opening mark."""
         self._opened = opened
-        self._thoughts: list[str] = []
-        self._rest: list[str] = []
+        self._parts: list[Thought | str] = []
         self._held = ""
         super().__init__()
 
@@ -35,19 +37,31 @@ class ReasoningParser(Machine):
         """Return True if a chat template with this text belongs to a model that thinks between these marks."""
         return cls.closing in template
 
-    def feed(self, text: str) -> Split:
-        """Return the text that is certain after this piece and was not returned before."""
+    @classmethod
+    def turn(cls, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message of the conversation, in OpenAI's format, as the format's chat templates take it."""
+        return message
+
+    @classmethod
+    def before(cls, rules: Rules, opened: bool, calls: bool) -> str:
+        """Return the grammar expression of the text before a structured answer; "" for none.
+
+        `calls`: the answer is enforced calls in the model's own format."""
+        rest = rf"{rules.up_to(cls.closing, rules.plain([cls.closing]))} (/[ \n]{{1,4}}/)?"
+        return rest if opened else f"({rules.marker(cls.opening)} {rest})?"
+
+    def feed(self, text: str) -> Sequence[Thought | str]:
+        """Return the thoughts and other text that are certain after this piece and were not returned before."""
         self._advance(text, ended=False)
         return self._new()
 
-    def finish(self) -> Split:
+    def finish(self) -> Sequence[Thought | str]:
         """Return the text still held back, since no text follows."""
         self._advance("", ended=True)
         return self._new()
 
-    def _new(self) -> Split:
-        new = Split("".join(self._thoughts), "".join(self._rest))
-        self._thoughts, self._rest = [], []
+    def _new(self) -> list[Thought | str]:
+        new, self._parts = self._parts, []
         return new
 
     def _parse(self) -> Reading[None]:
@@ -66,10 +80,11 @@ class ReasoningParser(Machine):
         text = self._held + text
         certain = text.rstrip(SPACE)
         self._held = text[len(certain) :]
-        self._thoughts.append(certain)
+        if certain:
+            self._parts.append(Thought(certain))
 
     def _answer(self, text: str) -> None:
-        self._rest.append(text)
+        self._parts.append(text)
 
 
 class Think(ReasoningParser):

@@ -12,8 +12,8 @@ import msgspec
 from ssd.grammar.closing import closed
 from ssd.grammar.source import WHITESPACE, quoted
 
-_SUBSCHEMAS = {"$defs", "definitions"}
-_NO_ARGUMENTS = {"type", "title", "description", "$schema", *_SUBSCHEMAS}
+SUBSCHEMAS = {"$defs", "definitions"}
+_NO_ARGUMENTS = {"type", "title", "description", "$schema", *SUBSCHEMAS}
 _NOTES = {"additionalProperties", "properties", "required", *_NO_ARGUMENTS}
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 _ANYTHING = "(?s:.*)"
@@ -83,14 +83,14 @@ class Rules:
         self._lines.append(f"{lazy}[lazy]: {plain} {self.text(marker)}")
         return self.any_of([lazy, *(f"{plain} {token}" for token in self._tokens(marker))])
 
-    def plain(self, markers: Sequence[str], beginning: str = "") -> str:
+    def plain(self, markers: Sequence[str], beginning: str = "", lengths: str = "*") -> str:
         """Return the expression of any text that has none of these markers and does not begin with `beginning`.
 
-        `beginning` is a regular expression; "" allows any beginning."""
+        `beginning` is a regular expression; "" allows any beginning. `lengths` is a quantifier, as `{1,9}`."""
         barred = [f"{_ANYTHING}({'|'.join(map(_escaped, markers))}){_ANYTHING}"]
         barred += [f"{beginning}{_ANYTHING}"] if beginning else []
         name = self._name().upper()
-        self._lines.append(f"{name}: /{_ANYTHING}/ {' '.join(f'& ~/{pattern}/' for pattern in barred)}")
+        self._lines.append(f"{name}: /(?s:.{lengths})/ {' '.join(f'& ~/{pattern}/' for pattern in barred)}")
         return name
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Rules:
     def name(self, function: Function, before: str = "", after: str = "") -> str:
         """Return the expression of a tool's name, not quoted, between two texts. Raises Unfit."""
         if not _PLAIN_NAME.fullmatch(function.name):
-            raise _unfit(function, "its name has characters that this model's format of calls has no place for")
+            raise unfit(function, "its name has characters that this model's format of calls has no place for")
         return self.text(before + function.name + after)
 
     def arguments(self, function: Function) -> str:
@@ -115,25 +115,16 @@ class Rules:
         schema = _schema(function)
         if not schema.keys() - _NO_ARGUMENTS:
             return self.text("{}")
-        return self._json({**schema, "type": "object"}, function)
+        return self.json({**schema, "type": "object"}, function)
 
     def keywords(self, function: Function) -> str:
         """Return the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
-        schema = {key: _decoded(value) for key, value in _schema(function).items()}
-        if unknown := sorted(schema.keys() - _NOTES):
-            raise _unfit(function, f"{unknown[0]} beside properties has no form in this model's format of calls")
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise _unfit(function, "its parameters are no JSON schema")
-        if missing := [name for name in required if name not in properties]:
-            raise _unfit(function, f"the required {missing[0]!r} is not among properties")
-        shared = {key: schema[key] for key in _SUBSCHEMAS & schema.keys()}
+        properties, required = self.properties(function)
         rest, first = '""', '""'  # expressions of the arguments from here on: after another one, and as the first ones
-        for name, sub in reversed(properties.items()):
+        for name, schema in reversed(properties.items()):
             if not name.isidentifier():
-                raise _unfit(function, f"{name!r} is no name that this model's format of calls has for an argument")
-            own = {**shared, **sub} if isinstance(sub, dict) else sub
-            argument = self._rule(f"{self.text(name + '=')} {self._json(own, function)}")
+                raise unfit(function, f"{name!r} is no name that this model's format of calls has for an argument")
+            argument = self._rule(f"{self.text(name + '=')} {self.json(schema, function)}")
             others = ([rest], [first]) if name not in required else ([], [])
             rest, first = (
                 self.any_of([f'", " {argument} {rest}', *others[0]]),
@@ -141,7 +132,20 @@ class Rules:
             )
         return first
 
-    def _json(self, schema: Any, function: Function) -> str:
+    def properties(self, function: Function) -> tuple[dict[str, Any], list[str]]:
+        """Return the schemas of a tool's arguments by their names, and the required names. Raises Unfit."""
+        schema = {key: decoded(value) for key, value in _schema(function).items()}
+        if unknown := sorted(schema.keys() - _NOTES):
+            raise unfit(function, f"{unknown[0]} beside properties has no form in this model's format of calls")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise unfit(function, "its parameters are no JSON schema")
+        if missing := [name for name in required if name not in properties]:
+            raise unfit(function, f"the required {missing[0]!r} is not among properties")
+        return argument_schemas(schema), required
+
+    def json(self, schema: Any, function: Function) -> str:
+        """Return the expression of a value that obeys a schema, as JSON."""
         lenient = {} if function.strict else {"lenient": True, "coerce_one_of": True}
         if isinstance(schema, dict):
             schema = closed(json.loads(msgspec.json.encode(schema)), coerces_one_of=not function.strict)
@@ -167,20 +171,30 @@ def call_prefix(name: str, key: str) -> str:
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
 
 
+def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schemas of the arguments that a tool's schema names, with the definitions that they may refer to."""
+    properties = decoded(parameters.get("properties"))
+    shared = {key: decoded(parameters[key]) for key in SUBSCHEMAS & parameters.keys()}
+    given = properties.items() if isinstance(properties, dict) else ()
+    return {name: {**shared, **schema} if isinstance(schema, dict) else schema for name, schema in given}
+
+
 def _schema(function: Function) -> dict[str, Any]:
     """Return the schema of a tool's arguments. Raises Unfit if it does not allow an object."""
     schema = dict(function.parameters or {})
-    type = _decoded(schema.get("type", "object"))
+    type = decoded(schema.get("type", "object"))
     if type != "object" and (not isinstance(type, list) or "object" not in type):
-        raise _unfit(function, "arguments are an object, and its parameters have another type")
+        raise unfit(function, "arguments are an object, and its parameters have another type")
     return schema
 
 
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
+    """Return a value that may still be JSON text as a value."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 
-def _unfit(function: Function, cause: str) -> Unfit:
+def unfit(function: Function, cause: str) -> Unfit:
+    """Return the error of a tool that a format cannot call by grammar, for a cause."""
     return Unfit(f"the tool {function.name[:64]!r} cannot be enforced: {cause}")
 
 

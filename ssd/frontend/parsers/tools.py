@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import ClassVar, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -30,6 +30,8 @@ class ToolCall(NamedTuple):
 
 Piece: TypeAlias = str | ToolCall
 """Content or a call, in the order of the answer."""
+Offered: TypeAlias = Mapping[str, Mapping[str, Any] | None]
+"""The JSON schemas of the arguments of a request's tools, by the tools' names."""
 
 
 class ToolParser(Machine):
@@ -44,9 +46,8 @@ class ToolParser(Machine):
     special: ClassVar[frozenset[str]] = frozenset()
     """Special tokens of the format. The parsed text must have them."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        """`names`: the tools that the request offers."""
-        self._names = frozenset(names)
+    def __init__(self, offered: Offered) -> None:
+        self._offered = offered
         self._pieces: list[Piece] = []
         self._held = ""  # white space that is left out if a call follows
         self._has_called = self._has_said = False
@@ -133,7 +134,7 @@ class ToolParser(Machine):
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             raise Malformed from None
         given = call.parameters if call.arguments is UNSET else call.arguments
-        if known and (given is UNSET or call.name not in self._names):
+        if known and (given is UNSET or call.name not in self._offered):
             raise Malformed
         arguments = "{}" if given is UNSET else bytes(given).decode()
         if not arguments.startswith("{") or not call.name:

@@ -123,6 +123,7 @@ def guess_step(
 class Attention:
     """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
 
+    out_name = "o_proj"  # the tensor of the output projection
     inputs = 1  # width of the input as a multiple of the model's
     # True if our kernel for all layers computes the same as this class. Each subclass must say so itself, because it
     # may compute something else.
@@ -135,7 +136,7 @@ class Attention:
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
         self._qkv = weights.linear(weights.stacked(parts, self.inputs * width), torch.cat(biases) if biases else None)
         self._out = weights.row_linear(
-            weights.stacked([("o_proj", width)], q_size), optional_bias(weights, "o_proj", width, out_bias)
+            weights.stacked([(self.out_name, width)], q_size), optional_bias(weights, self.out_name, width, out_bias)
         )
         self._shape, self._layer, self._rotary = shape, layer, rotary
         self._scores = Scores(window=window_of(config, layer))
@@ -201,6 +202,7 @@ class FeedForward:
     """down(silu(gate(x)) * up(x)), gate and up as one projection."""
 
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # the tensors of that projection
+    down_name = "down_proj"
     in_one_call = True  # see `Attention`
 
     def __init__(self, config: Config, weights: Weights, summed: bool = True) -> None:
@@ -212,7 +214,7 @@ class FeedForward:
         biases = [weights(f"{name}.bias", size) for name, size in parts] if bias else None
         self._gate_up = weights.linear(weights.stacked(parts, width), torch.cat(biases) if biases else None)
         self._down = (weights.row_linear if summed else weights.partial_linear)(
-            weights.stacked([("down_proj", width)], inner), optional_bias(weights, "down_proj", width, bias)
+            weights.stacked([(self.down_name, width)], inner), optional_bias(weights, self.down_name, width, bias)
         )
 
     @property

@@ -18,13 +18,15 @@ class Qwen3Attention(Attention):
     """Attention whose query and key heads are normalised before rotation, by `norm`."""
 
     norm: type[RMSNorm] = RMSNorm
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
     in_one_call = True
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         eps = number(config, "rms_norm_eps", 1e-6)
-        self._q_norm = self.norm(weights("q_norm.weight", shape.head_dim), eps)
-        self._k_norm = self.norm(weights("k_norm.weight", shape.head_dim), eps)
+        self._q_norm, self._k_norm = (
+            self.norm(weights(f"{name}.weight", shape.head_dim), eps) for name in self.norm_names
+        )
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:

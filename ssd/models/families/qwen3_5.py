@@ -5,21 +5,31 @@ experts and beside them one that every token passes. A checkpoint's vision tower
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
+from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.linear import Linear
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
-from ssd.layers.recurrent import GatedDelta, ShortConvolution, sigmoid_mul
+from ssd.layers.recurrent import GatedDelta, ShortConvolution, StateSize, sigmoid_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.gemma3 import text_of
-from ssd.models.families.llama import FULL, SPLITS, FeedForward, Layer, head_and_table, shape_of, through_layers
+from ssd.models.families.llama import (
+    FULL,
+    SPLITS,
+    Attention,
+    FeedForward,
+    Layer,
+    head_and_table,
+    shape_of,
+    through_layers,
+)
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_moe import Experts, has_experts
 from ssd.models.interface import ForwardContext, Shape
@@ -27,6 +37,17 @@ from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, flag, number, refuse
 
 LINEAR = "linear_attention"
+NORMS = "input_layernorm", "post_attention_layernorm", "norm"  # of attention, of the feed-forward, the last
+
+Parts = Sequence[tuple[str, int]]
+
+
+class Recurrent(Protocol):
+    """What a layer has for attention: it is called in the same way. `sizes` are those of its recurrences."""
+
+    sizes: tuple[StateSize, ...]
+
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor: ...
 
 
 class GatedAttention(Qwen3Attention):
@@ -65,55 +86,63 @@ class DeltaNet:
         self._key_dim, self._value_dim = (count(config, f"linear_{kind}_head_dim") for kind in ("key", "value"))
         if self._heads % self._key_heads:
             raise UsageError(f"linear_num_value_heads {self._heads} are no multiple of {self._key_heads} key heads")
-        if (window := count(config, "linear_conv_kernel_dim")) < 2:
+        if (window := count(config, "linear_conv_kernel_dim", most=MAX_WINDOW)) < 2:
             raise UsageError("linear_conv_kernel_dim must be above 1")
         self._keys, self._values = self._key_heads * self._key_dim, self._heads * self._value_dim
         self._qkvz, self._ba = (
             weights.linear(weights.stacked(parts, width), None)
-            for parts in self.parts(2 * self._keys + self._values, self._values, self._heads)
+            for parts in self.parts(weights, 2 * self._keys + self._values, self._values, self._heads)
         )
         channels = 2 * self._keys + self._values
         self._convolution = ShortConvolution(weights("conv1d.weight", channels, 1, window)[:, 0], silu=True)
         decay = -weights("A_log", self._heads).float().exp()
-        self._delta = GatedDelta(
-            decay, weights("dt_bias", self._heads), self._key_heads, self._key_dim, self._value_dim
-        )
+        tiled, sizes = flag(config, "linear_value_heads_tiled"), (self._key_heads, self._key_dim, self._value_dim)
+        self._delta = GatedDelta(decay, weights("dt_bias", self._heads), *sizes, tiled)
         self._norm = RMSNorm(weights("norm.weight", self._value_dim), number(config, "rms_norm_eps", 1e-6))
         self._out = weights.linear(weights.stacked([("out_proj", width)], self._values), None)
         self.sizes = self._convolution.size, self._delta.size
 
-    @staticmethod
-    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
         """Return (name, outputs) of the tensors that project to q, k, v and the gate z, and of those to b and a."""
         return [("in_proj_qkv", qkv), ("in_proj_z", z)], [("in_proj_b", heads), ("in_proj_a", heads)]
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
-        mixed, z, ba = self._projected(x)
+        (mixed, z), ba = self._qkv_and_z(x), self._b_and_a(x)
         mixed = context.recur(2 * self._index, self._convolution, mixed, mixed[:, :0])
         changes, queries = torch.cat((mixed[:, self._keys :], ba), dim=1), mixed[:, : self._keys]
         read = context.recur(2 * self._index + 1, self._delta, changes, queries)
         normed = self._norm(read.view(-1, self._heads, self._value_dim)).flatten(1)
         return self._out(silu_mul(torch.cat((z, normed), dim=1)))
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v side by side, z, and b and a side by side, each with the heads in order."""
-        qkv, z = self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
-        return qkv, z, self._ba(x)
+    def _qkv_and_z(self, x: Tensor) -> Sequence[Tensor]:
+        """Return q, k and v side by side, each with its heads in order, and z."""
+        return self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
+
+    def _b_and_a(self, x: Tensor) -> Tensor:
+        """Return b and a side by side, each with its heads in order."""
+        return self._ba(x)
 
 
 class FusedDeltaNet(DeltaNet):
-    """A delta net whose projections are two tensors, each with the parts of a key head beside each other."""
+    """A delta net whose projections are two tensors, each with the parts of a key head beside each other.
 
-    @staticmethod
-    def parts(qkv: int, z: int, heads: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-        return [("in_proj_qkvz", qkv + z)], [("in_proj_ba", 2 * heads)]
+    A GGUF has the first one as Qwen3.5 does."""
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        groups, n = self._key_heads, x.shape[0]
-        keys, values, shared = self._key_dim, self._values // self._key_heads, self._heads // self._key_heads
-        *qkv, z = self._qkvz(x).view(n, groups, -1).split((keys, keys, values, values), dim=2)
-        b, a = self._ba(x).view(n, groups, -1).split((shared, shared), dim=2)
-        return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1), torch.cat((b, a), dim=1).flatten(1)
+    def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
+        self._apart, ba = weights.stored("in_proj_qkv.weight"), [("in_proj_ba", 2 * heads)]
+        return [("in_proj_qkv", qkv), ("in_proj_z", z)] if self._apart else [("in_proj_qkvz", qkv + z)], ba
+
+    def _qkv_and_z(self, x: Tensor) -> Sequence[Tensor]:
+        if self._apart:
+            return super()._qkv_and_z(x)
+        keys, values = self._key_dim, self._values // self._key_heads
+        by_key = self._qkvz(x).view(x.shape[0], self._key_heads, -1)
+        *qkv, z = by_key.split((keys, keys, values, values), dim=2)
+        return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1)
+
+    def _b_and_a(self, x: Tensor) -> Tensor:
+        b, a = self._ba(x).view(x.shape[0], self._key_heads, -1).chunk(2, dim=2)
+        return torch.cat((b, a), dim=1).flatten(1)
 
 
 class SharedExperts(Experts):
@@ -131,32 +160,27 @@ class SharedExperts(Experts):
         return super().__call__(x) + sigmoid_mul(self._gate(x).expand_as(shared), shared)
 
 
-def layer_types(config: Config) -> list[str]:
-    """Return the kind of every layer; without a list, each n-th layer has attention."""
-    layers = count(config, "num_hidden_layers")
-    if (kinds := config.get("layer_types")) is None:
-        every = count(config, "full_attention_interval", 4)
-        kinds = [LINEAR if (index + 1) % every else FULL for index in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR} or FULL not in kinds:
-        raise UsageError(f"layer_types must be {layers} of {FULL} and {LINEAR}, at least one of them {FULL}")
-    return list(kinds)
-
-
 def decoder_layer(
-    config: Config, weights: Weights, mixer: GatedAttention | DeltaNet, feed_forward: Callable[[Tensor], Tensor]
+    config: Config,
+    weights: Weights,
+    mixer: Attention | Recurrent,
+    feed_forward: Callable[[Tensor], Tensor],
+    norm: type[RMSNorm] = OffsetRMSNorm,
+    names: Sequence[str] = NORMS,
 ) -> Layer:
-    """Return a layer with its norms; `mixer` is what it has for attention."""
+    """Return a layer with its norms; `mixer` is its attention, or what it has in place of it."""
     width, eps = count(config, "hidden_size"), number(config, "rms_norm_eps", 1e-6)
-    first, second = (
-        OffsetRMSNorm(weights(f"{name}.weight", width), eps) for name in ("input_layernorm", "post_attention_layernorm")
-    )
+    first, second = (norm(weights(f"{name}.weight", width), eps) for name in names[:2])
     return Layer(first, mixer, second, feed_forward)  # type: ignore[arg-type]  # called as attention is
 
 
 class Qwen35:
     """A dense Qwen3.5 decoder; see `ssd.models.interface.Model`."""
 
-    delta_net: type[DeltaNet] = DeltaNet
+    recurrent: Callable[[Config, Weights, int], Recurrent] = DeltaNet  # what most layers have for attention
+    norm: type[RMSNorm] = OffsetRMSNorm
+    norms = NORMS
+    below = "linear_attn", "mlp"  # of a layer: what it has for attention, its feed-forward
     defaults: ClassVar[Config] = {
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
@@ -172,8 +196,9 @@ class Qwen35:
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        config, kinds = {**self.defaults, **config}, layer_types(config)
+        config = self.completed(config)
         self._check(config, weights)
+        kinds = self.layer_types(config)
         shape = replace(shape_of(config, max_position), layers=kinds.count(FULL))
         self.dtype, self.device = dtype, device
         self._rotary = Rotary(
@@ -182,21 +207,38 @@ class Qwen35:
         model, width = text_of(weights), count(config, "hidden_size")
         self.head, table = head_and_table(config, weights, model, shape, width, device, tied=False)
         self._embed = weights.embedding(table, shape.vocab_size)
-        self._layers, nets = list[Layer](), list[DeltaNet]()
+        self._layers: list[Layer] = []
+        states: list[Recurrent] = []
         for index, kind in enumerate(kinds):
             below = model.below(f"layers.{index}")
             if kind == FULL:
-                mixer: GatedAttention | DeltaNet = self.attention(config, shape, below, index - len(nets), self._rotary)
+                mixer: Any = self.attention(config, shape, below, index - len(states), self._rotary)
             else:
-                mixer = self.delta_net(config, below.below("linear_attn"), len(nets))
-                nets.append(mixer)
-            feed_forward = self.feed_forward(config, below.below("mlp"), index)
-            self._layers.append(decoder_layer(config, below, mixer, feed_forward))
-        self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
-        self.shape = replace(shape, states=tuple(size for net in nets for size in net.sizes))
+                mixer = type(self).recurrent(config, below.below(self.below[0]), len(states))
+                states.append(mixer)
+            feed_forward = self.feed_forward(config, below.below(self.below[1]), index)
+            self._layers.append(decoder_layer(config, below, mixer, feed_forward, self.norm, self.norms))
+        self._norm = self.norm(model(f"{self.norms[2]}.weight", width), number(config, "rms_norm_eps", 1e-6))
+        self.shape = replace(shape, states=tuple(size for layer in states for size in layer.sizes))
+
+    @classmethod
+    def completed(cls, config: Config) -> dict[str, Any]:
+        """Return the config with the family's defaults."""
+        return {**cls.defaults, **config}
 
     @staticmethod
-    def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> GatedAttention:
+    def layer_types(config: Config) -> list[str]:
+        """Return the kind of every layer; without a list, each n-th layer has attention."""
+        layers = count(config, "num_hidden_layers")
+        if (kinds := config.get("layer_types")) is None:
+            every = count(config, "full_attention_interval", 4)
+            kinds = [LINEAR if (index + 1) % every else FULL for index in range(layers)]
+        if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR} or FULL not in kinds:
+            raise UsageError(f"layer_types must be {layers} of {FULL} and {LINEAR}, at least one of them {FULL}")
+        return list(kinds)
+
+    @staticmethod
+    def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> Attention:
         """Make the attention of a layer, the `index`-th that has any."""
         return GatedAttention({**config, "layer_types": None}, shape, weights.below("self_attn"), index, rotary)
 
@@ -239,7 +281,7 @@ class Qwen35MoE(Qwen35):
 class Qwen3Next(Qwen35):
     """A Qwen3-Next decoder, with experts in some or all layers; see `ssd.models.interface.Model`."""
 
-    delta_net = FusedDeltaNet
+    recurrent = FusedDeltaNet
     splits = SPLITS
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:

@@ -56,7 +56,11 @@ class Architecture:
     biased: frozenset[str] = frozenset()
     optional: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False  # q and k are in the order of llama.cpp's rotary embedding
-    norm_offset: float = 0.0  # added to the weights of norms
+    norm_offset: float = 0.0  # added to the weights of norms, except those of `plain`
+    plain: frozenset[str] = frozenset()
+    bare: Mapping[str, str] = field(default_factory=dict)  # the whole name of a tensor in a layer -> ours
+    deep: Mapping[str, int] = field(default_factory=dict)  # part -> dimensions; the file may lack the last but 1
+    known: frozenset[str] = frozenset()  # metadata that this architecture has beside `fields`
     transposed: frozenset[str] = frozenset()  # parts that Hugging Face has as [in, out]
     rope: bool = True
     freq_factors: bool = False
@@ -188,6 +192,28 @@ _OLMO2 = Architecture(
     },
     constants={"hidden_act": "silu", "attention_bias": False},
 )
+_GPT_OSS = Architecture(
+    "gpt-oss",
+    "gpt_oss",
+    "GptOssForCausalLM",
+    {
+        **_ATTENTION,
+        **_EXPERTS,
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    fields={
+        **_EPS,
+        "attention.sliding_window": "sliding_window",
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "intermediate_size",
+    },
+    biased=frozenset(("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
+    bare={"attn_sinks.weight": "self_attn.sinks"},
+    optional=dict.fromkeys(_ATTENTION, "attention_bias"),
+)
 _GRANITE = replace(
     _LLAMA,
     kind="granite",
@@ -204,9 +230,94 @@ _GRANITE = replace(
     freq_factors=False,
 )
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    one.kind: one for one in (_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _PHI3, _OLMO2, _GRANITE)
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_DELTA = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    **_ATTENTION,
+    **_HEAD_NORMS,
+}
+_QWEN35 = Architecture(
+    "qwen35",
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    _DELTA | _FEED_FORWARD | {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"},
+    fields={
+        **_EPS,
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+    },
+    # Value heads are in another order than Hugging Face's: one of each key head, then the next of each.
+    constants={"hidden_act": "silu", "attention_bias": False, "linear_value_heads_tiled": True},
+    norm_offset=1.0,
+    plain=frozenset(("ssm_norm",)),
+    bare={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    deep={"ssm_conv1d": 3, "ffn_gate_inp_shexp": 2},
+    known=frozenset(("ssm.inner_size", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections")),
+    partly=True,
+)
+_QWEN35_MOE = replace(
+    _QWEN35,
+    kind="qwen35moe",
+    model_type="qwen3_5_moe_text",
+    class_name="Qwen3_5MoeForCausalLM",
+    layer={**{part: name for part, name in _QWEN35.layer.items() if part not in _FEED_FORWARD}, **_EXPERTS}
+    | _SHARED_EXPERT,
+    fields={
+        **_QWEN35.fields,
+        **{key: name for key, name in _QWEN3_MOE.fields.items() if key.startswith("expert")},
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+)
+_QWEN3_NEXT = replace(
+    _QWEN35_MOE,
+    kind="qwen3next",
+    model_type="qwen3_next",
+    class_name="Qwen3NextForCausalLM",
+    layer=_DELTA | _EXPERTS | _SHARED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba"},
+    constants={**_QWEN3_MOE.constants, "use_sliding_window": False},
+)
+_LFM2 = Architecture(
+    "lfm2",
+    "lfm2",
+    "Lfm2ForCausalLM",
+    {
+        **_ATTENTION,
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_down": "feed_forward.w2",
+        "ffn_up": "feed_forward.w3",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    fields={"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+    constants={"conv_bias": False, "block_auto_adjust_ff_dim": False},
+    top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    deep={"shortconv.conv": 3},
+)
+
+_ALL = (
+    *(_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _GPT_OSS, _PHI3, _OLMO2, _GRANITE),
+    *(_QWEN35, _QWEN35_MOE, _QWEN3_NEXT, _LFM2),
+)
+ARCHITECTURES: Mapping[str, Architecture] = {one.kind: one for one in _ALL}
 """`general.architecture` of a GGUF -> its table."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ssd.kernels.groups import Groups
+from ssd.models.dequantize import E2M1, E2M1_ZERO, HALF_SCALES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,6 +129,13 @@ def _iq4_xs(blocks: np.ndarray) -> _Unpacked:
     return _Unpacked(_iq4(_fields(blocks[:, 8:], 16, 4)), d * (scales.astype("f4") - 32), unit=d)
 
 
+def _mxfp4(blocks: np.ndarray) -> _Unpacked:
+    import numpy as np
+
+    codes = np.array(E2M1, np.uint8)[_fields(blocks[:, 1:], 16, 4)]
+    return _Unpacked(codes, np.array(HALF_SCALES, np.float32)[blocks[:, :1]])
+
+
 class _Kind(NamedTuple):
     """A type of blocks: `weights` numbers in `bytes`; the code `zero` stands for 0, before any offset."""
 
@@ -150,6 +158,7 @@ BLOCKS = {
     "Q6_K": _Kind(256, 210, 32, _q6_k),
     "IQ4_NL": _Kind(32, 18, 128, _iq4_nl),
     "IQ4_XS": _Kind(256, 136, 128, _iq4_xs),
+    "MXFP4": _Kind(32, 17, E2M1_ZERO, _mxfp4),
 }
 """GGUF's name of a type of blocks -> its layout."""
 

@@ -89,7 +89,7 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
         **{name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS},
         "head_dim": head_dim,
         "hidden_size": hidden,
-        "intermediate_size": said["feed_forward_length"],
+        "intermediate_size": said[_inner(said)],
         "max_position_embeddings": said["context_length"],
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
@@ -113,11 +113,21 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
     return config | own(config, said, arch) if own is not None else config
 
 
+def _inner(said: _Metadata) -> str:
+    """Return the name of the width of a feed-forward; a file may have that of an expert alone."""
+    names = "feed_forward_length", "expert_feed_forward_length"
+    return next((name for name in names if name in said), names[0])
+
+
 def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
     """Raise UsageError for metadata that may ask for another computation."""
-    known = (_SIZES | arch.fields.keys() | (_ROPE if arch.rope else set()) | (_WINDOWS if arch.pattern else set())) - (
-        arch.as_without.keys()
-    )
+    known = (
+        _SIZES
+        | arch.fields.keys()
+        | arch.known
+        | (_ROPE if arch.rope else set())
+        | (_WINDOWS if arch.pattern else set())
+    ) - (arch.as_without.keys())
     same = {**_AS_WITHOUT, **arch.as_without}
     for key, value in fields.items():
         name = key.removeprefix(f"{arch.kind}.")
@@ -240,6 +250,12 @@ def _gpt2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dic
     return {"n_inner": config["intermediate_size"], "n_positions": config["max_position_embeddings"]}
 
 
+def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the window, and the rotation of the published models, whose borders of YaRN are not rounded."""
+    window = said["attention.sliding_window"]
+    return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
+
+
 def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
     """Return the window (0 in a file: none) and a padding token, 0 if the file names none.
 
@@ -253,5 +269,23 @@ def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> 
     return {name: config.get(name) or default for name, default in scales.items()}  # llama.cpp takes 0 as missing
 
 
-_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "phi3": _phi3, "granite": _granite}
+def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the kinds of layers; the last ones of a file may be MTP layers, which are left alone."""
+    layers, every = config["num_hidden_layers"] - said.get("nextn_predict_layers", 0), said["full_attention_interval"]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if (layer + 1) % every else _FULL for layer in range(layers)],
+        "linear_value_head_dim": said["ssm.inner_size"] // config["linear_num_value_heads"],
+        "partial_rotary_factor": said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+    }
+
+
+def _lfm2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the kinds of layers: those without key heads have a convolution."""
+    heads = said["attention.head_count_kv"]
+    return {"layer_types": [_FULL if count else "conv" for count in heads], "num_key_value_heads": max(heads)}
+
+
+_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
+_OWN |= {**dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _qwen35), "lfm2": _lfm2}
 """Architecture -> the fields of its config that are neither copied nor constant."""

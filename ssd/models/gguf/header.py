@@ -19,7 +19,7 @@ from ssd.errors import UsageError
 FLOATS = ("F32", "F16", "BF16")
 SUPPORTED = (
     *FLOATS,
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20

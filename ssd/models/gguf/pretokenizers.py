@@ -46,6 +46,9 @@ class Cut:
 _GPT2 = Cut(gpt2=True)
 _DIGITS = Cut((r"\p{N}",), gpt2=True)
 _QWEN2 = Cut((_cl100k(r"\p{N}"),), nfc=True)
+_QWEN35 = Cut(
+    (_QWEN2.patterns[0].replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}"),), nfc=True
+)
 _LLAMA3 = Cut((_cl100k(r"\p{N}{1,3}"),), ignore_merges=True, bos=True)
 _GPT4O = Cut((_o200k(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
 _DEEPSEEK3 = Cut(
@@ -62,7 +65,8 @@ CUTS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _DIGITS),
     "command-r": Cut(_DIGITS.patterns, gpt2=True, nfc=True),
     **dict.fromkeys(("qwen2", "qwen2.5", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), _LLAMA3),
+    "qwen35": _QWEN35,
     **dict.fromkeys(("dbrx", "smaug-bpe"), Cut(_LLAMA3.patterns)),
     "stablelm2": Cut(_QWEN2.patterns),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),

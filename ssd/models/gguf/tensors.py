@@ -33,13 +33,14 @@ class GgufTensor(TensorInfo):
 
     `heads`: number of heads within which llama.cpp's order of rows must be undone; 0: the order is Hugging Face's.
     `added`: number that the file adds to the weights. `transposed`: `shape` is Hugging Face's [in, out], the file has
-    [out, in]."""
+    [out, in]. `logarithm`: the file has -e^x of each x."""
 
     offset: int
     size: int
     heads: int = 0
     added: float = 0.0
     transposed: bool = False
+    logarithm: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +60,8 @@ class GgufTensor(TensorInfo):
         stored = torch.from_numpy(self._rows().copy()).view(kind).view(self._stored)
         if self.added:
             stored = stored.float() - self.added
+        if self.logarithm:
+            stored = (-stored.float()).log()
         return stored.t().contiguous() if self.transposed else stored
 
     @property
@@ -94,8 +97,8 @@ def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
     for file, _, tensors in headers:
         for tensor in tensors:
-            if tensor.name in (FREQS, LONG, SHORT):
-                continue  # config.json has them
+            if tensor.name in (FREQS, LONG, SHORT) or _is_mtp(tensor.name, config):
+                continue  # config.json has the former
             try:
                 placed = _placed(tensor, file, arch, config)
             except UsageError as error:
@@ -106,11 +109,20 @@ def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str
     return found
 
 
+def _is_mtp(name: str, config: Mapping[str, Any]) -> bool:
+    """Return True for a tensor of a layer behind the model's last one."""
+    match name.split("."):
+        case ["blk", layer, *_] if layer.isdecimal() and "layer_types" in config:
+            return int(layer) >= config["num_hidden_layers"]
+    return False
+
+
 def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """Return one tensor of a file by its name, or the experts of a stack by theirs."""
     part, kind, name = _part(tensor.name, arch, config)
     stack = "{}" in name
-    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != 2 + stack:
+    dimensions = (2 if kind == "weight" else 1) + stack
+    if (tensor.kind not in FLOATS or stack) and len(tensor.shape) != dimensions:
         raise UsageError(f"tensor {tensor.name!r} of {tensor.kind} is no {'stack of matrices' if stack else 'matrix'}")
     size = tensor.stop - tensor.start
     if stack:
@@ -126,8 +138,11 @@ def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, A
     heads = _heads(part, tensor, config) if arch.permuted else 0
     transposed = kind == "weight" and part in arch.transposed and len(tensor.shape) == 2
     shape = tensor.shape[::-1] if transposed else tensor.shape
-    added = arch.norm_offset if part.endswith("norm") else 0.0
-    return {name: GgufTensor(tensor.kind, shape, file, tensor.start, size, heads, added, transposed)}
+    if len(shape) == arch.deep.get(part, 0) - 1:
+        shape = (*shape[:-1], 1, shape[-1])
+    added = arch.norm_offset if part.endswith("norm") and part not in arch.plain else 0.0
+    logarithm = part == "ssm_a"
+    return {name: GgufTensor(tensor.kind, shape, file, tensor.start, size, heads, added, transposed, logarithm)}
 
 
 def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -135,7 +150,9 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
 
     Example: `blk.3.attn_q.weight` -> `attn_q`, `weight`, `model.layers.3.self_attn.q_proj.weight`."""
     match name.split("."):
-        case ["blk", layer, part, ("weight" | "bias") as kind] if part in arch.layer:
+        case ["blk", layer, *rest] if (bare := arch.bare.get(".".join(rest))) is not None:
+            return rest[0], "", f"{arch.layers}.{layer}.{bare}"
+        case ["blk", layer, *rest, ("weight" | "bias") as kind] if (part := ".".join(rest)) in arch.layer:
             placed = f"{arch.layers}.{layer}.{arch.layer[part]}.{kind}"
         case [part, ("weight" | "bias") as kind] if part in arch.top:
             placed = f"{arch.top[part]}.{kind}"

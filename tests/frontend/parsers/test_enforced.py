@@ -42,6 +42,8 @@ MARKERS = {
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[ARGS]"),
     "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "harmony": ("<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }
 FORMS = [(format, markers) for format in MARKERS for markers in (MARKERS[format], MARKERS[format][:1], ())]
 
@@ -91,7 +93,7 @@ def parser(format: str) -> type[ToolParser]:
 
 
 def read(format: str, text: str) -> tuple[list[ToolCall], str]:
-    reading = parser(format)([function.name for function in FUNCTIONS])
+    reading = parser(format)({function.name: function.parameters for function in FUNCTIONS})
     pieces = [*reading.feed(text), *reading.finish()]
     return [one for one in pieces if isinstance(one, ToolCall)], "".join(one for one in pieces if isinstance(one, str))
 
@@ -131,6 +133,8 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
         "llama3_json": '{"name": "add", "parameters": {"a": 1}}',
         "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]',
         "pythonic": "[add(a=1)]",
+        "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
+        "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     }[format]
     assert not world.allows(allowed, bad)
 

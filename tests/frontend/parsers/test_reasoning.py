@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ssd.frontend.parsers.answer import Answer, AnswerParser, joined
-from ssd.frontend.parsers.reasoning import ReasoningParser
+from ssd.frontend.parsers.reasoning import ReasoningParser, Thought
 from ssd.frontend.parsers.tools import Hermes, Piece, ToolCall
 from ssd.system import registered
 
@@ -16,7 +16,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 def parsed(text: str, size: int, opened: bool = False) -> Answer:
     reasoning: ReasoningParser = registered.load(registered.REASONING, "think")(opened)
-    parser = AnswerParser(reasoning, Hermes(["add"]))
+    parser = AnswerParser(reasoning, Hermes({"add": None}))
     parts = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     return joined([*parts, parser.finish("")])
 
@@ -42,7 +42,8 @@ def test_thoughts_are_divided_from_the_answer(
 ) -> None:
     answer = parsed(text, size, opened)
     merged: list[Piece] = []
-    for calls, group in itertools.groupby(answer.pieces, lambda piece: isinstance(piece, ToolCall)):
+    said = [piece for piece in answer.pieces if not isinstance(piece, Thought)]
+    for calls, group in itertools.groupby(said, lambda piece: isinstance(piece, ToolCall)):
         alike = list(group)
         merged += alike if calls else ["".join(map(str, alike))]
     assert (answer.reasoning, merged) == (thoughts, pieces)

@@ -20,7 +20,9 @@ from ssd.system import registered
 
 CUTS = 10_000  # in all formats together
 FORMATS = registered.names(registered.TOOLS)
-OFFERED = ("get_weather", "add", "note.write")
+ANY = {"type": ["string", "number", "boolean", "null", "object", "array"]}
+OFFERED = {name: {"properties": dict.fromkeys(("a", "city", "text_2"), ANY)} for name in ("get_weather", "add")}
+OFFERED["note.write"] = OFFERED["add"]
 
 TEXTS = ("", "Let me see.\n", "So it is {almost} [done]; <b>\n\n", "日本語 🙂 ", "a < b <tool> [TOOL] <|python \n")
 STRINGS = (
@@ -35,6 +37,24 @@ STRINGS = (
     "}{][",
 )
 BROKEN = {
+    "harmony": (
+        "<|channel|>",
+        "<|channel|>commentary<|message|>",
+        "<|channel|>commentary to=functions.add<|message|>[1]<|call|>",
+        "<|channel|>commentary to=functions.<|message|>{}",
+        "<|channel|>commentary to=add<|message|>{}<|call|>",
+        '<|channel|>commentary to=functions.add json<|message|>{"a": 1',
+        "<|channel|>commentary to=functions.add json json<|message|>{}",
+    ),
+    "qwen3_coder": (
+        "<tool_call>.",
+        "<tool_call><tool_call>.",
+        '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        "<function=other>\n</function>",
+        '<tool_call>\n<function=add>\n{"a": 1}\n</function>\n</tool_call>',
+        "<function=add\n>",
+    ),
     "hermes": (
         '<tool_call>{"name": "add", "arguments": {"a": 1}',
         '<tool_call>{"name": "add", "arguments": {"a": "he said "no""}}</tool_call>',
@@ -97,7 +117,7 @@ def value(random: random.Random, depth: int = 0) -> Any:
 
 def call(random: random.Random) -> tuple[str, dict[str, Any]]:
     names = random.sample(("a", "city", "text_2"), random.randrange(4))
-    return random.choice(OFFERED), {name: value(random) for name in names}
+    return random.choice(list(OFFERED)), {name: value(random) for name in names}
 
 
 def as_json(random: random.Random, name: str, arguments: dict[str, Any], key: str = "arguments") -> str:
@@ -107,6 +127,15 @@ def as_json(random: random.Random, name: str, arguments: dict[str, Any], key: st
 
 def as_python(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def as_xml(random: random.Random, name: str, arguments: dict[str, Any]) -> str:
+    space, parts = random.choice(("", "\n")), []
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=random.random() < 0.5)
+        parts.append(f"<parameter={key}>\n{text}\n</parameter>{space}")
+    call = f"<function={name}>{space}{''.join(parts)}</function>"
+    return call if random.random() < 0.2 else f"<tool_call>{space}{call}{space}</tool_call>"
 
 
 def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
@@ -124,6 +153,14 @@ def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[
             f"[TOOL_CALLS]{name}{random.choice(('', '[CALL_ID]a-1'))}[ARGS]{json.dumps(arguments)}"
             for name, arguments in calls
         )
+    if format == "harmony":
+        kind = random.choice(("", " json", " <|constrain|>json", "<|constrain|>json"))
+        return space.join(
+            f"<|channel|>commentary to=functions.{name}{kind}<|message|>{json.dumps(arguments)}<|call|>"
+            for name, arguments in calls
+        )
+    if format == "qwen3_coder":
+        return space.join(as_xml(random, *one) for one in calls)
     opening, closing = random.choice(
         (("<|python_start|>", "<|python_end|>"), ("<|tool_call_start|>", "<|tool_call_end|>"))
     )
@@ -255,6 +292,8 @@ def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
         "llama3_json": '{{"name": "add", "parameters": {{"a": {}'.format,
         "mistral": '[TOOL_CALLS]add[ARGS]{{"a": {}'.format,
         "pythonic": "[add(a={}".format,
+        "harmony": '<|channel|>commentary to=functions.add<|message|>{{"a": {}'.format,
+        "qwen3_coder": "<tool_call><function=add><parameter=a>{}".format,
     }[format]
     text = start(deep * 100_000)
     assert parsed(format, [text[i : i + 50] for i in range(0, len(text), 50)]) == Parsed(text, [])
@@ -265,7 +304,8 @@ def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
 def test_a_template_says_its_format() -> None:
     for template, format in (
         ('{{ "<tool_call>\\n" ~ tool_call.function | tojson ~ "</tool_call>" }}', "hermes"),
-        ("<tool_call><function={{ name }}>", ""),
+        ("<tool_call><function={{ name }}>", "qwen3_coder"),
+        ("<|channel|>final<|message|>", "harmony"),
         ('Respond in the format {"name": function name, "parameters": dictionary of', "llama3_json"),
         ("{{ '[TOOL_CALLS]' + x }}", "mistral"),
         ("in the format of [func_name1(params_name1=", "pythonic"),
@@ -276,7 +316,7 @@ def test_a_template_says_its_format() -> None:
 
 
 def test_an_unknown_parser_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, hermes"):
+    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, harmony"):
         registered.check(registered.TOOLS, "--tool-call-parser", "qwen")
 
 
@@ -296,7 +336,7 @@ class Shout(ToolParser):
 USES = """
 from ssd.system import registered
 name = registered.fitting(registered.TOOLS, "SHOUT")
-parser = registered.load(registered.TOOLS, name)(["add"])
+parser = registered.load(registered.TOOLS, name)({"add": None})
 print(name, parser.feed('So: CALL {"name": "add"} Done.'))
 """
 

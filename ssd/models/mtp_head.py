@@ -1,0 +1,57 @@
+"""The MTP head of a target's own checkpoint: one layer of the target's family that goes on from its hidden states.
+
+It reads pairs, as `ssd.models.eagle3` does: x = fc(norm(embedding of a token), norm(features of the token before)).
+The target's features are its hidden states after its last norm; the head's own are its output, after its last norm.
+Embedding and last layer are those of the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssd.errors import UsageError
+from ssd.models.eagle3 import FeatureContext, PairModel
+from ssd.models.mtp import TARGET_NORM
+from ssd.models.weights import Weights
+from ssd.system.fields import Config, number
+
+
+class MTPHead(PairModel):
+    """An MTP head; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
+
+    It owns a model of the target's `family` with one layer, whose look-up it replaces by `fc`."""
+
+    def __init__(
+        self, family: Any, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        model = self._model = family(config, weights, dtype, device, max_position)
+        if not hasattr(model, "_embed") or not hasattr(model, "_norm"):
+            raise UsageError(f"an MTP head of family {config['model_type']!r} is not supported")
+        self.shape, self.dtype, self.device, self.head = model.shape, dtype, device, getattr(model, "head", None)
+        self.width = self.fused = width = int(config["hidden_size"])
+        eps, norm = number(config, "rms_norm_eps", 1e-6), type(model._norm)
+        self._target_norm, self._token_norm, self._feature_norm = (
+            norm(weights(name, width), eps)
+            for name in (TARGET_NORM, "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+        )
+        self._embed = model._embed
+        model._embed = weights.linear(weights.stacked([("mtp.fc", width)], 2 * width), None)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        return self._target_norm(states)
+
+    def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
+        pairs = torch.cat((self._token_norm(self._embed(token_ids)), self._feature_norm(context.features)), dim=-1)
+        hidden: Tensor = self._model.forward(pairs, context)
+        context.keep_hidden(1, hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self._model.logits(hidden)
+        return found
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        found: Tensor = self._model.logits_of(hidden, ids)
+        return found

@@ -1,0 +1,124 @@
+"""The MTP head of a target's own checkpoint as draft: exact whatever it guesses, and right where it was trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from ssd.config.engine import EngineConfig, Features
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.draft.static_shapes import TreeRunner
+from ssd.execution.runner import Runner
+from ssd.execution.states import StateRoom
+from ssd.models import registry
+from ssd.models.checkpoint import inspect
+from tests.draft import pair
+from tests.draft.pair import Draft, Pair, Texts
+from tests.draft.test_eagle3 import Auditor
+from tests.models import mtp as heads
+from tests.models import tiny
+from tests.models.knobs import RECURRENT
+
+PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
+TOKENS, LOOKAHEAD = 32, 3
+LENGTH = 13 + TOKENS  # of the texts that a head is trained on
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"head_dim": 8}),
+    "qwen3_5_text": RECURRENT["qwen3_5_text"],
+}
+
+
+def config(speculation: Speculation, layers: int) -> EngineConfig:
+    return pair.config(speculation, features=Features(layers=(layers,), width=tiny.SIZES["hidden_size"]))
+
+
+def params(temperature: float, count: int = len(PROMPTS)) -> list[SamplingParams]:
+    return pair.params(count, TOKENS, temperature)
+
+
+@dataclass(frozen=True)
+class World:
+    """A target, its texts after PROMPTS by temperature, and two heads: a random one, and one trained on these texts."""
+
+    target: Runner
+    layers: int
+    alone: dict[float, list[list[int]]]
+    random: Runner
+    trained: Runner
+    plain: heads.PlainHead
+
+    def draft(self, mode: Mode, head: Runner) -> Draft:
+        return Draft(config(Speculation(mode, LOOKAHEAD, (3,), "jit"), self.layers), head)
+
+    def run(self, mode: Mode, head: Runner, temperature: float) -> Texts:
+        draft = self.draft(mode, head)
+        settings = draft.config
+        texts = Pair(settings, self.target, draft).run(PROMPTS, params(temperature))
+        draft.assert_empty()
+        return texts
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    kind, knobs = FAMILIES[request.param]
+    directory = heads.with_head(tiny.model(kind, tmp_path_factory.mktemp("target") / "target", **knobs))
+    checkpoint = inspect(directory)
+    model = registry.load(checkpoint, torch.float64, tiny.CPU, tiny.MAX_POSITION)
+    target = Runner(model, 512, 4, state_room=StateRoom(8, 64))
+    longer = [
+        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
+    ]
+    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
+    random, plain = heads.runner(directory, torch.float64), heads.PlainHead(directory)
+    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=200, depth=2 * LOOKAHEAD)
+    plain.save()
+    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
+    return World(
+        target, checkpoint.count("num_hidden_layers"), alone, random, heads.runner(directory, torch.float64), plain
+    )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
+    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: longest)
+
+
+def total(texts: Texts, name: str) -> int:
+    return sum(getattr(metrics, name) for metrics in texts.metrics)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mode, temperature: float) -> None:
+    accepted = []
+    for head in (world.random, world.trained):
+        texts = world.run(mode, head, temperature)
+        assert texts.ids == world.alone[temperature]
+        accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
+    assert accepted[1] > 1.2 > 0.5 > accepted[0]
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mode: Mode) -> None:
+    """The target's as far as the text is committed, then the head's own."""
+    draft = world.draft(mode, world.trained)
+    audit = Auditor(cast(Any, world), draft)
+    Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(0.0, 2))
+    if mode == "ssd":
+        assert audit.chains > 100 and audit.behind > 20
+
+
+@pytest.mark.usefixtures("replayed")
+def test_in_static_shapes_its_guesses_are_the_same(world: World) -> None:
+    settings = config(Speculation("ssd", LOOKAHEAD, (3,), "jit"), world.layers)
+    numbers = []
+    for head in (world.trained, TreeRunner(world.trained.model, settings)):
+        texts = world.run("ssd", head, 0.8)
+        numbers.append([(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics])
+        assert texts.ids == world.alone[0.8]
+    assert numbers[0] == numbers[1]
