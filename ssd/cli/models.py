@@ -173,7 +173,7 @@ def _list() -> None:
     out = console()
     out.print(grid("built-in models", columns, rows, left=len(columns)))
     fallback = (
-        f"fallback: transformers {found}, slower"
+        f"fallback: transformers {found}, slower, some only with ar"
         if (found := installed_transformers())
         else f"fallback: {HOW_TO_INSTALL}"
     )

@@ -145,6 +145,8 @@ def _load(
         model = synthetic.scripted(model, config.synthetic, "draft")
     takes = None if config.emulate is None else config.emulate.depth
     attention = config.attention if device.type == "cuda" else "auto"
+    if model.shape.no_rollback:
+        raise UsageError(f"{name} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
     if model.shape.states and config.cascade:
         raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
     if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:

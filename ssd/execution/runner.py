@@ -100,7 +100,9 @@ class Runner:
     @property
     def state_slots(self) -> Sequence[int] | None:
         """Return the slots for states at page boundaries; None if the model's layers have no states."""
-        return None if self.state_cache is None else self.state_cache.saved
+        if self.state_cache is None:
+            return None
+        return range(0) if self.model.shape.no_rollback else self.state_cache.saved
 
     @property
     def paged(self) -> PagedAttention | None:

@@ -26,7 +26,7 @@ _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length", "context_length"),
     "num_experts": ("num_local_experts",),
 }
 

@@ -2,15 +2,18 @@
 
 It is slower than a family of ours: its layers are not packed, its small operations not fused. It attends through the
 `ForwardContext` over paged keys and values, also in a draft's tree. A model that is not a function of tokens, positions
-and causal attention is refused: on loading, a short text in two parts must give the logits of transformers' own
-attention. Code that comes with a checkpoint is never run."""
+and causal attention is left to `ssd.models.whole`: on loading, a short text in two parts must give the logits of
+transformers' own attention. Code that comes with a checkpoint is never run."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssd.errors import UsageError
@@ -25,14 +28,42 @@ from ssd.models.stored import check_finite, check_type
 from ssd.system.version import HOW_TO_INSTALL, installed_transformers
 
 _NAME = "ssd"  # the attention below is registered in transformers under this name
-_PROBE, _CUT = 12, 7  # tokens of the text tried on loading, and of its first part
+_CUT = 7  # tokens of the first part of the text tried on loading
 # Scalings whose frequencies depend on the length of the text: cached keys would have to be rotated again.
 _MOVING_ROPE = {"dynamic", "longrope"}
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
+class Unpaged(UsageError):
+    """The engine's paged attention cannot run a model, whose weights and config are sound."""
+
+
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
-    """Load a checkpoint as transformers' model; raise `UsageError` with the cause if it cannot run here."""
+    """Load a checkpoint as transformers' model over paged attention; raise `UsageError` with the cause if it cannot."""
+    with told():
+        model = built(checkpoint, dtype, device, dummy, _NAME)
+    with told(Unpaged):
+        return Fallback(model, dtype, device, max_position)
+
+
+@contextmanager
+def told(kind: type[UsageError] = UsageError) -> Iterator[None]:
+    """Raise the errors of transformers' code, which was written for other uses and may raise anything, as `kind`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise kind(f"transformers {installed_transformers()} cannot run it: {type(error).__name__}: {first}") from error
+
+
+def built(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, dummy: bool, attention: str | None = None
+) -> nn.Module:
+    """Return transformers' model of a checkpoint; raise `UsageError` with the cause if it cannot run here.
+
+    attention: the name of the attention it is to use, None for its own."""
     if installed_transformers() is None:
         raise UsageError(f"transformers might run it: {HOW_TO_INSTALL}")
     for key in (SHARED, DRAFT_VOCAB):
@@ -52,42 +83,36 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
         raise UsageError(
             f"transformers {installed_transformers()} does not know it as a causal language model"
         ) from error
-    _check(kind, config)
-    try:
-        model = _build(kind, config, checkpoint, dtype, dummy).to(device).eval().requires_grad_(False)
-        return Fallback(model, dtype, device, max_position)
-    except UsageError:
-        raise
-    except Exception as error:  # code that was written for other uses may raise anything
-        first, *_ = str(error).splitlines() or [""]
-        raise UsageError(
-            f"transformers {installed_transformers()} cannot run it: {type(error).__name__}: {first}"
-        ) from error
-
-
-def _check(kind: Any, config: Any) -> None:
-    """Raise UsageError for a class or config that cannot run here, before weights are loaded."""
-    if not getattr(kind, "_supports_attention_backend", False):
-        raise UsageError(f"transformers' {kind.__name__} does not attend through its attention interface")
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if unknown := kinds - _KNOWN_LAYERS:
-        raise UsageError(f"layers of {min(unknown)!r} are not supported")
-    if getattr(config, "attention_chunk_size", None):
-        raise UsageError("attention_chunk_size is not supported")
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if part.get("rope_type") in _MOVING_ROPE:
             raise UsageError(f"rope scaling {part['rope_type']!r} is not supported")
+    if attention == _NAME:
+        _check(kind, config)
+    return _build(kind, config, checkpoint, dtype, dummy, attention).to(device).eval().requires_grad_(False)
 
 
-def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, dummy: bool) -> nn.Module:
+def _check(kind: Any, config: Any) -> None:
+    """Raise `Unpaged` for a class or config that cannot run over paged attention, before weights are loaded."""
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise Unpaged(f"transformers' {kind.__name__} does not attend through its attention interface")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := kinds - _KNOWN_LAYERS:
+        raise Unpaged(f"layers of {min(unknown)!r} are not supported")
+    if getattr(config, "attention_chunk_size", None):
+        raise Unpaged("attention_chunk_size is not supported")
+
+
+def _build(
+    kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, dummy: bool, attention: str | None
+) -> nn.Module:
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attention)
     if dummy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same in every process
-            model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=_NAME)
+            model: nn.Module = kind._from_config(config, dtype=dtype, attn_implementation=attention)
         return model
     for name, tensor in checkpoint.tensors.items():
         if name.endswith(".weight"):  # other tensors, such as the masks of old checkpoints, are not weights
@@ -96,7 +121,7 @@ def _build(kind: Any, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, d
         checkpoint.directory,
         config=config,
         dtype=dtype,
-        attn_implementation=_NAME,
+        attn_implementation=attention,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
@@ -126,22 +151,16 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend through the context, with the signature of transformers' attention functions.
 
-    q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Raises UsageError if a layer does not give its index or
-    the context."""
+    q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Where keys and values have different sizes, zeros fill
+    the narrower ones. Raises `Unpaged` if a layer does not give its index or the context."""
     layer: Any = getattr(module, "layer_idx", None)
     if context is None or not isinstance(layer, int):
-        raise UsageError(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        raise Unpaged(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
+    width, scale = max(query.shape[-1], value.shape[-1]), query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (F.pad(x[0].transpose(0, 1), (0, width - x.shape[-1])) for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.to(torch.promote_types(s_aux.dtype, torch.float32)).contiguous()
-    out = context.attend(layer, q.contiguous(), k, v, Scores(scaling, sliding_window, softcap, sinks))
-    return out.view(1, q.shape[0], q.shape[1], -1), None
-
-
-class _Given(nn.Module):
-    """Stands in for a decoder whose hidden states are known already."""
-
-    def forward(self, *_: Any, given: Tensor, **__: Any) -> _Output:
-        return _Output(given)
+    out = context.attend(layer, q.contiguous(), k, v, Scores(scale, sliding_window, softcap, sinks))
+    return out.view(1, q.shape[0], q.shape[1], width)[..., : value.shape[-1]], None
 
 
 class _Output:
@@ -157,20 +176,29 @@ class _Output:
         return self.last_hidden_state if index == 0 else None
 
 
-def _headed(model: nn.Module, decoder: nn.Module) -> nn.Module:
-    """Return a copy of the model, weights shared, whose decoder returns the hidden states `given` to it.
+def head_of(model: nn.Module, decoder: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function from hidden states [n, width] to logits [n, outputs], by the family's own steps.
 
-    The family's own steps from hidden states to logits still apply."""
+    It calls a copy of the model, weights shared, whose decoder returns the hidden states."""
     path = next(name for name, module in model.named_modules() if module is decoder)
     if not path:
-        raise UsageError("its decoder cannot be told from its head")
+        raise Unpaged("its decoder cannot be told from its head")
     *above, last = path.split(".")
-    copied = at = _shallow(model)
+    copied: Any = _shallow(model)
+    at: nn.Module = copied
     for name in above:
         below = at._modules[name] = _shallow(at.get_submodule(name))
         at = below
-    at._modules[last] = _Given()
-    return copied
+    stand_in: Any = _shallow(decoder)  # some heads read their decoder's attributes
+    at._modules[last] = stand_in
+
+    def logits(hidden: Tensor) -> Tensor:
+        stand_in.forward = lambda *_, **__: _Output(hidden[None])
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+        found: Tensor = copied(input_ids=ids, use_cache=False).logits
+        return found[0]
+
+    return logits
 
 
 def _shallow(module: nn.Module) -> nn.Module:
@@ -211,7 +239,7 @@ class Fallback:
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int) -> None:
         self.dtype, self.device = dtype, device
         self._decoder = model.get_decoder()
-        self._head = _headed(model, self._decoder)
+        self.logits = head_of(model, self._decoder)
         self.shape = self._tried(model, max_position)
         _show_layers(self._decoder, self.shape.layers)
 
@@ -219,20 +247,19 @@ class Fallback:
     def _tried(self, model: Any, max_position: int) -> Shape:
         """Return the sizes of the model, seen while it runs a short text; raise UsageError for wrong logits."""
         vocab_size: int = model.get_input_embeddings().num_embeddings
-        ids = torch.arange(1, 1 + _PROBE, device=self.device) * 7919 % vocab_size
+        ids = probe(vocab_size, self.device)
         context = _Probe(self.device)
         parts = []
         for part in (ids[:_CUT], ids[_CUT:]):
             context.extend(len(part))
             parts.append(self.logits(self.forward(part, context)))
-        logits = torch.cat(parts).double()
+        logits = torch.cat(parts)
         context.check(model.config)
         model.set_attn_implementation("eager")
-        expected = model(ids[None], use_cache=False).logits[0].double()
+        expected = model(ids[None], use_cache=False).logits[0]
         model.set_attn_implementation(_NAME)
-        tolerance = 1e-3 if torch.finfo(self.dtype).eps < 1e-4 else 0.1
-        if not (logits - expected).abs().mean() <= tolerance * expected.std():
-            raise UsageError("transformers' own attention gives other logits: it attends in a way of its own")
+        if not distance(logits, expected) <= tolerance(self.dtype):
+            raise Unpaged("transformers' own attention gives other logits: it attends in a way of its own")
         heads, kv_heads, head_dim = context.sizes[0]
         known = getattr(model.config, "max_position_embeddings", None) or max_position
         return Shape(
@@ -245,10 +272,20 @@ class Fallback:
         ).last_hidden_state
         return hidden[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=self.device)
-        logits: Tensor = self._head(input_ids=ids, use_cache=False, given=hidden[None]).logits
-        return logits[0]
+
+def probe(vocab_size: int, device: torch.device) -> Tensor:
+    """Return the 12 ids of the text that is tried on loading."""
+    return torch.arange(1, 13, device=device) * 7919 % vocab_size
+
+
+def distance(logits: Tensor, expected: Tensor) -> float:
+    """Return the mean difference of logits, in standard deviations of the expected ones."""
+    return float((logits.double() - expected.double()).abs().mean() / expected.double().std())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the `distance` up to which logits of a model in `dtype` are the same apart from rounding."""
+    return 1e-3 if torch.finfo(dtype).eps < 1e-4 else 0.1
 
 
 class _Probe:
@@ -268,8 +305,6 @@ class _Probe:
         self._chunks += 1
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        if k.shape != v.shape or q.shape[2] != k.shape[2]:
-            raise UsageError("keys and values of different sizes are not supported")
         if layer in self._past:
             before = self._past[layer]
             k, v = torch.cat((before[0], k)), torch.cat((before[1], v))
@@ -291,11 +326,11 @@ class _Probe:
         raise AssertionError("layers of transformers have no recurrence of ours")
 
     def check(self, config: Any) -> None:
-        """Raise `UsageError` unless all layers attended once per chunk, with equal heads and the config's windows."""
+        """Raise unless all layers attended once per chunk, with equal heads and the config's windows."""
         if sorted(self.sizes) != list(range(config.num_hidden_layers)) or self._calls != self._chunks * len(self.sizes):
-            raise UsageError("not every layer attends once")
+            raise Unpaged("not every layer attends once")
         if len(set(self.sizes.values())) > 1:
-            raise UsageError("layers with heads of different sizes are not supported")
+            raise Unpaged("layers with heads of different sizes are not supported")
         kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
         if not window:
             return

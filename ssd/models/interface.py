@@ -50,7 +50,8 @@ class Shape:
     """The sizes of a model that the engine needs.
 
     A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position` is the
-    longest sequence, in tokens. `layers` are those with keys and values; `states` are what other layers keep."""
+    longest sequence, in tokens. `layers` are those with keys and values; `states` are what other layers keep.
+    `no_rollback` says why draft tokens cannot be taken back, and prefixes not be shared; it is empty if they can."""
 
     vocab_size: int
     outputs: int
@@ -60,6 +61,7 @@ class Shape:
     head_dim: int
     max_position: int
     states: tuple[StateSize, ...] = ()
+    no_rollback: str = ""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for sizes that no model has, before anything is allocated."""

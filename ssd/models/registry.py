@@ -1,7 +1,7 @@
 """Finds the family of a checkpoint by the `model_type` of its config, and builds the model.
 
 A family is a class registered under the entry-point group `ssd.models`, by this package or by a plugin. transformers
-runs checkpoints that no family takes (`ssd.models.fallback`)."""
+runs checkpoints that no family takes (`ssd.models.fallback`, or else `ssd.models.whole`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def load(
     progress: called with the bytes read so far and in all."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear
-    from ssd.models import fallback, weights
+    from ssd.models import fallback, weights, whole
     from ssd.models.split import Share
 
     kind, known, hidden = str(checkpoint.config.get("model_type")), _entries(), draft_kind(checkpoint)
@@ -101,7 +101,11 @@ def load(
         if int8:
             raise UsageError(f"{checkpoint.directory}: int8 needs a family with a file of its own; {kind!r} has none")
         try:
-            return fallback.load(checkpoint, dtype, device, max_position, dummy)
+            try:
+                return fallback.load(checkpoint, dtype, device, max_position, dummy)
+            except fallback.Unpaged as error:
+                cause = str(error)  # the error itself may hold a model in memory
+            return whole.load(checkpoint, dtype, device, max_position, dummy, cause)
         except UsageError as error:
             names = ", ".join(sorted(known)) or "none: is the package installed?"
             raise UsageError(

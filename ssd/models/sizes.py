@@ -13,6 +13,7 @@ from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
+_UNLIMITED = 2**20  # tokens of a context that the model itself does not limit
 STEP_BYTES = 4
 """Bytes behind the codes of a head in a KV cache of int8 (`ssd.execution.kv_cache`)."""
 
@@ -55,19 +56,25 @@ class ModelSizes:
     @classmethod
     def of(cls, model: Checkpoint) -> ModelSizes:
         """Read the sizes from a config; raise UsageError if one is missing or no positive number."""
-        heads = model.count("num_attention_heads", most=MOST["heads"])
+        mamba, mla = "state_size" in model.config, model.config.get("kv_lora_rank") is not None
+        heads = model.count("num_attention_heads", 1 if mamba else None, MOST["heads"])
         width = model.count("hidden_size", heads)
         inner = model.count("intermediate_size", 4 * width)
         layers = model.count("num_hidden_layers", most=MOST["layers"])
         attending, recurrent = _recurrent(model, width, layers)
+        kv_heads = model.count("num_key_value_heads", heads, MOST["kv_heads"])
+        head_dim = model.count("head_dim", width // heads, MOST["head_dim"])
+        if mla:  # one size for keys and values, from which no head is absorbed (`ssd.models.fallback`)
+            key_dim = model.count("qk_nope_head_dim") + model.count("qk_rope_head_dim")
+            kv_heads, head_dim = heads, max(key_dim, model.count("v_head_dim"))
         return cls(
             vocab_size=model.count("vocab_size"),
-            context=model.count("max_position_embeddings"),
+            context=model.count("max_position_embeddings", _UNLIMITED if mamba else None),
             width=width,
             layers=layers,
             heads=heads,
-            kv_heads=model.count("num_key_value_heads", heads, MOST["kv_heads"]),
-            head_dim=model.count("head_dim", width // heads, MOST["head_dim"]),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             inner=model.count("moe_intermediate_size", inner),
             experts=model.count("num_experts", 1),
             tied=bool(model.config.get("tie_word_embeddings", False)),

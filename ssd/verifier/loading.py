@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import DRAFTED, MAX_LOOKAHEAD
 from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -20,6 +21,8 @@ from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.models.weights import Progress, unseen
+
+log = logging.getLogger("ssd.target")
 
 
 def load(
@@ -43,6 +46,8 @@ def load(
         ranks=ranks,
         progress=progress,
     )
+    if cause := model.shape.no_rollback:
+        _check_plain(config, cause)
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "target", ranks)
     sizes = config.num_pages, config.page_size, config.deterministic
@@ -72,6 +77,17 @@ def load(
     if ranks.rank == 0 and layers and not _shows(runner, layers):
         raise UsageError(f"{config.target} shows no hidden states, which the draft {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
+
+
+def _check_plain(config: EngineConfig, cause: str) -> None:
+    """Log why a target is served with `ar` where more was asked for; raise UsageError where it must be told so."""
+    if config.kv_cache_dtype != "auto" or config.deterministic:
+        option = "--deterministic" if config.deterministic else f"--kv-cache-dtype {config.kv_cache_dtype}"
+        raise UsageError(f"{config.target} has no paged keys and values, which {option} needs: {cause}")
+    if config.has_draft or config.speculation.mode in DRAFTED:
+        raise UsageError(f"{config.target} cannot be rolled back: use --mode ar, without --draft: {cause}")
+    if config.speculation.mode != "ar":
+        log.warning("%s is served with `ar`, as it cannot be rolled back: %s", config.target, cause)
 
 
 def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:

@@ -87,7 +87,7 @@ class Target:
         self._experience: Experience | None = None
         self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-        if config.has_draft or config.speculation.mode != "ar":
+        if (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None

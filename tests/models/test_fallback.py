@@ -17,8 +17,13 @@ from ssd import LLM, SamplingParams
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.models import fallback
+from ssd.models.checkpoint import inspect
+from ssd.models.sizes import ModelSizes
 from tests.models import tiny
 from tests.models.knobs import FALLBACK
+
+# transformers 5.24 continues it wrongly.
+BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "attn_layer_indices": [1]}
 
 
 def refusal(directory: Path) -> str:
@@ -30,18 +35,24 @@ def refusal(directory: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("llama4_text", {"pad_token_id": 0}, "chunked_attention"),
-        ("deepseek_v3", {}, "keys and values of different sizes"),
-        ("mamba", {}, "MambaForCausalLM does not attend"),
-        ("bloom", {"n_head": 4}, "BloomForCausalLM does not attend"),
-        ("nemotron", {}, "does not say which layer it is"),
+        ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 32}, "its decoder returns no cache"),
+        ("bamba", BAMBA, "a text in parts gets other logits"),
     ],
 )
-def test_models_that_attend_otherwise_are_refused_by_name(
+def test_models_without_a_cache_that_goes_on_are_refused_by_name(
     kind: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     told = refusal(tiny.model(kind, tmp_path, **fields))
     assert message in told and repr(kind) in told
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+def test_the_plan_of_memory_knows_the_size_of_a_token(name: str, tmp_path: Path) -> None:
+    kind, knobs = FALLBACK[name]
+    directory = tiny.model(kind, tmp_path, **knobs)
+    shape = tiny.runner(directory).model.shape
+    planned = ModelSizes.of(inspect(directory)).kv_values_per_token
+    assert planned == 2 * shape.layers * shape.kv_heads * shape.head_dim
 
 
 def test_frequencies_that_move_with_the_length_are_refused(tmp_path: Path) -> None:
