@@ -367,9 +367,9 @@ def test_a_draft_that_begins_anew_has_all_of_its_places(world: World) -> None:
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, tiny.token_ids(9, 1), WARM, settings.speculation)
     assert list(draft.engine.trees[0].chains) and len(draft.cells) == 15 * 8
-    before = draft.engine.drafter.chain_cache.keys.data_ptr()
+    before = draft.engine.drafter.chain_cache.blocks[0][0].data_ptr()
     draft.restart()
-    assert len(draft.cells) == 15 * 8 and draft.engine.drafter.chain_cache.keys.data_ptr() == before
+    assert len(draft.cells) == 15 * 8 and draft.engine.drafter.chain_cache.blocks[0][0].data_ptr() == before
     again = ScriptedTarget(draft, 0, target.tokens[:7], GREEDY, settings.speculation)
     assert again.outcome(0, next(iter(draft.engine.trees[0].chains)).tokens[0], 4)
     again.release()

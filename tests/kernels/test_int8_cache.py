@@ -32,7 +32,7 @@ def stored(x: Tensor) -> Tensor:
     """Store x [n, kv_heads, dim] as keys and as values; return the cells [n, kv_heads, dim + STEP_BYTES]."""
     n, kv_heads, dim = x.shape
     keys, values = (torch.zeros(1, n, kv_heads, dim + STEP_BYTES, dtype=torch.int8) for _ in range(2))
-    KVSpans(keys, values, array("q", range(n)), range(n), [1] * n).put(0, x, x)
+    KVSpans([(keys, values)], array("q", range(n)), range(n), [1] * n).put(0, x, x)
     assert torch.equal(keys, values)
     return keys[0]
 
@@ -87,8 +87,8 @@ def test_attention_has_the_bits_of_the_numbers_that_the_codes_mean(
         for rows in (1, n):
             found = [torch.empty(rows, heads * dim) for _ in range(4)]
             for store, own, out in zip((meant, coded, meant, coded), (None, None, meant, meant), found, strict=True):
-                spans = KVSpans(store, store, slots, [0] * rows, counts[:rows])
-                behind = None if own is None else KVSpans(own, own, slots, [3] * rows, [2] * rows)
+                spans = KVSpans([(store, store)], slots, [0] * rows, counts[:rows])
+                behind = None if own is None else KVSpans([(own, own)], slots, [3] * rows, [2] * rows)
                 spans.attend(0, q[:rows], out, range(rows), 0.3, None, window, behind)
             assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
             assert not torch.equal(found[0], found[2])

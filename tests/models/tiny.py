@@ -65,6 +65,9 @@ def _write(model: Any, directory: Path, seed: int, std: float, shards: bool) -> 
     for name, parameter in model.named_parameters():
         mean = 1.0 if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
         parameter.data = mean + std * torch.randn(parameter.shape, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(1 + std * float(torch.randn((), generator=generator)))
     model.save_pretrained(directory, max_shard_size="20KB" if shards else "1GB")
     return directory
 
