@@ -107,7 +107,7 @@ def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
     global, as there."""
     layers, name = fields.count(config, "num_hidden_layers", most=MOST["layers"]), "num_kv_shared_layers"
     shared = fields.count(config, name, most=layers - 1) if config.get(name) else 0
-    kinds = list(config.get("layer_types") or ([SLIDING] * 5 + [FULL]) * layers)[:layers]
+    kinds = list(config.get("layer_types") or (([SLIDING] * 5 + [FULL]) * layers)[:layers])
     kinds[-1] = FULL
     own = kinds[: layers - shared]
     if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING} or set(own) != set(kinds):

@@ -113,7 +113,7 @@ def renumbered(source: Path, directory: Path, lacking: int = 20, more: int = 9, 
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     tensors = load_file(source / "model.safetensors")
     for name, tensor in tensors.items():
-        if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
+        if name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight", "wte.weight")):
             rows = torch.randn(size, tensor.shape[1], generator=generator)
             rows[ids[: len(kept)]] = tensor[[vocabulary[token] for token in kept]]
             tensors[name] = rows

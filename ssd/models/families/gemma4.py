@@ -17,7 +17,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm, gelu_mul
 from ssd.layers.rotary import Frequencies, Rotary, frequencies
-from ssd.models.families.gemma3 import ACTIVATION, Gemma3, Gemma3FeedForward, rope, text_of
+from ssd.models.families.gemma3 import ACTIVATION, Gemma3FeedForward, rope, text_of
 from ssd.models.families.llama import FULL, SLIDING, SPLITS, head_and_table, shape_of
 from ssd.models.families.qwen3_moe import Experts
 from ssd.models.interface import ForwardContext
@@ -133,7 +133,7 @@ class Layer:
         return total.value * self._scalar
 
 
-class Gemma4(Gemma3):
+class Gemma4:
     """A Gemma 4 decoder; see `ssd.models.interface.Model`."""
 
     defaults: ClassVar[Config] = {"head_dim": 256, _INPUT: 256}
@@ -190,6 +190,12 @@ class Gemma4(Gemma3):
             x = layer(x, tables[kind], None if inputs is None else inputs[:, index], context)
             context.keep_hidden(index + 1, x)
         return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._cap.capped(self.head(hidden))
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self._cap.capped(self.head.of(hidden, ids))
 
     def _inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
         """Return the layers' inputs [n, layers, width], from tokens and their embeddings x; None if there are none."""
