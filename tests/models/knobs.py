@@ -178,7 +178,7 @@ FAMILIES: Knobs = {
     "gemma4_text pattern, proportional": (
         "gemma4_text",
         GEMMA4
-        | {"layer_types": None, "num_hidden_layers": 8, "num_kv_shared_layers": 2}
+        | {"layer_types": None, "num_hidden_layers": 8, "num_kv_shared_layers": 2, "std": 0.1}
         | {
             "rope_parameters": {
                 FULL: {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "factor": 4.0},
@@ -188,7 +188,7 @@ FAMILIES: Knobs = {
     ),
     "gemma4_text keys as values": (
         "gemma4_text",
-        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "std": 0.1},
     ),
     "gemma4_text experts": ("gemma4_text", GEMMA4_MOE),
     "gemma2": ("gemma2", GEMMA2),
