@@ -8,7 +8,7 @@ import math
 import mmap
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ssd.execution.batch import Recurs
-from ssd.execution.kv_cache import KVCache, Span, last
+from ssd.execution.kv_cache import Block, KVCache, Span, allocate, last
 from ssd.execution.paged import PagedContext
 from ssd.execution.tables import TableContext, uploaded
 from ssd.kernels import cpu
@@ -30,27 +30,30 @@ from ssd.models.interface import Shape
 
 
 class ChainCache:
-    """Owns keys and values of chains, [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
+    """Owns keys and values of chains, in `blocks` [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
 
     All cells are free at first, but for the last `kept` ones, which are never taken. They must hold finite numbers:
     attention multiplies masked places by 0."""
 
-    def __init__(self, keys: Tensor, values: Tensor, kept: int = 0) -> None:
-        self.keys, self.values = keys, values
-        self._free = list(range(keys.shape[1] - kept))[::-1]
+    def __init__(self, blocks: Sequence[Block], kept: int = 0) -> None:
+        self.blocks = blocks
+        self.layers = [layer for block in blocks for layer in zip(*block, strict=True)]
+        self.cells, self.depth = blocks[0][0].shape[1:3]
+        self._free = list(range(self.cells - kept))[::-1]
 
     @classmethod
     def new(
         cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device, kept: int = 0
     ) -> ChainCache:
         """Make a cache with memory of its own, of `cells` and the `kept` ones."""
-        size = (shape.layers, cells + kept, depth, shape.kv_heads, shape.head_dim)
-        return cls(_zeros(size, dtype, device), _zeros(size, dtype, device), kept)
+        make = partial(_zeros, dtype=dtype, device=device)
+        (_, keys), (_, values) = (allocate(shape, (cells + kept, depth), 0, make) for _ in range(2))
+        return cls(list(zip(keys, values, strict=True)), kept)
 
     @cached_property
     def slots(self) -> array[int]:
         """Return the slot numbers of all cells, cell after cell, for our kernels."""
-        return array("q", range(self.keys.shape[1] * self.keys.shape[2]))
+        return array("q", range(self.cells * self.depth))
 
     def take(self) -> int | None:
         """Take a free cell; None if all are used."""
@@ -61,10 +64,11 @@ class ChainCache:
 
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
         """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
-        where = uploaded(torch.tensor(slots), self.keys.device)
-        # Cloned: in static shapes the cells lie in the cache itself, and torch refuses a copy that may overlap.
-        cache.keys[:, where] = self.keys[:, cell, :count].clone()
-        cache.values[:, where] = self.values[:, cell, :count].clone()
+        where = uploaded(torch.tensor(slots), cache.keys.device)
+        for block, own in zip(cache.blocks, self.blocks, strict=True):
+            for kind, cells in zip(block, own, strict=True):
+                # Cloned: in static shapes the cells lie in the cache itself, and torch refuses a copy that may overlap.
+                kind[:, where] = cells[:, cell, :count].clone()
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -130,7 +134,7 @@ class TreeContext:
     ) -> None:
         """Take `attention`, the backend for the shared paths; without one they are read span by span."""
         self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
-        self._scale, self._chains = cache.keys.shape[-1] ** -0.5, chains
+        self._scale, self._chains = cache.head_dim**-0.5, chains
         kernels = bool(chains) and attention is None and cpu.serve(cache.keys)
         self._places = _places(chains, cache, chain_cache) if kernels else None
         if cache.keys.device.type != "cpu":  # now: a copy sent after the launches would wait for them
@@ -207,32 +211,45 @@ class TreeContext:
         if split:
             parts.append(self._paged.attend(layer, q[:split], k[:split], v[:split], rule))
         if self._chains:
-            parts.append(self._attend_chains(layer, q[split:], k[split:], v[split:], rule))
+            self._store_chains(layer, k[split:], v[split:])
+            parts.append(self._attend_chains(layer, q[split:], rule))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_chains(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        split = self._paged.positions.shape[0]
+        parts = [self._paged.attend_stored(layer, q[:split], rule)] if split else []
+        if self._chains:
+            parts.append(self._attend_chains(layer, q[split:], rule))
+        return torch.cat(parts)
+
+    def _store_chains(self, layer: int, k: Tensor, v: Tensor) -> None:
+        if self._places is not None:
+            self._places.stored.put(layer, k, v)
+        else:
+            keys, values = self._chain_cache.layers[layer]
+            keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
+
+    def _attend_chains(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         if self._places is not None:
             places = self._places
-            places.stored.put(layer, k, v)
             attended = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
             rest = scale, rule.softcap, rule.window, places.own, rule.sinks
             places.shared.attend(layer, q, attended, range(len(q)), *rest)
             return attended
-        keys, values = self._chain_cache.keys[layer], self._chain_cache.values[layer]
-        keys[self._cells, self._depths], values[self._cells, self._depths] = k, v
+        keys, values = self._chain_cache.layers[layer]
         mask, length = self._own_mask(rule.window), self._longest
         own = attend_own(q, keys[self._cells, :length], values[self._cells, :length], scale, mask, rule)
         if self._attention is None:
             return merge(self._shared(layer, q, scale, rule), own, rule).flatten(1)
-        paths = self._cache.keys[layer], self._cache.values[layer]
-        return merge(self._attention.part(q, *paths, self._shared_rows, scale, rule), own, rule).flatten(1)
+        shared = self._attention.part(q, *self._cache.layers[layer], self._shared_rows, scale, rule)
+        return merge(shared, own, rule).flatten(1)
 
     def _shared(self, layer: int, q: Tensor, scale: float, rule: Scores) -> tuple[Tensor, Tensor]:
         """Attend to the shared paths, span by span."""
         outs, totals, start = [], [], 0
         for count, span, mask in self._shared_spans(rule.window):
-            keys, values = self._cache.keys[layer][span], self._cache.values[layer][span]
+            keys, values = (kind[span] for kind in self._cache.layers[layer])
             out, total = attend_part(q[start : start + count], keys, values, scale, mask, rule)
             outs.append(out)
             totals.append(total)
@@ -272,12 +289,11 @@ class _Places(NamedTuple):
 def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCache) -> _Places:
     slots, starts = cache.all_slots([own.pages for own in chains], [own.base + max(own.forks) for own in chains])
     begin = [start for start, own in zip(starts, chains, strict=True) for _ in own.forks]
-    shared = KVSpans(cache.keys, cache.values, slots, begin, [own.base + fork for own in chains for fork in own.forks])
-    depth = chain_cache.keys.shape[2]
-    own_begin = [cell * depth for own in chains for cell in own.cells]
+    shared = KVSpans(cache.blocks, slots, begin, [own.base + fork for own in chains for fork in own.forks])
+    own_begin = [cell * chain_cache.depth for own in chains for cell in own.cells]
     stored_count = [place + 1 for own in chains for place in own.depths]
     own_count = [seen for own in chains for seen in own.seen]
-    cells = chain_cache.keys, chain_cache.values, chain_cache.slots, own_begin
+    cells = chain_cache.blocks, chain_cache.slots, own_begin
     stored = KVSpans(*cells, stored_count)
     return _Places(shared, stored if own_count == stored_count else KVSpans(*cells, own_count), stored)
 

@@ -7,6 +7,7 @@ tokens are stored at once, and one backend reads both parts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
-from ssd.layers.attention import Scores
+from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows
 from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
@@ -52,7 +53,7 @@ class TreeCache:
         self.cache, self.dummy_page, self.dummy_cell, self.depth = cache, num_pages, cells, depth
         self._first = (num_pages + 1) * cache.page_size
         self._stop = self._first + (cells + 1) * depth
-        for kind in (cache.keys, cache.values):
+        for kind in chain.from_iterable(cache.blocks):
             kind[:, self._first : self._stop] = 0.0
         self.cells = torch.arange(cells + 1, dtype=torch.int32, device=cache.keys.device)[:, None]
 
@@ -63,16 +64,17 @@ class TreeCache:
 
     def chain_cache(self) -> ChainCache:
         """Return the cells, all free, as a chain cache."""
-        keys, values = (
-            kind[:, self._first : self._stop].unflatten(1, (-1, self.depth))[:, : self.dummy_cell]
-            for kind in (self.cache.keys, self.cache.values)
-        )
-        return ChainCache(keys, values)
+        blocks = [
+            [kind[:, self._first : self._stop].unflatten(1, (-1, self.depth))[:, : self.dummy_cell] for kind in block]
+            for block in self.cache.blocks
+        ]
+        return ChainCache([(keys, values) for keys, values in blocks])
 
     def own(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of all cells in a layer, each [slots, kv_heads, head_dim]."""
         where = slice(self._first, self._stop)
-        return self.cache.keys[layer, where], self.cache.values[layer, where]
+        keys, values = self.cache.layers[layer]
+        return keys[where], values[where]
 
     def path(self, tree: Tree, row: Row, more: int = 0) -> TreeRow:
         """Return a row of path tokens; `more` tokens follow the last."""
@@ -217,7 +219,7 @@ class StaticTreeContext(TableContext):
         super().__init__(positions, slots, shared, cache.cache, attention)
         self._own, self._tree_cache, self.features = own, cache, features
 
-    def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
-        paths = PagedKeys(self._cache.keys[layer], self._cache.values[layer], self._rows)
+        paths = PagedKeys(*self._cache.layers[layer], self._rows)
         return self._attention.attend_both(q, paths, PagedKeys(*self._tree_cache.own(layer), self._own), scale, rule)

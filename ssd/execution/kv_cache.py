@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -23,8 +25,30 @@ def last(span: Span, count: int) -> Span:
     return slice(span.stop - count, span.stop) if isinstance(span, slice) else span[len(span) - count :]
 
 
+Block = tuple[Tensor, Tensor]
+"""The keys and values of layers of one size, each [layers, ..., kv_heads, head_dim]."""
+
+
+def allocate(
+    shape: Shape, rows: tuple[int, ...], more: int, make: Callable[[tuple[int, ...]], Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Make memory for the keys or the values of all layers; return it and its blocks.
+
+    A block is [layers, *rows, kv_heads, head_dim + more]. It is all of the memory, but if layers differ in size, each
+    has its own block in a flat memory. `make` returns a tensor of a shape."""
+    if not shape.sizes:
+        whole = make((shape.layers, *rows, shape.kv_heads, shape.head_dim + more))
+        return whole, [whole]
+    cells = [(1, *rows, heads, dim + more) for heads, dim in shape.sizes]
+    counts = list(map(math.prod, cells))
+    whole = make((sum(counts),))
+    return whole, [part.view(cell) for part, cell in zip(whole.split(counts), cells, strict=True)]
+
+
 class KVCache:
-    """Owns `keys` and `values`, each [layers, num_pages * page_size, kv_heads, head_dim].
+    """Owns `keys` and `values` in `blocks`, each [layers, num_pages * page_size, kv_heads, head_dim].
+
+    There is one block, or one for each layer if they differ in size. `layers` has the keys and values of each layer.
 
     Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. `dtype` uint8: numbers are
     rounded to FP8 (`ssd.layers.paged.to_fp8`). int8: our kernel alone reads and writes them, each head of a token as
@@ -33,17 +57,18 @@ class KVCache:
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.head_dim = shape.head_dim
-        cell = shape.head_dim + (STEP_BYTES if dtype == torch.int8 else 0)
-        size = (shape.layers, num_pages * page_size, shape.kv_heads, cell)
+        rows, more = (num_pages * page_size,), STEP_BYTES if dtype == torch.int8 else 0
         # Not zeroed: untouched pages cost no memory on a CPU, and nothing reads a slot before it is written.
-        self.keys = torch.empty(size, dtype=dtype, device=device)
-        self.values = torch.empty(size, dtype=dtype, device=device)
+        make = partial(torch.empty, dtype=dtype, device=device)
+        (self.keys, keys), (self.values, values) = (allocate(shape, rows, more, make) for _ in range(2))
+        self.blocks: list[Block] = list(zip(keys, values, strict=True))
+        self.layers = [layer for block in self.blocks for layer in zip(*block, strict=True)]
         self.pages, self.page_size = num_pages, page_size
 
     def blank(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros. Pages that nothing wrote are read faster than any text, as they have no memory yet."""
         for page in pages:
-            for kind in (self.keys, self.values):
+            for kind in chain.from_iterable(self.blocks):
                 kind[:, page * self.page_size : (page + 1) * self.page_size].zero_()
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
@@ -86,5 +111,6 @@ class KVCache:
         """Store keys and values [n, kv_heads, head_dim] at `slots` int64 [n]."""
         if self.keys.dtype == torch.uint8:
             keys, values = to_fp8(keys), to_fp8(values)
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        own_keys, own_values = self.layers[layer]
+        own_keys.index_copy_(0, slots, keys)
+        own_values.index_copy_(0, slots, values)

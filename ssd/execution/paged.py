@@ -60,9 +60,12 @@ class PagedContext(BaseContext):
         return None if self.view is None else Views([self.view], self.places, self._layers)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
+        self._put(layer, k, v)
+        return self.attend_stored(layer, q, rule)
+
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-        self._put(layer, k, v)
         for path in self._paths:
             path.attend(layer, q, out, scale, rule)
         return out
@@ -73,7 +76,7 @@ def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVS
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
     count = [position + 1 for position in positions]
-    return KVSpans(cache.keys, cache.values, slots, begin, count)
+    return KVSpans(cache.blocks, slots, begin, count)
 
 
 def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tensor], None]:
@@ -123,7 +126,7 @@ class RowPath:
         self._rows = [(tokens, row.stop, cache.span(row.pages, row.stop)) for tokens, row in rows]
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
+        all_keys, all_values = self._cache.layers[layer]
         for tokens, length, span in self._rows:
             seen, here = last(span, rule.reach(len(tokens), length)), slice(tokens.start, tokens.stop)
             out[here] = self._attend(q[here], _taken(all_keys, seen), _taken(all_values, seen), scale, rule)
@@ -157,8 +160,8 @@ class BatchedPath:
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
         keys, values = (
-            kind[layer].index_select(0, self._table.flatten()).view(*self._table.shape, *kind.shape[2:])
-            for kind in (self._cache.keys, self._cache.values)
+            kind.index_select(0, self._table.flatten()).view(*self._table.shape, *kind.shape[1:])
+            for kind in self._cache.layers[layer]
         )
         mask = self._mask(rule.window, q.dtype)
         if rule.softcap is not None or rule.sinks is not None:  # which torch's fused attention does not know

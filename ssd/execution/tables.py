@@ -229,22 +229,18 @@ class TableContext(BaseContext):
         super().__init__(layers)
         self.positions = positions
         self._slots, self._rows, self._cache, self._attention = slots, rows, cache, attention
-        self._scale = cache.keys.shape[-1] ** -0.5
+        self._scale = cache.head_dim**-0.5
 
     def cache_places(self, layer: int) -> CachePlaces:
-        return CachePlaces(
-            self._cache.keys[layer], self._cache.values[layer], self._slots, partial(self._attend_stored, layer)
-        )
+        return CachePlaces(*self._cache.layers[layer], self._slots, partial(self.attend_stored, layer))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
         self._cache.write(layer, self._slots, k, v)
-        return self._attend_stored(layer, q, rule)
+        return self.attend_stored(layer, q, rule)
 
-    def _attend_stored(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
-        """Attend with keys and values that are in the cache."""
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
         scale = self._scale if rule.scale is None else rule.scale
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        return self._attention.attend(q, keys, values, self._rows, scale, rule)
+        return self._attention.attend(q, *self._cache.layers[layer], self._rows, scale, rule)
 
 
 def table_context(

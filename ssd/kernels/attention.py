@@ -27,23 +27,32 @@ def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
 class KVSpans:
     """The keys and values of n tokens: token i sees slots[begin[i]] to slots[begin[i] + count[i] - 1].
 
-    A token's own are in the last of its slots. `keys` and `values` are [layers, ..., kv_heads, dim] in float32, or
-    codes in int8 with their steps (`ssd.execution.kv_cache`). Slots must exist: nothing checks them."""
+    A token's own are in the last of its slots. A block has keys and values [layers, ..., kv_heads, dim] in float32, or
+    codes in int8 with their steps: of all layers, or of one if layers differ in size (`ssd.execution.kv_cache`). Slots
+    must exist: nothing checks them. `struct` is the first block's."""
 
     def __init__(
-        self, keys: Tensor, values: Tensor, slots: array[int], begin: Sequence[int], count: Sequence[int]
+        self, blocks: Sequence[tuple[Tensor, Tensor]], slots: array[int], begin: Sequence[int], count: Sequence[int]
     ) -> None:
-        self._kept = keys, values
-        self._lists = lists = slots, array("q", begin), array("q", count)
+        self._blocks, self._lists = blocks, (slots, array("q", begin), array("q", count))
         self.longest, self.tokens = max(count, default=0), len(count)
-        layer, cell = keys.itemsize * keys.stride(0), keys.itemsize * keys.shape[-1]
-        self.struct = library.Store(keys.data_ptr(), values.data_ptr(), layer, cell, *map(address, lists), self.longest)
+        self.struct = self._store(*blocks[0])
+
+    def _store(self, keys: Tensor, values: Tensor) -> library.Store:
+        layer, cell, lists = keys.itemsize * keys.stride(0), keys.itemsize * keys.shape[-1], map(address, self._lists)
+        return library.Store(keys.data_ptr(), values.data_ptr(), layer, cell, *lists, self.longest)
+
+    def _at(self, layer: int) -> tuple[library.Store, int, int]:
+        """Return the store of a layer's block, the layer's number in it, and its heads of keys."""
+        if len(self._blocks) == 1:
+            return self.struct, layer, self._blocks[0][0].shape[-2]
+        return self._store(*self._blocks[layer]), 0, self._blocks[layer][0].shape[-2]
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store each token's own k and v [n, kv_heads, dim]."""
-        k, v, (n, kv_heads, dim) = by_heads(k), by_heads(v), k.shape
+        k, v, (n, kv_heads, dim), (store, place, _) = by_heads(k), by_heads(v), k.shape, self._at(layer)
         strides = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
-        call().put(byref(self.struct), layer, *strides, n, kv_heads, dim)
+        call().put(byref(store), place, *strides, n, kv_heads, dim)
 
     def attend(
         self,
@@ -62,11 +71,11 @@ class KVSpans:
         A token sees its span here, and behind that its span in `own`; of both together the last `window` keys. `sinks`
         float32 [heads], contiguous: the scores of keys without values that each token sees."""
         q, (_, heads, dim) = by_heads(q), q.shape
-        kv_heads = self._kept[0].shape[-2]
+        store, place, kv_heads = self._at(layer)
         given = library.Attend(
-            pointer(self.struct),
-            None if own is None else pointer(own.struct),
-            *(q.data_ptr(), out.data_ptr(), q.stride(0), layer, heads, kv_heads, dim),
+            pointer(store),
+            None if own is None else pointer(own._at(layer)[0]),
+            *(q.data_ptr(), out.data_ptr(), q.stride(0), place, heads, kv_heads, dim),
             *(window or NO_WINDOW, scale, softcap or 0.0, library.pointer(sinks)),
         )
         memory = scratch(parts_bytes([View(self, own)], heads, dim))

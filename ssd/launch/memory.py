@@ -108,7 +108,7 @@ def token_bytes(options: ChosenOptions, target: Sized) -> int:
         case "fp8":
             return values
         case "int8":
-            return values + STEP_BYTES * values // sizes.head_dim
+            return values + STEP_BYTES * sizes.kv_cells_per_token
     return values * ITEM_BYTES[target.dtype]
 
 

@@ -114,7 +114,7 @@ class BlockDraft:
         """Store what `context` returns, for positions from `first` on, in `slots` of [layers, slots, kv_heads, dim]."""
         positions = range(first, first + len(states))
         if self._decoder is not None:
-            spans = KVSpans(keys, values, array("q", slots), range(len(slots)), [1] * len(slots))
+            spans = KVSpans([(keys, values)], array("q", slots), range(len(slots)), [1] * len(slots))
             self._decoder.remember(self._fused(states), array("q", positions), spans, self._fuse is not None)
             return
         where, every = (torch.tensor(numbers, device=self.device) for numbers in (slots, positions))

@@ -47,6 +47,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 131072,
     },
+    "gemma4": {"model_type": "gemma4_text"},
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }

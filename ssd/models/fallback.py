@@ -313,6 +313,9 @@ class _Probe:
         self._calls += 1
         return attend(q, k, v, q.shape[2] ** -0.5 if rule.scale is None else rule.scale, rule)
 
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        raise AssertionError("layers of transformers share no keys of ours")
+
     def views(self) -> None:
         return None
 

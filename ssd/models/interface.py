@@ -28,6 +28,11 @@ class ForwardContext(Protocol):
 
         Returns [n, heads * head_dim]."""
 
+    def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
+        """Attend with q to the keys and values of a layer that called `attend` before, in this forward.
+
+        So layers share keys and values."""
+
     def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
         """Compute the recurrence `index` of `Shape.states`, and keep the `changes` [n, change] of the batch's tokens.
 
@@ -51,7 +56,8 @@ class Shape:
 
     A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position` is the
     longest sequence, in tokens. `layers` are those with keys and values; `states` are what other layers keep.
-    `no_rollback` says why draft tokens cannot be taken back, and prefixes not be shared; it is empty if they can."""
+    `no_rollback` says why draft tokens cannot be taken back, and prefixes not be shared; it is empty if they can.
+    `sizes`: (kv_heads, head_dim) of each of the layers, if they differ."""
 
     vocab_size: int
     outputs: int
@@ -62,6 +68,7 @@ class Shape:
     max_position: int
     states: tuple[StateSize, ...] = ()
     no_rollback: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for sizes that no model has, before anything is allocated."""
@@ -69,8 +76,9 @@ class Shape:
             most = MOST.get(name, 2**31)
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} {getattr(self, name)} is not between 1 and {most}")
-        if self.heads % self.kv_heads:
-            raise UsageError(f"heads {self.heads} are no multiple of kv_heads {self.kv_heads}")
+        for kv_heads in {self.kv_heads, *(heads for heads, _ in self.sizes)}:
+            if self.heads % kv_heads:
+                raise UsageError(f"heads {self.heads} are no multiple of kv_heads {kv_heads}")
 
 
 class Model(Protocol):

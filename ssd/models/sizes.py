@@ -6,10 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.heads import EMBEDDING, OUTPUTS
 from ssd.models.mtp import is_mtp
 from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
+from ssd.system import fields
+from ssd.system.fields import Config
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
@@ -38,7 +43,8 @@ def saved_states(sequences: int) -> int:
 class ModelSizes:
     """The sizes of a model; `inner` is the width of a feed-forward, of which a layer has `experts`.
 
-    Of its `layers`, `attending` have keys and values, and the others are `recurrent`."""
+    `stored` has the (kv_heads, head_dim) of each layer with keys and values of its own. Other layers are `recurrent`,
+    or read the keys and values of a layer before."""
 
     vocab_size: int
     context: int
@@ -50,7 +56,7 @@ class ModelSizes:
     inner: int
     experts: int
     tied: bool
-    attending: int
+    stored: tuple[tuple[int, int], ...]
     recurrent: RecurrentSizes
 
     @classmethod
@@ -67,6 +73,9 @@ class ModelSizes:
         if mla:  # one size for keys and values, from which no head is absorbed (`ssd.models.fallback`)
             key_dim = model.count("qk_nope_head_dim") + model.count("qk_rope_head_dim")
             kv_heads, head_dim = heads, max(key_dim, model.count("v_head_dim"))
+        stored = ((kv_heads, head_dim),) * attending
+        if model.config.get("model_type") == "gemma4_text":
+            stored = tuple(gemma4_sizes(model.config)[1])
         return cls(
             vocab_size=model.count("vocab_size"),
             context=model.count("max_position_embeddings", _UNLIMITED if mamba else None),
@@ -78,19 +87,52 @@ class ModelSizes:
             inner=model.count("moe_intermediate_size", inner),
             experts=model.count("num_experts", 1),
             tied=bool(model.config.get("tie_word_embeddings", False)),
-            attending=attending,
+            stored=stored,
             recurrent=recurrent,
         )
 
     @property
     def kv_values_per_token(self) -> int:
-        return 2 * self.attending * self.kv_heads * self.head_dim
+        return 2 * sum(heads * dim for heads, dim in self.stored)
+
+    @property
+    def kv_cells_per_token(self) -> int:
+        """Return how many heads of keys and of values a token has, over all layers."""
+        return 2 * sum(heads for heads, _ in self.stored)
 
     def parameters(self) -> int:
         """Count the weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         layer = self.width * (attention + 3 * self.experts * self.inner)
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
+
+
+def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the kind of every layer of a Gemma 4, and (kv_heads, head_dim) of those with keys and values of their own.
+
+    These come first. transformers writes what differs by layer into `per_layer_config`. The last layer is always
+    global, as there."""
+    layers, name = fields.count(config, "num_hidden_layers", most=MOST["layers"]), "num_kv_shared_layers"
+    shared = fields.count(config, name, most=layers - 1) if config.get(name) else 0
+    kinds = list(config.get("layer_types") or (([SLIDING] * 5 + [FULL]) * layers)[:layers])
+    kinds[-1] = FULL
+    own = kinds[: layers - shared]
+    if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING} or set(own) != set(kinds):
+        raise UsageError(
+            f"layer_types must be {layers} of {FULL} and {SLIDING}, and each kind have a layer that is none of the "
+            f"{shared} last ones ({name})"
+        )
+    heads, dim = fields.count(config, "num_key_value_heads"), fields.count(config, "head_dim", 256)
+    wide = fields.count(config, "global_head_dim", 512)
+    few = fields.count(config, "num_global_key_value_heads", heads) if config.get("attention_k_eq_v") else heads
+    if config.get("per_layer_config") is None:
+        return kinds, [(few, wide) if kind == FULL else (heads, dim) for kind in own]
+    given = fields.mapping(config, "per_layer_config")
+    each = [fields.mapping(given, str(index)) for index in range(layers)]
+    if strange := {field for one in each for field in one} - {"num_key_value_heads", "head_dim"}:
+        raise UsageError(f"per_layer_config with {min(strange)} is not supported in this family")
+    sizes = [(fields.count(one, "num_key_value_heads", heads), fields.count(one, "head_dim", dim)) for one in each]
+    return kinds, sizes[: len(own)]
 
 
 def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, RecurrentSizes]:

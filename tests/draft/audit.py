@@ -129,8 +129,8 @@ class Auditor:
             fresh.forward([Row([*tree.path[:before], *tokens], 0, range(64), outputs=0)])
             span = slice(before, before + len(tokens))
             for kept, new in (
-                (drafter.chain_cache.keys, fresh.cache.keys),
-                (drafter.chain_cache.values, fresh.cache.values),
+                (drafter.chain_cache.blocks[0][0], fresh.cache.keys),
+                (drafter.chain_cache.blocks[0][1], fresh.cache.values),
             ):
                 assert (kept[:, cell, : len(tokens)] - new[:, span]).abs().max() <= 1e-10
 

@@ -100,7 +100,7 @@ def scheduler_of(cells: int) -> tuple[ChainScheduler, list[int]]:
     """A scheduler with so many cells, and the cells that it takes back."""
     forgotten: list[int] = []
     empty = torch.zeros(1, cells, 1, 1, 1)
-    return ChainScheduler(ChainCache(empty, empty), 200, forgotten.extend), forgotten
+    return ChainScheduler(ChainCache([(empty, empty)]), 200, forgotten.extend), forgotten
 
 
 def joint_tree(budget: int) -> Tree:

@@ -28,7 +28,7 @@ def test_chains_are_texts(family: str, tmp_path: Path) -> None:
     check_chains(family, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2", "gemma4_text", "gpt_oss"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chains_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
     check_chains(family, tmp_path, attention_backend(backend, tiny.CPU, 4))
@@ -68,6 +68,8 @@ def check_chains(family: str, tmp_path: Path, attention: PagedAttention | None =
         "qwen3_moe",
         "gpt2",
         "gemma3_text",
+        "gemma4_text",
+        "gemma4_text experts",
         "gemma2",
         "olmo3",
         "granite",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def static(model: Model, configuration: EngineConfig, attention: str = "torch") -> Counting:
     """A runner whose memory is NaN at first, but for the dummies: what is read before it is written shows."""
     runner = Counting(model, configuration, attention)
-    for kind in (runner.cache.keys, runner.cache.values):
+    for kind in chain.from_iterable(runner.cache.blocks):
         kind[:, : -(runner.tree_cache.depth + configuration.page_size)] = torch.nan
     return runner
 
@@ -98,7 +99,7 @@ def test_of_pages_of_any_size(world: World, page_size: int) -> None:
     check(world.draft.model, settings, [GREEDY, WARM, WARM._replace(seed=3)], [30, 2, 11])
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3", "gemma2", "gemma4_text", "gpt2"])
 @pytest.mark.parametrize("length", [2, 30])
 def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
     """Windows that end within a path and within a chain, shared key heads, caps."""
@@ -367,9 +368,9 @@ def test_a_draft_that_begins_anew_has_all_of_its_places(world: World) -> None:
     Auditor(world, draft)
     target = ScriptedTarget(draft, 0, tiny.token_ids(9, 1), WARM, settings.speculation)
     assert list(draft.engine.trees[0].chains) and len(draft.cells) == 15 * 8
-    before = draft.engine.drafter.chain_cache.keys.data_ptr()
+    before = draft.engine.drafter.chain_cache.blocks[0][0].data_ptr()
     draft.restart()
-    assert len(draft.cells) == 15 * 8 and draft.engine.drafter.chain_cache.keys.data_ptr() == before
+    assert len(draft.cells) == 15 * 8 and draft.engine.drafter.chain_cache.blocks[0][0].data_ptr() == before
     again = ScriptedTarget(draft, 0, target.tokens[:7], GREEDY, settings.speculation)
     assert again.outcome(0, next(iter(draft.engine.trees[0].chains)).tokens[0], 4)
     again.release()

@@ -66,8 +66,8 @@ def test_attention_over_shared_and_own_keys(
     stores = [(numbers(2, 90, kv_heads, dim), numbers(2, 90, kv_heads, dim) + 1) for _ in range(2)]
     slots = [array("q", torch.randperm(90, generator=torch.Generator().manual_seed(i)).tolist()) for i in range(2)]
     begin, counts, own_begin, own_counts = [0, 3, 50, 7], [1, 70, 16, 33], [0, 5, 20, 80], [1, 3, 9, 2]
-    shared = KVSpans(*stores[0], slots[0], begin, counts)
-    own = KVSpans(*stores[1], slots[1], own_begin, own_counts)
+    shared = KVSpans(stores[:1], slots[0], begin, counts)
+    own = KVSpans(stores[1:], slots[1], own_begin, own_counts)
     q, k, v = numbers(4, heads, dim), numbers(4, kv_heads, dim), numbers(4, kv_heads, dim)
     own.put(1, k, v)
     out, alone = torch.empty(4, heads * dim), torch.empty(4, heads * dim)
@@ -107,11 +107,13 @@ def test_tokens_of_a_long_text_have_the_bits_that_each_has_alone(
     q, alone, counts = numbers(n, heads, dim), torch.empty(n, heads * dim), [before + i + 1 for i in range(n)]
     torch.set_num_threads(1)
     for i, seen in enumerate(counts):
-        KVSpans(keys, values, slots, [0], [seen]).attend(0, q[i : i + 1], alone[i : i + 1], range(1), 0.3, None, window)
+        KVSpans([(keys, values)], slots, [0], [seen]).attend(
+            0, q[i : i + 1], alone[i : i + 1], range(1), 0.3, None, window
+        )
     for count in (1, 3):
         torch.set_num_threads(count)
         together = torch.empty(n, heads * dim)
-        KVSpans(keys, values, slots, [0] * n, counts).attend(0, q, together, range(n), 0.3, None, window)
+        KVSpans([(keys, values)], slots, [0] * n, counts).attend(0, q, together, range(n), 0.3, None, window)
         assert torch.equal(together[:-1], alone[:-1]) and together[-1].isnan().all()
     for i, seen in enumerate(counts[:-1]):
         where = list(slots)[max(0, seen - (window or seen)) : seen]
@@ -132,17 +134,17 @@ def test_many_tokens_have_the_bits_that_each_has_alone(texts: list[tuple[int, in
     q, alone = numbers(len(counts), heads, dim), torch.empty(len(counts), heads * dim)
     torch.set_num_threads(1)
     for i, (start, seen) in enumerate(zip(begin, counts, strict=True)):
-        KVSpans(keys, values, slots, [start], [seen]).attend(0, q[i : i + 1], alone[i : i + 1], range(1), 0.3)
+        KVSpans([(keys, values)], slots, [start], [seen]).attend(0, q[i : i + 1], alone[i : i + 1], range(1), 0.3)
     for count in (1, 3):
         torch.set_num_threads(count)
         together = torch.empty(len(counts), heads * dim)
-        KVSpans(keys, values, slots, begin, counts).attend(0, q, together, range(len(counts)), 0.3)
+        KVSpans([(keys, values)], slots, begin, counts).attend(0, q, together, range(len(counts)), 0.3)
         assert torch.equal(together, alone)
 
 
 def test_no_token_needs_no_key() -> None:
     store = numbers(1, 3, 2, 8)
-    KVSpans(store, store, array("q"), [], []).attend(0, numbers(0, 2, 8), torch.empty(0, 16), range(0), 1.0)
+    KVSpans([(store, store)], array("q"), [], []).attend(0, numbers(0, 2, 8), torch.empty(0, 16), range(0), 1.0)
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:

@@ -19,6 +19,7 @@ from ssd.kernels.attention import KVSpans
 from ssd.models.sizes import STEP_BYTES
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, Texts, config, params
 from tests.models import tiny
+from tests.models.knobs import FAMILIES
 from tools.activations import CACHES
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
@@ -32,7 +33,7 @@ def stored(x: Tensor) -> Tensor:
     """Store x [n, kv_heads, dim] as keys and as values; return the cells [n, kv_heads, dim + STEP_BYTES]."""
     n, kv_heads, dim = x.shape
     keys, values = (torch.zeros(1, n, kv_heads, dim + STEP_BYTES, dtype=torch.int8) for _ in range(2))
-    KVSpans(keys, values, array("q", range(n)), range(n), [1] * n).put(0, x, x)
+    KVSpans([(keys, values)], array("q", range(n)), range(n), [1] * n).put(0, x, x)
     assert torch.equal(keys, values)
     return keys[0]
 
@@ -87,17 +88,18 @@ def test_attention_has_the_bits_of_the_numbers_that_the_codes_mean(
         for rows in (1, n):
             found = [torch.empty(rows, heads * dim) for _ in range(4)]
             for store, own, out in zip((meant, coded, meant, coded), (None, None, meant, meant), found, strict=True):
-                spans = KVSpans(store, store, slots, [0] * rows, counts[:rows])
-                behind = None if own is None else KVSpans(own, own, slots, [3] * rows, [2] * rows)
+                spans = KVSpans([(store, store)], slots, [0] * rows, counts[:rows])
+                behind = None if own is None else KVSpans([(own, own)], slots, [3] * rows, [2] * rows)
                 spans.attend(0, q[:rows], out, range(rows), 0.3, None, window, behind)
             assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
             assert not torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma4_text"])
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.8}, {"temperature": 0.8, "repetition_penalty": 1.2}], ids=str)
-def test_ids_are_those_of_ar_with_the_same_cache(asked: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts in chunks and shared ones; drafts that are right and wrong."""
-    target = tiny.llama(tmp_path / "target", seed=3)
+def test_ids_are_those_of_ar_with_the_same_cache(asked: dict[str, Any], family: str, tmp_path: Path) -> None:
+    """Prompts in chunks and shared ones; drafts that are right and wrong; layers of one size and of two."""
+    target = tiny.model(family, tmp_path / "target", seed=3, **FAMILIES[family][1])
     model = tiny.runner(target).model
     draft = tiny.runner(tiny.noisy_copy(target, tmp_path / "draft", noise=0.03))
     prompts = [tiny.token_ids(n, n) for n in (3, 50, 18)] + [tiny.token_ids(50, 50)[:30]]

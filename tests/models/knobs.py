@@ -35,6 +35,30 @@ GEMMA3 = {
     "tie_word_embeddings": True,
 }
 GEMMA2 = GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "sliding_window": 9,
+    "num_hidden_layers": 6,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 131,
+    "tie_word_embeddings": True,
+}
+# As the larger models are: no inputs of layers, few wide heads whose keys are their values, experts.
+GEMMA4_MOE = GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "num_hidden_layers": 3,
+    "layer_types": [SLIDING, SLIDING, FULL],
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 20,
+}
 GRANITE = {
     "embedding_multiplier": 4.0,
     "attention_multiplier": 0.3,
@@ -151,6 +175,30 @@ FAMILIES: Knobs = {
         GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
     ),
     "gemma3_text yarn": ("gemma3_text", GEMMA3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
+    "gemma4_text": ("gemma4_text", GEMMA4),
+    "gemma4_text double width, soft cap, untied, eps": (
+        "gemma4_text",
+        GEMMA4
+        | {"use_double_wide_mlp": True, "final_logit_softcapping": 3.0}
+        | {"tie_word_embeddings": False, "rms_norm_eps": 0.1},
+    ),
+    "gemma4_text of one size": ("gemma4_text", GEMMA4 | {"global_head_dim": 8, "num_kv_shared_layers": 0}),
+    "gemma4_text pattern, proportional": (
+        "gemma4_text",
+        GEMMA4
+        | {"layer_types": None, "num_hidden_layers": 8, "num_kv_shared_layers": 2, "std": 0.1}
+        | {
+            "rope_parameters": {
+                FULL: {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "factor": 4.0},
+                SLIDING: DEFAULT | {"rope_theta": 50.0},
+            }
+        },
+    ),
+    "gemma4_text keys as values": (
+        "gemma4_text",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "std": 0.1},
+    ),
+    "gemma4_text experts": ("gemma4_text", GEMMA4_MOE),
     "gemma2": ("gemma2", GEMMA2),
     "gemma2 uncapped, untied, bias": (
         "gemma2",

@@ -65,6 +65,9 @@ def _write(model: Any, directory: Path, seed: int, std: float, shards: bool) -> 
     for name, parameter in model.named_parameters():
         mean = 1.0 if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
         parameter.data = mean + std * torch.randn(parameter.shape, generator=generator)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(1 + std * float(torch.randn((), generator=generator)))
     model.save_pretrained(directory, max_shard_size="20KB" if shards else "1GB")
     return directory
 
@@ -110,7 +113,7 @@ def renumbered(source: Path, directory: Path, lacking: int = 20, more: int = 9, 
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     tensors = load_file(source / "model.safetensors")
     for name, tensor in tensors.items():
-        if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
+        if name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight", "wte.weight")):
             rows = torch.randn(size, tensor.shape[1], generator=generator)
             rows[ids[: len(kept)]] = tensor[[vocabulary[token] for token in kept]]
             tensors[name] = rows

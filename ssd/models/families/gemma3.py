@@ -30,7 +30,7 @@ from ssd.models.interface import ForwardContext, Shape
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, mapping, number, refuse
 
-_ACTIVATION = "gelu_pytorch_tanh"
+ACTIVATION = "gelu_pytorch_tanh"
 # Fields that must be empty: the model does not compute what they ask for.
 _REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention", "mlp_bias")
 
@@ -80,8 +80,8 @@ class Gemma3:
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
         config = {**self.defaults, **config}
-        if (activation := config.get("hidden_activation", _ACTIVATION)) != _ACTIVATION:
-            raise UsageError(f"activation {activation!r} is not supported ({_ACTIVATION} is)")
+        if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
+            raise UsageError(f"activation {activation!r} is not supported ({ACTIVATION} is)")
         refuse(config, self.refused)
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)

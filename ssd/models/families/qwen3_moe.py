@@ -44,7 +44,10 @@ class Experts:
         return shares / shares.sum(-1, keepdim=True) if self._normalised else shares, chosen
 
     def __call__(self, x: Tensor) -> Tensor:
-        shares, chosen = self.choose(self._router(x))
+        return self.mixed(x, *self.choose(self._router(x)))
+
+    def mixed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Return the sum of what the `chosen` experts make of x, by their shares."""
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, rank = torch.where(chosen == index)
