@@ -55,15 +55,18 @@ def test_an_engine_without_a_draft_says_the_same_with_and_without_overlap(
     assert found[0] == found[1]
 
 
-def test_gpt_oss_says_the_same_in_every_mode(device: torch.device, tmp_path: Path) -> None:
-    """Sinks beside windows, in the target's verifications and in the draft's tree."""
-    kind, knobs = FAMILIES["gpt_oss"]
-    target = tiny.model(kind, tmp_path / "target", **knobs | {"vocab_size": 300, "max_position_embeddings": 512})
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma4_text"])
+def test_a_family_says_the_same_in_every_mode(family: str, device: torch.device, tmp_path: Path) -> None:
+    """Sinks beside windows, or keys of two sizes, in the target's verifications and in the draft's tree."""
+    kind, knobs = FAMILIES[family]
+    sizes = {"vocab_size": 300, "max_position_embeddings": 512}
+    sizes |= {"vocab_size_per_layer_input": 300} if kind == "gemma4_text" else {}
+    target = tiny.model(kind, tmp_path / "target", **knobs | sizes)
     draft = tiny.noisy_copy(target, tmp_path / "draft", noise=0.003)
-    sizes = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5, "dtype": "float32"}
+    room = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5, "dtype": "float32"}
     places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}
     found = []
-    with LLM(str(target), str(draft), **places, **sizes, deterministic=True) as llm:
+    with LLM(str(target), str(draft), **places, **room, deterministic=True) as llm:
         for mode in MODES:
             asked = SamplingParams(0.8, seed=4, max_tokens=48, ignore_eos=True, speculation=Speculation(mode, 4, (3,)))
             found.append([answer.token_ids for answer in llm.generate(PROMPTS, asked)])

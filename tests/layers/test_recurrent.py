@@ -74,7 +74,7 @@ def test_any_cut_gives_the_same_bits(form: str, kind: str) -> None:
     """Each row makes some accepted tokens again, then has some right ones and some that will be rejected."""
     case, chance = Case(kind), random.Random(0)
     assert case.expected.isfinite().all() and case.expected.std() > 0
-    for trial in range(8):
+    for trial in range(1 if form == "triton" else 8):  # its interpreter is slow
         states, kept = torch.full_like(case.states[:2], torch.nan), case.kept.clone()
         places = chance.sample(range(2 * TOKENS), TOKENS)
         base = start = 0

@@ -31,8 +31,6 @@ _ROPE = {
 }
 _SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
 
-_SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
-
 
 class GptOssAttention(Attention):
     """Attention with a learned sink for each head."""
