@@ -221,7 +221,7 @@ def delta_kernel(
 
 
 @triton.jit
-def _either(old: tl.tensor, new: tl.tensor, is_new: bool, inside: tl.tensor) -> tl.tensor:
+def _either(old: tl.tensor, new: tl.tensor, is_new: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """Load a part of an earlier change, or of a new one, in float32."""
     return tl.load(old, mask=inside & (not is_new), other=0.0) + tl.load(new, mask=inside & is_new, other=0.0).to(
         tl.float32

@@ -28,6 +28,7 @@ from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 from ssd.layers.triton_quantized import product_kernel, sum_kernel
+from ssd.layers.triton_states import convolve_kernel, delta_kernel
 
 CAPABILITIES = tuple(map(int, sys.argv[1:])) or (90, 80)
 _SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
@@ -176,6 +177,12 @@ def main() -> None:
     ):
         compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
+    states = dict.fromkeys(("states", "kept", "weight", "bias", "decay", "dt_bias"), "*fp32")
+    states |= dict.fromkeys(("changes", "queries"), "*bf16") | dict.fromkeys(("rows", "places", "groups"), "*i64")
+    window = {"FIELDS": 9, "WINDOW": 4, "BIAS": True, "SILU": True, "BLOCK": 256}
+    compiled("convolve_kernel", convolve_kernel, window, "bf16", "bf16", **states)
+    delta = {"FIELDS": 9, "HEADS": 32, "KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "TILED": False}
+    compiled("delta_kernel", delta_kernel, delta | {"BLOCK_K": 128, "BLOCK_V": 32}, "bf16", "bf16", **states)
 
 
 if __name__ == "__main__":

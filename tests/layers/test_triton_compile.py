@@ -57,6 +57,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, capability: int) -> None:
         "packed, 8 bits: mma.sync, copies ahead",
         "packed, fp8: mma.sync, copies ahead",
         "sum_kernel",
+        "convolve_kernel",
+        "delta_kernel",
     ]
     products = "wgmma" if capability == 90 else "mma.sync"
     assert found == [f"sm_{capability} {line.replace('wgmma', products)}" for line in expected]
