@@ -51,9 +51,16 @@ class Case:
         )
         self.states = torch.full((TOKENS + 1, *self.recurrence.size.state), torch.nan)
         self.kept = torch.full((2 * TOKENS, self.recurrence.size.change), torch.nan)
-        for count in range(TOKENS + 1):
-            rows = [StateRow(-1, (), TOKENS, count, count)]
-            self.expected = self.recurrence(self.states, self.kept, self.changes, self.queries, rows)
+        self.states[0] = 0.0
+        given = self.states, self.kept, self.changes, self.queries
+        one_by_one = [StateRow(token, (), 1, token + 1, 1) for token in range(TOKENS)]
+        self.expected = self.recurrence(*given, one_by_one)
+        states, rows = (
+            torch.full_like(self.states[:2], torch.nan),
+            [StateRow(-1, (), TOKENS, 0, TOKENS, 1, TOKENS // 2)],
+        )
+        assert torch.equal(self.recurrence(states, *given[1:], rows), self.expected)
+        assert torch.equal(states, self.states[[TOKENS, TOKENS // 2]])
 
     def junk(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
         return noise(count, self.changes.shape[1], seed=seed), noise(count, self.read, seed=seed + 1)
