@@ -15,19 +15,32 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, mtp, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
+from ssd.models.gguf.architectures import ARCHITECTURES
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
-from ssd.system.version import HOW_TO_INSTALL, installed_transformers
+from ssd.system.version import HOW_TO_INSTALL, TESTED_TRANSFORMERS, installed_transformers
 
+_COMMON = (
+    f"Built-in families are compared with transformers {TESTED_TRANSFORMERS}. Their weights may be floats or FP8, AWQ, "
+    "GPTQ, compressed-tensors; those of gpt_oss MXFP4, too.\n"
+)
+_ANY, _BUILT_IN = "any", "built-in families, most of the fallback's"
 _DRAFTS = (
-    ("model", "--draft MODEL, of any family, with the target's tokens"),
-    ("cascade", "--draft SMALL --draft LARGER: each helps the next"),
+    ("model", "--draft MODEL, of any family, with the target's tokens", _ANY),
+    ("cascade", "--draft SMALL --draft LARGER: each helps the next", _ANY),
+    ("EAGLE-3 head", "--draft HEAD, in SafeAILab's or speculators' layout", _BUILT_IN),
+    ("block drafter", "--draft DRAFTER, in the layout of DSpark, DFlash or speculators", _BUILT_IN),
     (
-        "EAGLE-3 head",
-        "--draft HEAD, in SafeAILab's or speculators' layout, for targets of every family listed above",
+        "KV-injected drafter",
+        "--draft DRAFTER, from `python -m tools.distill --kind kv-injection`",
+        "llama, mistral, qwen3",
     ),
-    ("MTP head", "--draft mtp: layers for it in the target's own checkpoint, as Qwen3.5 has them"),
-    ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing"),
+    (
+        "MTP head",
+        "--draft mtp: layers for it in the target's own checkpoint",
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next",
+    ),
+    ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing", _ANY),
 )
 
 
@@ -177,9 +190,14 @@ def _list() -> None:
         if (found := installed_transformers())
         else f"fallback: {HOW_TO_INSTALL}"
     )
-    known = [*registry.families().items(), ("any other causal language model", fallback)]
-    out.print(grid("model families", ("model_type", "from"), known, left=2))
-    out.print(grid("drafts", ("kind", "given by"), _DRAFTS, left=2))
+    known = [
+        (kind, origin, ", ".join(one.kind for one in ARCHITECTURES.values() if one.model_type == kind))
+        for kind, origin in registry.families().items()
+    ]
+    known.append(("any other causal language model", fallback, ""))
+    out.print(grid("model families", ("model_type", "from", "GGUF"), known, left=3))
+    out.print(_COMMON)
+    out.print(grid("drafts", ("kind", "given by", "targets"), _DRAFTS, left=3))
 
 
 @click.command()

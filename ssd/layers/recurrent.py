@@ -1,4 +1,4 @@
-"""What a layer keeps for a sequence in place of keys and values: a state, and how tokens change it.
+"""Recurrences: layers that keep a state for a sequence in place of keys and values.
 
 A draft token may be rejected, so its change must not be lost in a state. A token leaves its *change*, the numbers from
 which it can be made again: the state after any token is an earlier state and the changes since then, in order. So a
@@ -20,7 +20,7 @@ from ssd.kernels.gpu import fuses
 
 
 class StateSize(NamedTuple):
-    """The sizes of what a recurrence keeps: of a sequence a `state`, of a token a `change` of so many numbers."""
+    """The sizes of what a recurrence keeps: the shape of a sequence's `state`, the numbers of a token's `change`."""
 
     state: tuple[int, ...]
     change: int

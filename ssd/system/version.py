@@ -9,6 +9,8 @@ from pathlib import Path
 from ssd import __version__
 
 _OLDEST = 5  # version of transformers
+TESTED_TRANSFORMERS = "5.24"
+"""The version of transformers that the families are compared with."""
 HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 COMMIT_FILE = "COMMIT"
 """The file in the package of a wheel or an sdist with the commit it was made from. `setup.py` writes it."""
