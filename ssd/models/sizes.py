@@ -143,10 +143,10 @@ def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, Recurre
         if not kinds:
             count = layers - layers // model.count("full_attention_interval", 4)
         heads, keys = model.count("linear_num_value_heads"), model.count("linear_key_head_dim")
-        values = heads * model.count("linear_value_head_dim")
-        inputs = 2 * keys * model.count("linear_num_key_heads") + values
+        values, queries = heads * model.count("linear_value_head_dim"), keys * model.count("linear_num_key_heads")
+        inputs = 2 * queries + values
         window = model.count("linear_conv_kernel_dim", 4)
-        own = RecurrentSizes(keys * values + (window - 1) * inputs, 2 * inputs + 2 * heads)
+        own = RecurrentSizes(keys * values + (window - 1) * inputs, 2 * inputs - queries + 2 * heads)
     else:
         own = RecurrentSizes((model.count("conv_L_cache", 3) - 1) * width, width)
     return layers - count, RecurrentSizes(count * own.state, count * own.change)

@@ -28,8 +28,10 @@ from ssd.models.gguf.blocks import BLOCKS
 from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.head import with_list
 from ssd.models.resident import resident_bytes
+from ssd.models.sizes import ModelSizes
 from tests.models import test_quantized, tiny
 from tests.models.gguf_writer import finish, write_gguf
+from tests.models.knobs import RECURRENT
 from tests.models.test_gguf_blocks import drawn
 
 WIDTH, INNER, LAYERS, VOCABULARY = 256, 768, 2, 1200
@@ -227,3 +229,14 @@ def test_a_process_holds_what_is_predicted(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", _HELD, *folders], capture_output=True, text=True, check=True)
     held, predicted = map(int, found.stdout.split())
     assert held == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_the_sizes_of_states_are_those_that_a_runner_allocates(family: str, tmp_path: Path) -> None:
+    kind, knobs = RECURRENT[family]
+    directory = tiny.model(kind, tmp_path, **knobs)
+    cache, sizes = tiny.runner(directory).state_cache, ModelSizes.of(inspect(directory))
+    assert cache is not None
+    assert sizes.recurrent.state == sum(states[0].numel() for states in cache.states)
+    assert sizes.recurrent.change == sum(kept.shape[1] for kept in cache.kept)
+    assert len(sizes.stored) == tiny.runner(directory).model.shape.layers
