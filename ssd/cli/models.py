@@ -167,8 +167,9 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 def _why_not(target: Checkpoint, name: str) -> str | None:
     """Return why the draft `name` cannot draft for `target`; None if it can."""
+    other = None if name == mtp.NAME else inspect(hub.resolve(name))
     try:
-        draft = registry.own_head(target) if name == mtp.NAME else inspect(hub.resolve(name))
+        draft = other or registry.own_head(target)
         if pairs.draft_kind(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
             raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
         pairs.check_pair(target, draft)

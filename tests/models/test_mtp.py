@@ -88,7 +88,7 @@ def resolved(directory: Path, **fields: Any) -> Any:
 
 
 def test_it_drafts_unless_another_draft_or_none_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "ssd.launch")
     directory = checkpoint(tmp_path / "target", "qwen3")
     for fields in ({}, {"mode": "ssd"}, {"draft": ("mtp",)}, {"mode": "sd", "draft": ("",)}):
         found = resolved(directory, **fields)
