@@ -85,7 +85,7 @@ def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
         "context": f"{found['context']} tokens, rope scaling {found['rope']}",
         "chat template": "yes" if found["chat_template"] else "no",
         "weights in memory": f"{found['weight_bytes'] / gib:.2f} GiB at most, in {found['dtype']}",
-        "states": f"{found['state_bytes'] / gib:.2f} GiB for {found['sequences']} and at page boundaries",
+        "states": f"{found['state_bytes'] / gib:.2f} GiB for {found['sequences']} sequences and the prefix cache",
         "keys and values": f"{found['cache_bytes'] / gib:.2f} GiB for {found['sequences']} x {found['tokens']} tokens",
     }
     if not found["state_bytes"]:

@@ -330,7 +330,7 @@ def host_states(options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoi
 
 def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> int:
     """Return the bytes of what a model's recurrent layers keep; `cells` are those of a draft's chains."""
-    seqs, depth = options.max_num_seqs, MAX_LOOKAHEAD + 1
+    seqs, depth = options.max_num_seqs, MAX_LOOKAHEAD + 1  # a target has half of these places, a draft all
     return ModelSizes.of(model).recurrent.nbytes(seqs, 4 * depth * seqs + depth * cells)
 
 

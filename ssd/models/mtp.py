@@ -51,6 +51,8 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
         raise UsageError(f"{target.directory}: an MTP head with {asked} is not supported")
     if odd := [name for name in names if name not in _OWN and not name.startswith(_LAYER)]:
         raise UsageError(f"{target.directory}: tensor {odd[0]} is not one of a supported MTP head")
+    if missing := [name for name in _OWN if names and name not in names]:
+        raise UsageError(f"{target.directory}: the MTP head lacks tensor {missing[0]}")
     one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     found = replace(target, config=config | one_layer | {"architectures": [_ARCHITECTURE]})
     if not names:

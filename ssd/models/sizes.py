@@ -136,18 +136,24 @@ def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
 
 
 def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, RecurrentSizes]:
-    """Return how many layers attend, and what the others keep."""
-    kinds = model.config.get("layer_types") or ()
+    """Return how many layers attend, and what the others keep. Defaults are those of the families."""
+    config, family = model.config, str(model.config.get("model_type"))
+    kinds = config.get("layer_types") or ()
+    if not isinstance(kinds, list | tuple):
+        raise UsageError(f"{model.directory / 'config.json'}: layer_types must be a list, is {kinds!r}")
     count = sum(kind in ("linear_attention", "conv") for kind in kinds)
-    if "linear_num_value_heads" in model.config:
+    if family == "qwen3_next" or family.startswith("qwen3_5"):
         if not kinds:
             count = layers - layers // model.count("full_attention_interval", 4)
-        heads, keys = model.count("linear_num_value_heads"), model.count("linear_key_head_dim")
-        values, queries = heads * model.count("linear_value_head_dim"), keys * model.count("linear_num_key_heads")
-        inputs = 2 * queries + values
-        window = model.count("linear_conv_kernel_dim", 4)
-        own = RecurrentSizes(keys * values + (window - 1) * inputs, 2 * inputs - queries + 2 * heads)
+        heads, key_dim = model.count("linear_num_value_heads", 32), model.count("linear_key_head_dim", 128)
+        values = heads * model.count("linear_value_head_dim", 128)
+        queries = key_dim * model.count("linear_num_key_heads", 16)
+        inputs, window = 2 * queries + values, model.count("linear_conv_kernel_dim", 4)
+        own = RecurrentSizes(key_dim * values + (window - 1) * inputs, 2 * inputs - queries + 2 * heads)
     else:
+        full = config.get("full_attn_idxs")
+        if family == "lfm2" and not kinds and isinstance(full, list):
+            count = layers - len(set(map(str, full)))
         own = RecurrentSizes((model.count("conv_L_cache", 3) - 1) * width, width)
     return layers - count, RecurrentSizes(count * own.state, count * own.change)
 

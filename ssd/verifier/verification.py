@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, Protocol
@@ -120,17 +120,29 @@ class PlainVerification:
         return self.retried(self._run(batch, host_work))
 
     def retried(self, verified: VerifiedBatch) -> VerifiedBatch:
-        """Return the batch, run again without the draft tokens of rows that they may have spoiled.
+        """Return the batch, with rows that draft tokens may have spoiled run again without these.
 
         Also collect the log-probabilities of prompts."""
-        spoiled = verified.spoiled()
-        if any(spoiled):
-            parts = zip(verified.batch, spoiled, strict=True)
-            again = self._run([part.without_draft() if bad else part for part, bad in parts], nothing)
-            verified = replace(again, began=verified.began)
+        spoiled = [number for number, bad in enumerate(verified.spoiled()) if bad]
+        if spoiled:
+            verified = self._again(verified, spoiled)
         verified.collect_prompt_logprobs()
         self.trace.enter(State.OTHER)
         return verified
+
+    def _again(self, verified: VerifiedBatch, numbers: Items[int]) -> VerifiedBatch:
+        """Run the rows with these numbers again, without draft tokens; other rows have left their states already."""
+        again = self._run([verified.batch[number].without_draft() for number in numbers], nothing)
+        batch, samples, outcomes = list(verified.batch), list(verified.samples), list(verified.outcomes)
+        logits = list(_split(verified.logits, batch)) if len(verified.logits) else []
+        new = _split(again.logits, again.batch) if len(again.logits) else ()
+        for place, number in enumerate(numbers):
+            batch[number], samples[number] = again.batch[place], again.samples[place]
+            outcomes[number] = again.outcomes[place]
+            if logits:  # where the runner drew the samples, nobody reads the row's logits
+                logits[number] = new[place] if new else logits[number][: batch[number].row.outputs]
+        all_logits = torch.cat(logits) if logits else NO_LOGITS
+        return VerifiedBatch(batch, samples, outcomes, all_logits, verified.began, again.ended)
 
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
         pass
