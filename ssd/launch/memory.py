@@ -323,13 +323,13 @@ def host_weights(
 
 
 def host_states(options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoint]) -> int:
-    """Return the bytes of what recurrent layers keep in the host's memory."""
+    """Return the bytes of all models' recurrent states and changes in the host's memory."""
     models = [target.model] if options.device == "cpu" else []
     return sum(state_bytes(options, one) for one in [*models, *(drafts if options.draft_device == "cpu" else ())])
 
 
 def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> int:
-    """Return the bytes of what a model's recurrent layers keep; `cells` are those of a draft's chains."""
+    """Return the bytes of a model's recurrent states and changes; `cells` are those of a draft's chains."""
     seqs, depth = options.max_num_seqs, MAX_LOOKAHEAD + 1  # a target has half of these places, a draft all
     return ModelSizes.of(model).recurrent.nbytes(seqs, 4 * depth * seqs + depth * cells)
 

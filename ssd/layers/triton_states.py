@@ -5,7 +5,6 @@ written. It goes through a row's changes one by one, so that a token's bits do n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ssd.kernels.states import Rows
+
 _FIELDS = 9  # of a row: those of `StateRow`, where its places and its tokens begin
 _CHANNELS = 256  # of a program of a convolution
 _COLUMNS = 32  # of a head's state in a program
-
-Rows = Sequence[tuple[int, Sequence[int], int, int, int, int, int]]
-"""`StateRow` of `ssd.layers.recurrent`: (source, replayed, tokens, target, written, save, saved) of each row."""
 
 
 class _Packed(NamedTuple):

@@ -1,7 +1,7 @@
 """Texts of every mode in the situations that go wrong elsewhere: `python -m tests.exactness.situations` prints a table.
 
-A situation returns the ids of a speculating engine, and those that it must have: of transformers where it begins cold,
-else of plain decoding in an engine of its own."""
+A situation returns the ids that a speculating engine gave, and the expected ids. A cold start is compared with
+transformers; the other situations are compared with plain decoding in another engine."""
 
 from __future__ import annotations
 
