@@ -11,7 +11,7 @@ from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.norm import RMSNorm
 from ssd.layers.recurrent import ShortConvolution, StateSize
 from ssd.layers.rotary import Rotary
-from ssd.models.families.llama import FULL, SPLITS, FeedForward, optional_bias
+from ssd.models.families.llama import SPLITS, FeedForward, optional_bias
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_5 import Qwen35
 from ssd.models.interface import ForwardContext, Shape
@@ -61,6 +61,7 @@ class Lfm2(Qwen35):
     """An LFM2 decoder; see `ssd.models.interface.Model`."""
 
     recurrent = GatedConvolution
+    kind = CONVOLUTION
     norm = RMSNorm
     norms = "operator_norm", "ffn_norm", "embedding_norm"
     below = "conv", "feed_forward"
@@ -75,14 +76,9 @@ class Lfm2(Qwen35):
         return {**super().completed(config), **own, "intermediate_size": _inner(config)}
 
     @staticmethod
-    def layer_types(config: Config) -> list[str]:
-        layers = count(config, "num_hidden_layers")
-        if (kinds := config.get("layer_types")) is None:
-            full = config.get("full_attn_idxs")
-            kinds = [FULL if full is None or index in full else CONVOLUTION for index in range(layers)]
-        if len(kinds) != layers or not set(kinds) <= {FULL, CONVOLUTION} or FULL not in kinds:
-            raise UsageError(f"layer_types must be {layers} of {FULL} and {CONVOLUTION}, at least one of them {FULL}")
-        return list(kinds)
+    def attends(config: Config, layer: int) -> bool:
+        full = config.get("full_attn_idxs")
+        return full is None or layer in full
 
     @staticmethod
     def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> Lfm2Attention:

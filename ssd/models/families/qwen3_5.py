@@ -180,6 +180,7 @@ class Qwen35:
 
     recurrent: type[Recurrent] = DeltaNet  # what most layers have for attention
     norm: type[RMSNorm] = OffsetRMSNorm
+    kind = LINEAR  # of these layers in `layer_types`
     norms = NORMS
     below = "linear_attn", "mlp"  # of a layer: what it has for attention, its feed-forward
     defaults: ClassVar[Config] = {
@@ -227,16 +228,20 @@ class Qwen35:
         """Return the config with the family's defaults."""
         return {**cls.defaults, **{name: value for name, value in config.items() if value is not None}}
 
-    @staticmethod
-    def layer_types(config: Config) -> list[str]:
-        """Return the kind of every layer; without a list, each n-th layer has attention."""
+    @classmethod
+    def layer_types(cls, config: Config) -> list[str]:
+        """Return the kind of every layer; without a list, those that `attends` names have attention."""
         layers = count(config, "num_hidden_layers")
         if (kinds := config.get("layer_types")) is None:
-            every = count(config, "full_attention_interval", 4)
-            kinds = [LINEAR if (index + 1) % every else FULL for index in range(layers)]
-        if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR} or FULL not in kinds:
-            raise UsageError(f"layer_types must be {layers} of {FULL} and {LINEAR}, at least one of them {FULL}")
+            kinds = [FULL if cls.attends(config, index) else cls.kind for index in range(layers)]
+        if len(kinds) != layers or not set(kinds) <= {FULL, cls.kind} or FULL not in kinds:
+            raise UsageError(f"layer_types must be {layers} of {FULL} and {cls.kind}, at least one of them {FULL}")
         return list(kinds)
+
+    @staticmethod
+    def attends(config: Config, layer: int) -> bool:
+        """Return True if a layer has attention where the config does not list the kinds: each n-th has."""
+        return (layer + 1) % count(config, "full_attention_interval", 4) == 0
 
     @staticmethod
     def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> Attention:
