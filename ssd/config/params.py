@@ -25,6 +25,11 @@ Allocation = Literal["joint", "theorem"]
 MAX_LOOKAHEAD = 16
 BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
 """Most rows of a block drafter's block: a speculation's, the tokens before it without hidden states, and three more."""
+TARGET_REACH, DRAFT_REACH = 2 * (MAX_LOOKAHEAD + 1), 4 * (MAX_LOOKAHEAD + 1)
+"""Tokens in a row whose changes are kept where layers have states, for each sequence.
+
+A target keeps those of a row, and of the row before it that are not yet in the state; a draft those of a trunk, and of
+the chain that became it before the state was brought up to it."""
 MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
 MAX_IN_FLIGHT = 48

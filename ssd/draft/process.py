@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from ssd.config.engine import Activations, EngineConfig, WeightFormat
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD
 from ssd.draft import eagle3, kv_injection
 from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
@@ -152,8 +152,7 @@ def _load(
     if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
-        # A trunk, and the chain that became it before the state was brought up to it.
-        room = StateRoom(config.max_num_seqs, 4 * (MAX_LOOKAHEAD + 1), cells(config), MAX_LOOKAHEAD + 1)
+        room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
         sizes = config.draft_num_pages, config.page_size, config.deterministic
         runner = pacing.runner(model, *sizes, takes, attention, state_room=room)
     try:

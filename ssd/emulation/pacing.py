@@ -11,7 +11,7 @@ from ssd.config.emulation import ForwardTime
 from ssd.config.engine import CacheDType
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Result, Runner
-from ssd.execution.states import StateRoom
+from ssd.execution.states import ROOM_FOR_ONE, StateRoom
 from ssd.models.interface import Model
 
 log = logging.getLogger("ssd.emulation")
@@ -44,14 +44,13 @@ def runner(
     takes: ForwardTime | None,
     attention: str = "auto",
     cache_dtype: CacheDType = "auto",
-    state_room: StateRoom | None = None,
+    state_room: StateRoom = ROOM_FOR_ONE,
 ) -> Runner:
     """Return a plain runner, or a paced one, with a cache in the model's type, if times are given."""
-    room = state_room or StateRoom()
     if takes is None:
-        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype, state_room=room)
+        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype, state_room=state_room)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(takes, model, pages, page_size, deterministic, attention, state_room=room)
+    return PacedRunner(takes, model, pages, page_size, deterministic, attention, state_room=state_room)
 
 
 def wait_until(end: float) -> None:

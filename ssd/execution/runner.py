@@ -14,7 +14,7 @@ from ssd.execution.batch import BaseContext, Row, output_indices
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.paged import PagedContext
-from ssd.execution.states import StateCache, StateRoom
+from ssd.execution.states import ROOM_FOR_ONE, StateCache, StateRoom
 from ssd.execution.tables import TableContext, table_context
 from ssd.kernels import cpu
 from ssd.layers.paged import PagedAttention, TorchAttention
@@ -23,7 +23,6 @@ from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law
 
 Result = TypeVar("Result")
-_FOR_ONE = StateRoom()
 
 
 def device_of(name: str) -> torch.device:
@@ -77,7 +76,7 @@ class Runner:
         attention: str = "auto",
         *,
         cache_dtype: str = "auto",
-        state_room: StateRoom = _FOR_ONE,
+        state_room: StateRoom = ROOM_FOR_ONE,
     ) -> None:
         if model.device.type == "cuda":
             torch.cuda.set_device(model.device)  # kernels that are not torch's are launched there

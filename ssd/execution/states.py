@@ -29,6 +29,9 @@ class StateRoom(NamedTuple):
     depth: int = 0
 
 
+ROOM_FOR_ONE = StateRoom()
+
+
 class StateCache:
     """Owns `states` [slots, *state] of each recurrence, and `kept` [places, change]: what tokens in flight left.
 

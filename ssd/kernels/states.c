@@ -25,8 +25,8 @@ static inline void store_up_to(float *x, lanes v, int64_t count) {
 }
 
 /* Calls `keep` for each slot that wants the state after `done` changes of a row. */
-#define KEEP(row, done, keep)                                          \
-    do {                                                               \
+#define KEEP(row, done, keep)                                                    \
+    do {                                                                         \
         if ((row)->target >= 0 && (done) == (row)->written) keep((row)->target); \
         if ((row)->save >= 0 && (done) == (row)->saved) keep((row)->save);       \
     } while (0)
@@ -165,7 +165,8 @@ static void delta_item(const void *arguments, int64_t item) {
     const changes_t *in = &of->in;
     const int64_t blocks = (of->value_dim + COLUMNS - 1) / COLUMNS, head = item / blocks, dim = of->key_dim;
     const int64_t first = item % blocks * COLUMNS, width = of->value_dim;
-    const int64_t keys = of->key_heads * dim, key_head = (of->tiled ? head % of->key_heads : head / (of->heads / of->key_heads)) * dim;
+    const int64_t keys = of->key_heads * dim, group = of->heads / of->key_heads;
+    const int64_t key_head = (of->tiled ? head % of->key_heads : head / group) * dim;
     const int64_t columns = width - first < COLUMNS ? width - first : COLUMNS;
     float memory[dim * COLUMNS + LANES], *state = memory + (-((uintptr_t)memory / sizeof *memory) & (LANES - 1));
     memset(state, 0, dim * COLUMNS * sizeof *state);

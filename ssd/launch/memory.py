@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
-from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD, Speculation
+from ssd.config.params import BLOCK_ROWS, DRAFT_REACH, MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
@@ -330,8 +330,9 @@ def host_states(options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoi
 
 def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> int:
     """Return the bytes of a model's recurrent states and changes; `cells` are those of a draft's chains."""
-    seqs, depth = options.max_num_seqs, MAX_LOOKAHEAD + 1  # a target has half of these places, a draft all
-    return ModelSizes.of(model).recurrent.nbytes(seqs, 4 * depth * seqs + depth * cells)
+    seqs = options.max_num_seqs
+    changes = DRAFT_REACH * seqs + (MAX_LOOKAHEAD + 1) * cells  # a target has half of the former
+    return ModelSizes.of(model).recurrent.nbytes(seqs, changes)
 
 
 def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:

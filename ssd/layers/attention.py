@@ -18,7 +18,7 @@ class Scores:
 
     None means head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token.
     `sinks`: for each head float32 [heads] the score of a key without value, which all queries see (attention sinks,
-    arXiv 2309.17453; learned ones, as in gpt-oss)."""
+    arXiv 2309.17453; learned ones, as in gpt-oss). `sinks_of` makes them of a weight."""
 
     scale: float | None = None
     window: int | None = None
@@ -42,6 +42,12 @@ class Scores:
 
 
 PLAIN = Scores()
+
+
+def sinks_of(weight: Tensor) -> Tensor:
+    """Return a weight [heads] as the sinks of `Scores`, contiguous and in float32 at least."""
+    return weight.to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
+
 
 # Scores that are computed at a time: 4 MiB as float32, or more for few queries, whose products are still fast. Memory
 # for the scores of all queries would grow with the sequence.

@@ -19,7 +19,6 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from ssd.errors import UsageError
 from ssd.kernels.attention import KVSpans
 from ssd.kernels.guess import GuessStep
 from ssd.layers.linear import Table
@@ -31,6 +30,7 @@ from ssd.models.families.llama import (
     FeedForward,
     Layer,
     Llama,
+    check_activation,
     decoder_of,
     guess_step,
     kernel_of,
@@ -54,8 +54,7 @@ class BlockDraft:
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        if config.get("hidden_act", "silu") != "silu":
-            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        check_activation(config)
         self.fields, self.shape = fields_of(config), shape_of(config, max_position)
         self.dtype, self.device = dtype, device
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.layer_kinds import FULL
 from ssd.models.layouts import KV_INJECTION, names_block
 from ssd.system.fields import count, flag
 
@@ -134,8 +135,8 @@ def _refuse_windows(said: Mapping[str, Any]) -> None:
             raise UsageError(f"sliding_window {said['sliding_window']!r} is not supported in a block drafter")
     elif not isinstance(kinds, list) or len(kinds) != count(said, "num_hidden_layers"):
         raise UsageError("layer_types must be a list of num_hidden_layers kinds")
-    elif odd := [kind for kind in kinds if kind != "full_attention"]:
-        raise UsageError(f"layer_types has {odd[0]!r}: only full_attention is supported in a block drafter")
+    elif odd := [kind for kind in kinds if kind != FULL]:
+        raise UsageError(f"layer_types has {odd[0]!r}: only {FULL} is supported in a block drafter")
 
 
 def _layers(said: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,12 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssd.errors import UsageError
 from ssd.kernels.decoder import Decoder, DecoderLayer
 from ssd.kernels.guess import GuessStep
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.families.llama import Attention, FeedForward, guess_step, shape_of
+from ssd.models.families.llama import Attention, FeedForward, check_activation, guess_step, shape_of
 from ssd.models.head import predicting
 from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
 from ssd.models.interface import ForwardContext, Shape
@@ -61,8 +60,7 @@ class Eagle3(PairModel):
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        if config.get("hidden_act", "silu") != "silu":
-            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        check_activation(config)
         shape = shape_of(config, max_position)
         self.shape = replace(shape, layers=1)
         self.dtype, self.device = dtype, device

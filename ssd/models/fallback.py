@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssd.errors import UsageError
-from ssd.layers.attention import PLAIN, Scores, attend
+from ssd.layers.attention import PLAIN, Scores, attend, sinks_of
 from ssd.layers.norm import Residual
 from ssd.layers.recurrent import Recurrence
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.stored import check_finite, check_type
@@ -31,7 +32,7 @@ _NAME = "ssd"  # the attention below is registered in transformers under this na
 _CUT = 7  # tokens of the first part of the text tried on loading
 # Scalings whose frequencies depend on the length of the text: cached keys would have to be rotated again.
 _MOVING_ROPE = {"dynamic", "longrope"}
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_KNOWN_LAYERS = {FULL, SLIDING}
 
 
 class Unpaged(UsageError):
@@ -158,7 +159,7 @@ def _attention(
         raise Unpaged(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
     width, scale = max(query.shape[-1], value.shape[-1]), query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (F.pad(x[0].transpose(0, 1), (0, width - x.shape[-1])) for x in (query, key, value))
-    sinks = None if s_aux is None else s_aux.to(torch.promote_types(s_aux.dtype, torch.float32)).contiguous()
+    sinks = None if s_aux is None else sinks_of(s_aux)
     out = context.attend(layer, q.contiguous(), k, v, Scores(scale, sliding_window, softcap, sinks))
     return out.view(1, q.shape[0], q.shape[1], width)[..., : value.shape[-1]], None
 
@@ -337,6 +338,6 @@ class _Probe:
         kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
         if not window:
             return
-        slide = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * len(self.sizes)
+        slide = [kind == SLIDING for kind in kinds] if kinds else [True] * len(self.sizes)
         if [self._windows[layer] for layer in sorted(self._windows)] != [window if s else None for s in slide]:
             raise UsageError("sliding_window does not reach the layers that it is meant for")

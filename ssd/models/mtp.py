@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.layer_kinds import FULL
 from ssd.system.fields import flag
 
 NAME = "mtp"
@@ -53,7 +54,7 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
         raise UsageError(f"{target.directory}: tensor {odd[0]} is not one of a supported MTP head")
     if missing := [name for name in _OWN if names and name not in names]:
         raise UsageError(f"{target.directory}: the MTP head lacks tensor {missing[0]}")
-    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    one_layer = {"num_hidden_layers": 1, "layer_types": [FULL]}
     found = replace(target, config=config | one_layer | {"architectures": [_ARCHITECTURE]})
     if not names:
         return found

@@ -9,12 +9,11 @@ from typing import NamedTuple
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.heads import EMBEDDING, OUTPUTS
+from ssd.models.layer_kinds import CONVOLUTION, FULL, LINEAR, SLIDING
 from ssd.models.mtp import is_mtp
 from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
 from ssd.system import fields
 from ssd.system.fields import Config
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
@@ -141,7 +140,7 @@ def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, Recurre
     kinds = config.get("layer_types") or ()
     if not isinstance(kinds, list | tuple):
         raise UsageError(f"{model.directory / 'config.json'}: layer_types must be a list, is {kinds!r}")
-    count = sum(kind in ("linear_attention", "conv") for kind in kinds)
+    count = sum(kind in (LINEAR, CONVOLUTION) for kind in kinds)
     if family == "qwen3_next" or family.startswith("qwen3_5"):
         if not kinds:
             count = layers - layers // model.count("full_attention_interval", 4)

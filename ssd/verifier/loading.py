@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, MAX_LOOKAHEAD
+from ssd.config.params import DRAFTED, TARGET_REACH
 from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -66,8 +66,7 @@ def load(
         runner = StaticRunner(model, *sizes, config.attention, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify
-        # A row's changes, and those of the row before it that are not yet in the state.
-        room = StateRoom(config.max_num_seqs, 2 * (1 + MAX_LOOKAHEAD))
+        room = StateRoom(config.max_num_seqs, TARGET_REACH)
         runner = pacing.runner(model, *sizes, takes, config.attention, config.kv_cache_dtype, room)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:

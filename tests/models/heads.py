@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,19 @@ WIDTH = 3 * tiny.SIZES["hidden_size"]
 def target(directory: Path, **options: Any) -> Path:
     """A Llama with layers enough to be low, middle and high."""
     return tiny.llama(directory, **{"num_hidden_layers": 4, "seed": 3} | options)
+
+
+def fit(parameters: Sequence[Tensor], losses: Callable[[], Iterable[Tensor]], steps: int, rate: float) -> float:
+    """Train the parameters by the mean of the losses; returns the last one."""
+    optimizer = torch.optim.AdamW(parameters, rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    for _ in range(steps):
+        loss = torch.stack(list(losses())).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return loss.item()
 
 
 def head(directory: Path, predicted: int = 131, seed: int = 0, layer: str = "midlayer", **fields: Any) -> Path:
@@ -160,22 +173,16 @@ class PlainHead:
         ids = torch.tensor(texts)
         states = torch.stack([self.states(text) for text in texts])
         parameters = [tensor.requires_grad_() for tensor in self.weights.values()]
-        optimizer = torch.optim.AdamW(parameters, rate)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
         places = torch.full((self.target.config["vocab_size"],), -100)  # what it does not predict is not to be learned
         places[self.ids] = torch.arange(len(self.ids))
-        for _ in range(steps):
-            found = self.unroll(ids, states, depth)
-            losses = [
+
+        def losses() -> list[Tensor]:
+            return [
                 cross_entropy(logits[:, :-1].flatten(0, 1), places[ids[:, 2 + s :]].flatten())
-                for s, logits in enumerate(found)
+                for s, logits in enumerate(self.unroll(ids, states, depth))
             ]
-            loss = torch.stack(losses).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return loss.item()
+
+        return fit(parameters, losses, steps, rate)
 
     def save(self, directory: Path) -> None:
         """Overwrite the weights of the checkpoint."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from tests.models import tiny
+from tests.models.heads import fit
 
 PARTS = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight")
 
@@ -94,20 +95,16 @@ class PlainHead:
         """Learn what follows in `texts`, of one length, also from its own features; returns the loss."""
         ids, own = torch.tensor(texts), [*self.layer.parameters(), *self.token_norm.parameters()]
         own += [*self.feature_norm.parameters(), self.fc]
-        optimizer, states = torch.optim.AdamW(own, rate), self.states(ids)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-        for _ in range(steps):
-            features, losses = states[:, :-1], []
+        states = self.states(ids)
+
+        def losses() -> Iterator[Tensor]:
+            features = states[:, :-1]
             for ahead in range(1, depth + 1):
                 features = self.step(ids[:, ahead : ahead + features.shape[1]], features)[:, :-1]
                 logits = self.target.get_output_embeddings()(features)
-                losses.append(cross_entropy(logits.flatten(0, 1), ids[:, ahead + 1 :].flatten()))
-            loss = torch.stack(losses).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return loss.item()
+                yield cross_entropy(logits.flatten(0, 1), ids[:, ahead + 1 :].flatten())
+
+        return fit(own, losses, steps, rate)
 
     def save(self) -> None:
         """Overwrite the head in the checkpoint."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.config.params import MAX_LOOKAHEAD
+from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD
 from ssd.execution.runner import Runner
 from ssd.execution.states import StateRoom
 from ssd.models import registry
@@ -22,7 +22,7 @@ from ssd.models.weights import from_checkpoint
 CPU = torch.device("cpu")
 MAX_POSITION = 256
 # The states of 32 sequences, target's or draft's.
-ROOM = StateRoom(32, 4 * (MAX_LOOKAHEAD + 1), 32 * 32, MAX_LOOKAHEAD + 1)
+ROOM = StateRoom(32, DRAFT_REACH, 32 * 32, MAX_LOOKAHEAD + 1)
 # A vocabulary that is a multiple of nothing, two key heads for four query heads, a feed-forward of an odd width.
 SIZES: dict[str, Any] = {
     "vocab_size": 131,

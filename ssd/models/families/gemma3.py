@@ -15,11 +15,10 @@ from ssd.layers.attention import Scores
 from ssd.layers.norm import OffsetRMSNorm, Residual, gelu_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import (
-    FULL,
-    SLIDING,
     SPLITS,
     Attention,
     FeedForward,
+    check_activation,
     head_and_table,
     shape_of,
     through_layers,
@@ -27,6 +26,7 @@ from ssd.models.families.llama import (
 )
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, mapping, number, refuse
 
@@ -80,8 +80,7 @@ class Gemma3:
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
         config = {**self.defaults, **config}
-        if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
-            raise UsageError(f"activation {activation!r} is not supported ({ACTIVATION} is)")
+        check_activation(config, "hidden_activation", ACTIVATION)
         refuse(config, self.refused)
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         kinds = self._kinds = layer_types(config)

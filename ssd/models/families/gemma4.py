@@ -18,9 +18,10 @@ from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm, gelu_mul
 from ssd.layers.rotary import Frequencies, Rotary, frequencies
 from ssd.models.families.gemma3 import ACTIVATION, Gemma3FeedForward, rope, text_of
-from ssd.models.families.llama import FULL, SLIDING, SPLITS, head_and_table, shape_of
+from ssd.models.families.llama import SPLITS, check_activation, head_and_table, shape_of
 from ssd.models.families.qwen3_moe import Experts
 from ssd.models.interface import ForwardContext
+from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.sizes import gemma4_sizes
 from ssd.models.split import VOCABULARY, Splits
 from ssd.models.weights import Weights
@@ -228,8 +229,7 @@ def _frequencies(config: Config, kind: str, head_dim: int, max_position: int) ->
 
 def _check(config: Config) -> None:
     """Raise `UsageError` if the config asks for what this family does not compute."""
-    if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
-        raise UsageError(f"activation {activation!r} is not supported ({ACTIVATION} is)")
+    check_activation(config, "hidden_activation", ACTIVATION)
     if config.get("use_bidirectional_attention") == "all":
         raise UsageError("use_bidirectional_attention of all tokens is not supported: tokens may see no later ones")
     refuse(config, ("attention_bias", "mlp_bias"))

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ssd.layers.attention import sinks_of
 from ssd.layers.linear import Linear
 from ssd.layers.norm import silu_mul
 from ssd.layers.rotary import Rotary
@@ -37,9 +38,7 @@ class GptOssAttention(Attention):
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
-        sinks = weights("sinks", shape.heads)
-        wide = torch.promote_types(sinks.dtype, torch.float32)
-        self._scores = replace(self._scores, sinks=sinks.to(wide).contiguous())
+        self._scores = replace(self._scores, sinks=sinks_of(weights("sinks", shape.heads)))
 
 
 class ClampedFeedForward(FeedForward):

@@ -6,19 +6,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ssd.errors import UsageError
-from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.norm import RMSNorm
 from ssd.layers.recurrent import ShortConvolution, StateSize
 from ssd.layers.rotary import Rotary
 from ssd.models.families.llama import SPLITS, FeedForward, optional_bias
 from ssd.models.families.qwen3 import Qwen3Attention
-from ssd.models.families.qwen3_5 import Qwen35
+from ssd.models.families.qwen3_5 import Qwen35, convolved
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.layer_kinds import CONVOLUTION
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, flag, number
-
-CONVOLUTION = "conv"
 
 
 class Lfm2Attention(Qwen3Attention):
@@ -39,9 +36,7 @@ class GatedConvolution:
     """out(c * convolution(b * x)), where b, c and x are one projection. Its recurrence is `index` of the model's."""
 
     def __init__(self, config: Config, weights: Weights, index: int) -> None:
-        width, window = count(config, "hidden_size"), count(config, "conv_L_cache", 3, MAX_WINDOW)
-        if window < 2:
-            raise UsageError("conv_L_cache must be above 1")
+        width, window = count(config, "hidden_size"), convolved(config, "conv_L_cache")
         biased, self._index = flag(config, "conv_bias"), index
         self._in, self._out = (
             weights.linear(weights.stacked([(name, size)], width), optional_bias(weights, name, size, biased))
@@ -65,7 +60,7 @@ class Lfm2(Qwen35):
     norm = RMSNorm
     norms = "operator_norm", "ffn_norm", "embedding_norm"
     below = "conv", "feed_forward"
-    defaults: ClassVar[Config] = {"tie_word_embeddings": True, "rope_theta": 1e6}
+    defaults: ClassVar[Config] = {"conv_L_cache": 3, "tie_word_embeddings": True, "rope_theta": 1e6}
     refused = ("attention_bias", "mlp_bias", "sliding_window")
     splits = SPLITS
 

@@ -22,12 +22,12 @@ from ssd.layers.norm import Residual, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, frequencies, turned
 from ssd.models.head import Head, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
 from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config, count, flag, number, refuse
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 SPLITS: Splits = {
     "embed_tokens": VOCABULARY,
     "q_proj": COLUMN,
@@ -39,6 +39,12 @@ SPLITS: Splits = {
     "down_proj": ROW,
     "lm_head": VOCABULARY,
 }
+
+
+def check_activation(config: Config, name: str = "hidden_act", computed: str = "silu") -> None:
+    """Raise `UsageError` if the config's field `name` asks for an activation other than the one `computed`."""
+    if (asked := config.get(name, computed)) != computed:
+        raise UsageError(f"activation {asked!r} is not supported ({computed} is)")
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
@@ -315,8 +321,7 @@ class Llama:
 
     def check(self, config: Config) -> None:
         """Raise `UsageError` if the config asks for what this family does not compute."""
-        if config.get("hidden_act", "silu") != "silu":
-            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        check_activation(config)
         refuse(config, self.refused)
         if not self.slides and config.get("sliding_window") is not None and flag(config, "use_sliding_window", True):
             raise UsageError("sliding-window attention is not supported in this family (mistral, qwen2, qwen3 have it)")

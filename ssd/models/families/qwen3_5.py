@@ -21,11 +21,11 @@ from ssd.layers.recurrent import GatedDelta, ShortConvolution, StateSize, sigmoi
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.gemma3 import text_of
 from ssd.models.families.llama import (
-    FULL,
     SPLITS,
     Attention,
     FeedForward,
     Layer,
+    check_activation,
     head_and_table,
     shape_of,
     through_layers,
@@ -33,10 +33,10 @@ from ssd.models.families.llama import (
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_moe import Experts, has_experts
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.layer_kinds import FULL, LINEAR
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, flag, number, refuse
 
-LINEAR = "linear_attention"
 NORMS = "input_layernorm", "post_attention_layernorm", "norm"  # of attention, of the feed-forward, the last
 
 Parts = Sequence[tuple[str, int]]
@@ -49,6 +49,13 @@ class Recurrent(Protocol):
 
     def __init__(self, config: Config, weights: Weights, index: int) -> None: ...
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor: ...
+
+
+def convolved(config: Config, name: str) -> int:
+    """Return over how many tokens a short convolution goes, by a config's field."""
+    if (window := count(config, name, most=MAX_WINDOW)) < 2:
+        raise UsageError(f"{name} must be above 1")
+    return window
 
 
 class GatedAttention(Qwen3Attention):
@@ -87,14 +94,12 @@ class DeltaNet:
         self._key_dim, self._value_dim = (count(config, f"linear_{kind}_head_dim") for kind in ("key", "value"))
         if self._heads % self._key_heads:
             raise UsageError(f"linear_num_value_heads {self._heads} are no multiple of {self._key_heads} key heads")
-        if (window := count(config, "linear_conv_kernel_dim", most=MAX_WINDOW)) < 2:
-            raise UsageError("linear_conv_kernel_dim must be above 1")
         self._keys, self._values = self._key_heads * self._key_dim, self._heads * self._value_dim
         self._qkvz, self._ba = (
             weights.linear(weights.stacked(parts, width), None)
             for parts in self.parts(weights, 2 * self._keys + self._values, self._values, self._heads)
         )
-        channels = 2 * self._keys + self._values
+        channels, window = 2 * self._keys + self._values, convolved(config, "linear_conv_kernel_dim")
         self._convolution = ShortConvolution(weights("conv1d.weight", channels, 1, window)[:, 0], silu=True)
         decay = -weights("A_log", self._heads).float().exp()
         tiled, sizes = flag(config, "linear_value_heads_tiled"), (self._key_heads, self._key_dim, self._value_dim)
@@ -252,8 +257,7 @@ class Qwen35:
         """Raise `UsageError` if the config asks for what this family does not compute."""
         if weights.share.ranks.size > 1:
             raise UsageError("layers with a state are not split over ranks: use --tensor-parallel-size 1")
-        if config.get("hidden_act", "silu") != "silu":
-            raise UsageError(f"activation {config['hidden_act']!r} is not supported (silu is)")
+        check_activation(config)
         refuse(config, self.refused)
         if not flag(config, "attn_output_gate", True):
             raise UsageError("attn_output_gate false is not supported in this family")

@@ -11,6 +11,7 @@ from typing import Any
 from ssd.errors import UsageError
 from ssd.models.gguf.architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
 from ssd.models.gguf.header import Header, Span
+from ssd.models.layer_kinds import CONVOLUTION, FULL, LINEAR, SLIDING
 
 # Metadata below the architecture's name that is read, or that does not change the computation.
 _SIZES = {
@@ -31,7 +32,6 @@ _AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "rope.s
 _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0}
 _BETAS = ("beta_fast", "beta_slow")
 _TOKENS = (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class _Metadata:
@@ -219,7 +219,7 @@ def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> di
     slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
     scalar = hidden / heads if layers == arch.large else config["head_dim"]
     own: dict[str, Any] = {"sliding_window": said["attention.sliding_window"]}
-    own["layer_types"] = [_SLIDING if slide else _FULL for slide in slides]
+    own["layer_types"] = [SLIDING if slide else FULL for slide in slides]
     own["query_pre_attn_scalar"] = said["attention.scale"] ** -2 if "attention.scale" in said else scalar
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         own[cap] = config.get(cap) or None
@@ -242,7 +242,7 @@ def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
         **_gemma(config, said, arch),
         "rope_theta": rope["rope_theta"],
         "rope_local_base_freq": base,
-        "rope_parameters": {_FULL: rope, _SLIDING: sliding},
+        "rope_parameters": {FULL: rope, SLIDING: sliding},
     }
 
 
@@ -274,7 +274,7 @@ def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
     layers, every = config["num_hidden_layers"] - said.get("nextn_predict_layers", 0), said["full_attention_interval"]
     return {
         "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if (layer + 1) % every else _FULL for layer in range(layers)],
+        "layer_types": [LINEAR if (layer + 1) % every else FULL for layer in range(layers)],
         "linear_value_head_dim": said["ssm.inner_size"] // config["linear_num_value_heads"],
         "partial_rotary_factor": said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"],
     }
@@ -283,7 +283,7 @@ def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
 def _lfm2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
     """Return the kinds of layers: those without key heads have a convolution."""
     heads = said["attention.head_count_kv"]
-    return {"layer_types": [_FULL if count else "conv" for count in heads], "num_key_value_heads": max(heads)}
+    return {"layer_types": [FULL if count else CONVOLUTION for count in heads], "num_key_value_heads": max(heads)}
 
 
 _OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
