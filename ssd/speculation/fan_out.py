@@ -1,4 +1,4 @@
-"""Spreads a budget of chains over accepted lengths (arXiv 2603.03251, Theorem 12)."""
+"""Spreads chains over accepted lengths: Theorem 12 of arXiv 2603.03251, or PEARL's single chain (arXiv 2408.11850)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
     return tuple(counts[k] for k in range(len(shares)))
 
 
+def single_chain(lookahead: int) -> tuple[int, ...]:
+    """Return PEARL's F_0..F_K: one chain, for full acceptance and the draft's own next token (arXiv 2408.11850)."""
+    return (0,) * lookahead + (1,)
+
+
 def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
     """Return F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
 
@@ -74,9 +79,9 @@ def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
 
 
 def hit_chance(fan_out: int, law: tuple[float, float]) -> float:
-    """Return the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r)."""
+    """Return the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r), F 0: none."""
     c, r = law
-    return 1 - min(1.0, c * fan_out**-r)
+    return 1 - min(1.0, c * fan_out**-r) if fan_out else 0.0
 
 
 def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
