@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import Signature, signature
 from os import PathLike, fspath
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_type_hints
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_type_hints
 
 from msgspec import structs
 
@@ -21,7 +21,7 @@ from ssd.client import Client, Completion, Conversation, Prompt, StreamChunk
 from ssd.client.results import conversations
 from ssd.config.descriptions import described
 from ssd.config.engine import EngineConfig
-from ssd.config.params import SamplingParams
+from ssd.config.params import FanOutName, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -65,7 +65,7 @@ class _Keywords(EngineOptions, frozen=True, kw_only=True):
     """The engine's options, of which K and fan-out are given as one writes them in Python."""
 
     num_speculative_tokens: int | Literal["auto"] = "auto"  # type: ignore[assignment]
-    fan_out: int | Sequence[int] | Literal["auto", "theorem"] = "auto"  # type: ignore[assignment]
+    fan_out: int | Sequence[int] | Literal["auto"] | FanOutName = "auto"  # type: ignore[assignment]
 
 
 class _Arguments(_Keywords, frozen=True):
@@ -81,7 +81,7 @@ class _Arguments(_Keywords, frozen=True):
         values |= {"target": fspath(self.target), "draft": tuple(fspath(each) for each in drafts)}
         if self.num_speculative_tokens == "auto":
             values["num_speculative_tokens"] = 0
-        if self.fan_out != "theorem":
+        if self.fan_out not in get_args(FanOutName):
             numbers = () if self.fan_out == "auto" else self.fan_out
             values["fan_out"] = (numbers,) if isinstance(numbers, int) else tuple(numbers)
         return EngineOptions(**values)
@@ -114,7 +114,7 @@ class LLM:
     connection; for requests at the same time give each thread a `Client(llm.engine.address)`.
 
     The arguments are the engine's options. `target` and `draft` are names or paths; None is the built-in draft, for the
-    built-in target. `fan_out` is a number, a list, "theorem" or "auto"."""
+    built-in target. `fan_out` is a number, a list, "theorem", "pearl" or "auto"."""
 
     @_taking(_Arguments)
     def __init__(self, given: _Arguments) -> None:

@@ -32,6 +32,11 @@ class Emulation(NamedTuple):
     stated: Agreement | None
 
     @property
+    def scripted(self) -> bool:
+        """Return True if the models are a scripted pair."""
+        return self.times is not None and self.stated is not None
+
+    @property
     def words(self) -> str:
         """Return the emulation in words, for titles."""
         said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]

@@ -56,7 +56,7 @@ def latency(
     from ssd.bench import profiles
     from ssd.bench.runs import latency as run
 
-    base = base_speculation(engine)
+    base = base_speculation(engine, emulation)
     settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base)
     misses: dict[int, Setting] = {}
     if profile is not None:
@@ -106,7 +106,7 @@ def throughput(
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine))
+    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine, emulation))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:

@@ -16,7 +16,7 @@ from ssd.bench.outputs import console, draw_rows
 from ssd.bench.settings import Protocol, Setting, widest
 from ssd.cli.bench_options import ROWS, BenchOptions
 from ssd.config.engine import NEVER_S, EngineConfig
-from ssd.config.params import DRAFTED, Mode, Speculation
+from ssd.config.params import DRAFTED, Allocation, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -53,14 +53,17 @@ class Job:
         return found
 
 
-def base_speculation(engine: EngineOptions) -> Speculation:
-    """Return how to speculate where no option says otherwise."""
-    return Speculation(sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget)
+def base_speculation(engine: EngineOptions, emulation: Emulation | None = None) -> Speculation:
+    """Return how to speculate where no option says otherwise.
+
+    The scores of a scripted pair say nothing of its doubts, so it gets lists of outcomes."""
+    allocation: Allocation = "theorem" if emulation is not None and emulation.scripted else "joint"
+    return Speculation(sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget, allocation=allocation)
 
 
 def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:
     """Return the modes that are compared by default; those with a draft only if there is one."""
-    if engine.drafts or (emulation is not None and emulation.stated is not None and emulation.times is not None):
+    if engine.drafts or (emulation is not None and emulation.scripted):
         return ROWS
     return tuple(mode for mode in ROWS if mode not in DRAFTED)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import click
 from msgspec import inspect
 
 from ssd.bench.quantities import Real
-from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName
 
 
 class Lookahead(click.IntRange):
@@ -33,12 +33,12 @@ class Names(click.types.StringParamType):
 
 
 class FanOut(click.ParamType):
-    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple, "theorem" stays."""
+    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple, other names stay."""
 
-    name = "auto|theorem|N|list"
+    name = "auto|theorem|pearl|N|list"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FanOutChoice:
-        if isinstance(value, tuple) or value == "theorem":
+        if isinstance(value, tuple) or value in get_args(FanOutName):
             choice: FanOutChoice = value
             return choice
         if value in ("auto", ""):
@@ -47,8 +47,8 @@ class FanOut(click.ParamType):
         if not all(re.fullmatch(r"\s*\d{1,4}\s*", number) for number in numbers):
             self.fail(f"{value!r} is neither a number nor a list such as 3,2,1", param, ctx)
         fan_out = tuple(int(number) for number in numbers)
-        if not all(1 <= number <= MAX_FAN_OUT for number in fan_out):
-            self.fail(f"{value!r}: each number must be in the range 1 to {MAX_FAN_OUT}", param, ctx)
+        if max(fan_out) > MAX_FAN_OUT:
+            self.fail(f"{value!r}: each number must be in the range 0 to {MAX_FAN_OUT}", param, ctx)
         return fan_out
 
 

@@ -20,7 +20,7 @@ DRAFTED: tuple[Mode, ...] = ("sd", "ssd")
 """Modes that need a draft model."""
 Backup = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sampler = Literal["coupled", "rejection"]
-Allocation = Literal["joint", "theorem"]
+Allocation = Literal["joint", "theorem", "pearl"]
 
 MAX_LOOKAHEAD = 16
 BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
@@ -49,21 +49,22 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
-FanOut = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
+FanOut = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
 MAX_GRAMMAR = 256 * 2**10
 """Most characters of a client's grammar; the engine's limits may be lower."""
 MAX_COMPILED = 4 * MAX_GRAMMAR
 
-FanOutChoice = FanOut | Literal["theorem"]
-"""The value of the option: numbers, () for a joint allocation, or lists by Theorem 12."""
+FanOutName = Literal["theorem", "pearl"]
+FanOutChoice = FanOut | FanOutName
+"""The value of the option: numbers, () for a joint allocation, lists by Theorem 12, or PEARL's single chain."""
 
 
 def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
     """Return the fields of `Speculation` that the fan-out option sets."""
-    if asked == "theorem":
-        return {"fan_out": (), "allocation": "theorem"}
+    if isinstance(asked, str):
+        return {"fan_out": (), "allocation": asked}
     return {"fan_out": asked, "allocation": "joint"}
 
 
@@ -99,7 +100,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or the fastest of them (`auto`).
     `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. The
     engine chooses K = 0 and an empty `fan_out` while it runs, with at most `budget` chains. `allocation` `joint` gives
-    them to the likeliest outcomes of all accepted lengths, `theorem` gives each length its share (Theorem 12).
+    them to the likeliest outcomes of all accepted lengths, `theorem` gives each length its share (Theorem 12), `pearl`
+    prepares full acceptance alone, with one chain (arXiv 2408.11850).
     `backup` is auto, jit, none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro
     sampling, for the sampler `rejection`; 1 is ordinary sampling."""
 
@@ -121,7 +123,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         wanted = self.num_speculative_tokens + 1
         if wanted == 1 and len(self.fan_out) > 1:
             return "a list of fan-outs has K + 1 numbers: give -k a number, not auto"
-        if not self.fan_out and self.budget < wanted:
+        if self.fan_out and not any(self.fan_out):
+            return "a fan-out of 0 prepares no outcome: mode sd drafts without preparing any"
+        if not self.fan_out and self.allocation != "pearl" and self.budget < wanted:
             return f"a budget of {self.budget} is less than one chain for each of {wanted}"
         if len(self.fan_out) not in (0, 1, wanted):
             return f"fan-out lists {len(self.fan_out)} numbers; give one, or K + 1 = {wanted} (one per accepted length)"
@@ -134,7 +138,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fan_out_choice(self) -> FanOutChoice:
         """Return the fan-out as the value of the option."""
-        return "theorem" if self.allocation == "theorem" and not self.fan_out else self.fan_out
+        return self.fan_out if self.fan_out or self.allocation == "joint" else self.allocation
 
     @property
     def auto(self) -> bool:
@@ -154,7 +158,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def chains(self) -> int:
         """Return the largest B = F_0 + ... + F_K that may be chosen."""
         if not self.fan_out:
-            return self.budget
+            return 1 if self.allocation == "pearl" else self.budget
         return self.fan_out[0] * (self.longest + 1) if len(self.fan_out) == 1 else sum(self.fan_out)
 
 

@@ -103,7 +103,7 @@ class Preset(NamedTuple):
 _LLAMA = Preset(
     "llama",
     "Llama-3.1-70B on 4 H100, Llama-3.2-1B on a fifth",
-    DeviceTimes(verify=ForwardTime(15.0e-3), depth=ForwardTime(1.8e-3)),
+    DeviceTimes(verify=ForwardTime(14.5e-3, 64e-6), depth=ForwardTime(1.8e-3, 4.5e-6)),
     lookahead=7,
     fan_out=3,
     acceptance={0.0: 0.888, 1.0: 0.771},
@@ -112,15 +112,26 @@ _LLAMA = Preset(
 _QWEN = Preset(
     "qwen",
     "Qwen3-32B, Qwen3-0.6B",
-    DeviceTimes(verify=ForwardTime(11.3e-3), depth=ForwardTime(1.8e-3)),
+    DeviceTimes(verify=ForwardTime(11.2e-3, 30e-6), depth=ForwardTime(1.8e-3, 2.2e-6)),
     lookahead=4,
     fan_out=2,
     acceptance={0.0: 0.73, 1.0: 0.53},
     hit_rate=0.75,
 )
-PRESETS = {preset.name: preset for preset in (_LLAMA, _QWEN)}
-"""Presets by name, from the public figures of arXiv 2603.03251 and a public re-run of the authors' code at batch 1.
+_EAGLE3 = Preset(
+    "eagle3",
+    "Llama-3.1-8B, EAGLE-3 head",
+    DeviceTimes(verify=ForwardTime(4.7e-3, 29e-6), depth=ForwardTime(0.5e-3, 1.8e-6)),
+    lookahead=5,
+    fan_out=3,
+    acceptance={0.0: 0.75, 1.0: 0.65},
+    hit_rate=0.84,
+)
+PRESETS = {preset.name: preset for preset in (_LLAMA, _QWEN, _EAGLE3)}
+"""Presets by name. Two are from the public figures of arXiv 2603.03251 and a public re-run of the authors' code.
 
+A token or chain more costs what the simulation (docs/simulation.md) found for 70B from the paper's batches, in
+proportion to parameters and devices.
 llama: from the re-run. A verification took 15.0 ms, and so did a token of `ar`. A depth took (19.4 - 15.0 - 2.9) /
 (.12 x 7) ms: a round's time beyond verification and overhead, divided by the depths that misses waited for. `sd`, at
 181.7 tok/s, confirms it: 1.75 ms. The tokens of a round, .88 x 5.68 + .12 x 4.01 with K = 7, give the acceptance at
@@ -128,4 +139,6 @@ T = 0. At T = 1 the paper's `sd` is .70 times as fast. The hit rate is the paper
 draft share it is equal at T = 1.
 qwen: `ar` runs at 88.8 tok/s. The depth time of Llama's draft and the miss rate of a fan-out of 2 are assumed. `sd` at
 136.8 tok/s with K = 4 and the re-run's overhead give the acceptance at T = 0. The acceptance at T = 1 is assumed to
-fall as Llama's does. K and F are the authors' for this pair."""
+fall as Llama's does. K and F are the authors' for this pair.
+eagle3: times of an 8B target and of a draft with 3 % of its bytes on one H200 (docs/gpu.md), acceptance and K assumed,
+the hit rate by the paper's law of misses."""

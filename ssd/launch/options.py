@@ -76,7 +76,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     fan_out: Annotated[
         FanOutChoice,
-        "Outcomes prepared per accepted length: one number, or K + 1. theorem: by Theorem 12.",
+        "Outcomes prepared per accepted length: one number, or K + 1. theorem: by Theorem 12. pearl: one chain.",
         SPECULATION,
         ADVANCED,
         "-f",

@@ -11,7 +11,7 @@ from operator import mul
 from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, MAX_IN_FLIGHT, MAX_LOOKAHEAD, Mode
-from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out
+from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out, single_chain
 from ssd.tuning.estimates import AfterMiss, Measurements, Setting
 
 # Plans whose speeds differ by less than this share are alike; the one with the fewest chains is taken. If both models
@@ -163,8 +163,9 @@ def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float
 class Choices(NamedTuple):
     """The plans that a request leaves open: `modes`, K among `lookaheads`, and fan-outs.
 
-    `fan_out` has one number or F_0..F_K if it is fixed; otherwise a sequence may have at most `chains` chains. Speeds
-    that differ by less than the share `alike` count as equal."""
+    `fan_out` has one number or F_0..F_K if it is fixed; otherwise a sequence may have at most `chains` chains: PEARL's
+    single one, or at least one for every accepted length. Speeds that differ by less than the share `alike` count as
+    equal."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...]
@@ -183,7 +184,7 @@ def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[S
             speeds = ((k, predicted_sd(measured, batch, k)) for k in choices.lookaheads)
             found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
         else:
-            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads if k < choices.chains]
+            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads]
     return sorted(found, key=lambda plan: plan.speed, reverse=True)
 
 
@@ -201,7 +202,8 @@ def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[
     """List the fan-outs F_0..F_K to consider for one K."""
     if choices.fan_out:
         return [choices.fan_out]
-    return [best_fan_out(measured, lookahead, budget) for budget in _budgets(lookahead + 1, choices.chains)]
+    trees = [best_fan_out(measured, lookahead, budget) for budget in _budgets(lookahead + 1, choices.chains)]
+    return [single_chain(lookahead), *trees]
 
 
 def best_fan_out(measured: Measurements, lookahead: int, budget: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
+from ssd.speculation.fan_out import single_chain
 from ssd.tuning.choice import Chooser, MemoryShare
 from ssd.tuning.costs import NEAR
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean, Measurements
@@ -47,7 +48,7 @@ def batch_class(batch: int) -> int:
 
 
 class PlanKey(NamedTuple):
-    """The part of a request's settings that its plan depends on."""
+    """The part of a request's settings that its plan depends on. `budget`: the most chains, if no fan-out is fixed."""
 
     mode: Mode
     lookahead: int
@@ -56,7 +57,8 @@ class PlanKey(NamedTuple):
 
     @classmethod
     def of(cls, asked: Speculation) -> PlanKey:
-        return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, asked.budget)
+        most = asked.budget if asked.fan_out else asked.chains
+        return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, most)
 
 
 def setting_of(followed: Speculation) -> Setting:
@@ -169,9 +171,9 @@ class Tuning:
         if plan.mode not in DRAFTED:
             return replace(asked, mode=plan.mode)
         asked = replace(asked, mode=plan.mode, num_speculative_tokens=plan.lookahead)
-        # Draft probabilities belong to lists.
-        lists = asked.fan_out or asked.allocation == "theorem" or (kind > 0 and asked.rule().needs_draft_probs)
-        if plan.mode == "sd" or lists:
+        # Draft probabilities belong to lists, and so does a single chain: a joint one could be of another outcome.
+        lists = asked.fan_out or asked.allocation != "joint" or 0 in plan.fan_out
+        if plan.mode == "sd" or lists or (kind > 0 and asked.rule().needs_draft_probs):
             return replace(asked, fan_out=plan.fan_out)
         return replace(asked, budget=sum(plan.fan_out))
 
@@ -277,8 +279,9 @@ class Tuning:
         measured = self._measurements()
         choices = self._choices(key)
         if measured is None:
-            lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or min(2, key.budget - 1)
-            return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or (1,) * (lookahead + 1), 0.0)
+            lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or 2
+            one_each = (1,) * (lookahead + 1) if key.budget > lookahead else single_chain(lookahead)
+            return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or one_each, 0.0)
         seldom = self.windows % _RANK_EVERY == 0 or self.windows & (self.windows - 1) == 0
         if place not in self._ranked or (present is not None and seldom):
             self._ranked[place] = ranked_plans(measured, batch, choices)

@@ -303,7 +303,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--write-profile", "x.json"], ["--write-profile", "-k 4 --temperature 0"]),
         (["latency", "--modes", "auto", "-k", "2", "-k", "4"], ["-k has several values"]),
         (["latency", "--draft", "", "--modes", "ar,sd"], ["sd needs a draft", "--modes ar,ngram"]),
-        (["latency", "--emulate", "lama"], ["'lama' is neither a preset (llama, qwen)"]),
+        (["latency", "--emulate", "lama"], ["'lama' is neither a preset (llama, qwen, eagle3)"]),
         (["latency", "--emulate", "verify=1ms"], ["lacks the time of depth"]),
         (["latency", "--emulate", "verify=1ms,verify=1ms,depth=0"], ["'verify' is given twice"]),
         (["latency", "--emulate", "verify=1,depth=0"], ["'1' is not a time"]),

@@ -247,7 +247,7 @@ NAN, INF = float("nan"), float("inf")
         {"stop_token_ids": [0] * 65}, {"logprobs": 21}, {"logprobs": -1}, {"ignore_eos": 1}, {"temprature": 1.0},
         {"speculation": {"mode": "fast"}}, {"speculation": {"num_speculative_tokens": -1}},
         {"speculation": {"num_speculative_tokens": 17}}, {"speculation": {"fan_out": [17]}},
-        {"speculation": {"fan_out": [0]}}, {"speculation": {"fan_out": [1] * 18}}, {"speculation": {"k": 4}},
+        {"speculation": {"fan_out": [-1]}}, {"speculation": {"fan_out": [1] * 18}}, {"speculation": {"k": 4}},
     ],
 )  # fmt: skip
 def test_parameters_out_of_bounds(params: dict[str, Any]) -> None:
@@ -375,4 +375,4 @@ def test_the_links_version_is_of_these_messages() -> None:
     parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation]
     written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
     found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-    assert (n.LINK_VERSION, found) == (199, "944d09518f2fe185")
+    assert (n.LINK_VERSION, found) == (200, "944d09518f2fe185")
