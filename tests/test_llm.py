@@ -85,6 +85,7 @@ def assert_every_mode_says_the_same(llm: LLM, temperature: float, batched: bool)
     assert ids("sd") == expected
     assert ids("ssd") == expected
     assert ids("ssd", num_speculative_tokens=2, fan_out=(4, 2, 5), backup="none") == expected
+    assert ids("ssd", num_speculative_tokens=3, allocation="pearl", backup="none") == expected
 
 
 def accepted_per_round(llm: LLM, temperature: float) -> float:

@@ -245,10 +245,10 @@ class Dice:
 
     def _speculation(self) -> Speculation:
         dice = self._dice
-        fan_out: tuple[int, ...] = dice.choice(((), (1,), (3,), (1, 2, 3), (1,) * 17))
+        fan_out: tuple[int, ...] = dice.choice(((), (1,), (3,), (1, 2, 3), (0, 0, 1), (0, 2, 0), (1,) * 17))
         modes: Any = ("auto", "ar", "ngram", "sd", "ssd")
         samplers: Any = ("coupled", "rejection")
-        allocations: Any = ("joint", "theorem")
+        allocations: Any = ("joint", "theorem", "pearl")
         return Speculation(
             dice.choice(modes),
             dice.choice((0, 1, 2, 3, 16)),

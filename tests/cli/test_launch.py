@@ -94,10 +94,11 @@ def test_speculation_in_one_object_counts_less_than_flags() -> None:
     assert config["speculation"]["backup"] == "ngram"
 
 
-@pytest.mark.parametrize("given", [("-f", "theorem"), ("--speculative-config", '{"fan_out": "theorem"}')])
-def test_lists_by_theorem_12_are_asked_for_by_name(given: tuple[str, str]) -> None:
-    speculation = resolved(*given, "--budget", "20")["speculation"]
-    assert (speculation["fan_out"], speculation["allocation"], speculation["budget"]) == ([], "theorem", 20)
+@pytest.mark.parametrize("name", ["theorem", "pearl"])
+def test_an_allocation_is_asked_for_by_name(name: str) -> None:
+    for given in (("-f", name), ("--speculative-config", f'{{"fan_out": "{name}"}}')):
+        speculation = resolved(*given, "--budget", "20")["speculation"]
+        assert (speculation["fan_out"], speculation["allocation"], speculation["budget"]) == ([], name, 20)
     assert resolved()["speculation"]["allocation"] == "joint"
 
 

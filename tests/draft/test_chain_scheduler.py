@@ -12,6 +12,7 @@ from ssd.config.params import Speculation
 from ssd.draft.chain_scheduler import ChainScheduler
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.draft.tree_attention import ChainCache
+from ssd.speculation.fan_out import single_chain
 from tests.draft.audit import GREEDY, Auditor, World, play, world_in
 from tests.draft.pair import Draft, ScriptedTarget, config
 from tests.draft.test_tree import tree_of
@@ -91,6 +92,25 @@ def test_a_step_leaves_out_what_would_slow_it_more_than_it_brings(world: World) 
         assert (len(grown) == 4) == everything
         draft.work()  # in the end they all get their turn
         assert {chain.computed for chain in chains} == {SPECULATION.num_speculative_tokens + 1}
+
+
+def test_a_single_chain_goes_on_through_full_acceptance(world: World) -> None:
+    """As in PEARL: whatever the draft has time for, it grows the tokens after all that are in flight, and no others."""
+    speculation = replace(SPECULATION, fan_out=single_chain(3))
+    draft = Draft(config(speculation), world.draft)
+    Auditor(world, draft)
+    target = ScriptedTarget(draft, 0, tiny.token_ids(5, 1), GREEDY, speculation)
+    hits = 0
+    for _ in range(6):
+        draft.work()
+        tree = draft.engine.trees[target.request]
+        assert tree.in_flight is not None
+        (chain,) = tree.chains
+        assert (chain.fork, chain.computed) == (tree.in_flight, 4)
+        before, token = tree.trunk[: tree.in_flight], tree.guesses[tree.in_flight].token
+        assert chain.tokens[0] == token
+        hits += target.outcome(len(before), token, most=3)
+    assert hits == 6
 
 
 # -- a joint allocation ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.fan_out import MOST, fan_out_at, most_candidates
+from ssd.speculation.fan_out import MOST, fan_out_at, most_candidates, single_chain
 from ssd.speculation.forks import forks
 
 
@@ -34,6 +34,13 @@ def test_full_acceptance_gets_no_more_candidates_than_there_may_be() -> None:
     assert fan_out_at(5, 5, (4, 3, 2)) == 2  # K has become smaller while five were in flight
     assert fan_out_at(3, 5, (4, 3, 2)) == 3
     assert most_candidates((3,)) == 3
+
+
+@pytest.mark.parametrize("in_flight", range(5))
+def test_a_single_chain_is_for_full_acceptance_however_many_tokens_are_in_flight(in_flight: int) -> None:
+    counts = [fan_out_at(k, in_flight, single_chain(4)) for k in range(in_flight + 1)]
+    assert counts == [0] * in_flight + [1]
+    assert forks(in_flight, [10, 11, 12, 13][:in_flight], [7, 8], single_chain(4)) == [Outcome(in_flight, 7)]
 
 
 def test_the_token_in_flight_is_excluded_and_replaced_by_the_next() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.speculation.fan_out import hit_rate
+from ssd.speculation.fan_out import hit_rate, single_chain
 from ssd.speculation.theory import LinearCost
 from ssd.tuning.estimates import AfterMiss, Learner, LinearFit, LookupGain, Measurements
 from ssd.tuning.predictor import (
@@ -98,6 +98,24 @@ def test_where_tokens_cost_what_they_bring_nothing_is_drafted() -> None:
 def test_a_better_draft_looks_further_ahead() -> None:
     depths = [best_plan(replace(GPU, acceptance=(a,)), 1, ANY).lookahead for a in (0.3, 0.6, 0.9)]
     assert depths == sorted(depths) and depths[0] < depths[-1]
+
+
+@pytest.mark.parametrize(("batch", "each"), [(1, 0.002), (32, 0.002), (1, 2.0), (32, 0.05)])
+def test_a_single_chain_is_chosen_where_chains_cost_more_than_they_hit(batch: int, each: float) -> None:
+    """A step that takes longer for every row leaves a tree few depths, or none; the prediction decides, not a rule."""
+    measured = replace(GPU, step=LinearCost(2 * MS, each * MS))
+    plan = best_plan(measured, batch, Choices(("ssd",), K))
+    alone = max(predicted(measured, batch, k, single_chain(k)) for k in K)
+    assert plan.speed >= (1 - ALIKE) * alone
+    assert (sum(plan.fan_out) == 1) == (each >= 0.05)
+
+
+def test_a_single_chain_by_hand() -> None:
+    """K = 1, a = .5, c = .5: the draft token is accepted and the next is the draft's own in a quarter of the rounds."""
+    measured = Measurements(LinearCost(0.1, 0.0), LinearCost(0.02, 0.0), (0.5,), (0.5, 1.0), missed=AfterMiss(1, 0, 0))
+    assert predicted(measured, 1, 1, single_chain(1)) == pytest.approx((0.25 * 1.5 + 0.75 * 1) / 0.1)
+    only = ranked_plans(measured, 1, Choices(("ssd",), (1, 2), (), 1))
+    assert {plan.fan_out for plan in only} == {single_chain(1), single_chain(2)}
 
 
 def test_only_what_may_be_chosen_is() -> None:

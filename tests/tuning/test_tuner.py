@@ -11,7 +11,7 @@ import pytest
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Speculation
 from ssd.errors import RequestError
-from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out
+from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, kind_of
@@ -118,6 +118,30 @@ def test_numbers_take_the_place_of_auto_from_the_first_round_on() -> None:
                 assert len(found.fan_out) == lists
                 assert found.chains <= asked.chains and found.num_speculative_tokens <= asked.longest
                 assert asked.num_speculative_tokens in (0, found.num_speculative_tokens)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.9])
+def test_pearl_is_one_chain_at_the_k_that_is_chosen_for_it(rate: float) -> None:
+    asked = Speculation("ssd", 0, (), "jit", allocation="pearl")
+    assert asked.chains == 1
+    found = World(rate).play(200, asked)
+    assert all(one.fan_out == single_chain(one.num_speculative_tokens) for one in found)
+    assert (depth(found[100:]) > 4) == (rate > 0.5)
+    assert {one.fan_out for one in World(0.6).play(50, msgspec.structs.replace(asked, num_speculative_tokens=3))} == {
+        (0, 0, 0, 1)
+    }
+
+
+def test_without_measurements_pearl_is_one_chain_too() -> None:
+    tuning = Tuning()
+    tuning.situate([0], True)
+    assert tuning.current(Speculation("ssd", 0, (), "jit", allocation="pearl")).fan_out == single_chain(2)
+
+
+def test_where_each_chain_takes_time_one_chain_may_be_chosen() -> None:
+    """And it is followed as a list: a joint chain could be that of another outcome."""
+    found = World(0.8, step=LinearCost(0.001, 0.025)).play(300, AHEAD)[-50:]
+    assert {sum(one.fan_out) for one in found} == {1}
 
 
 def test_a_good_draft_looks_far_and_a_poor_one_does_not() -> None:
