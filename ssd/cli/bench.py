@@ -91,7 +91,7 @@ def latency(
     multiple=True,
     default=(8,),
     show_default=True,
-    help="Requests at the same time; may be given several times, for a table each.",
+    help="Requests at the same time; may be given several times, for a table each. More than --max-num-seqs wait.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")
 @_PERPLEXITY
@@ -111,7 +111,8 @@ def throughput(
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:
         raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
-    engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, *batch_sizes))
+    if engine.max_num_seqs is None:
+        engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, *batch_sizes))
     with measuring("throughput", asked, texts, engine, settings, emulation) as job:
         for temperature in asked.temperatures:
             for size in batch_sizes:
