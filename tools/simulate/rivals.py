@@ -41,9 +41,8 @@ NANO_PEARL = {
 _K = 5  # PEARL drafts and verifies 6 tokens a round; the first of them is this simulation's bonus token
 _CHAIN = 2 * 0.6 / 32.8  # arithmetic of a draft token over that of a target token on each of its two devices
 
-# rocm.blogs.amd.com/artificial-intelligence/ssd_mi300x, 29 May 2026: Llama-3.1-70B on four MI300X, 1B on a fifth. Not
-# read at the source: its table was not to be had. The speed and its ratios are from a summary of the page, the ranges
-# from a report of it.
+# rocm.blogs.amd.com/artificial-intelligence/ssd_mi300x, 29 May 2026: Llama-3.1-70B on four MI300X, 1B on a fifth. We
+# could not read its table: the speed and its ratios are from a summary of the page, the ranges from a report of it.
 MI300X_SSD, _OVER_AR, _OVER_SD = 225.86, 4.32, 1.64
 MI300X_RANGES = {"ssd / sd": (1.64, 1.72), "ssd / ar": (4.3, 5.0)}
 
