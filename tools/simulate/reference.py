@@ -66,8 +66,8 @@ class PingPong:
             if foresees:
                 yield from self._tree()
             accepted = yield self._outcomes.get()
-            lengths = zip(accepted, map(self._in_flight, sources), strict=True)
-            sources = [self._source(row, index, *of) for row, of in enumerate(lengths)]
+            tested = [self._in_flight(source) for source in sources]
+            sources = [self._source(row, index, accepted[row], tested[row]) for row in range(setup.batch)]
             fresh = sum(source in (Source.MISS, Source.PLAIN) for source in sources)
             if fresh:
                 yield from self._devices.draft(fresh, setup.lookahead)
