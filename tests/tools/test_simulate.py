@@ -15,9 +15,10 @@ from tests.draft.audit import plainly, world_in
 from tests.draft.pair import config
 from tools.distill.evaluation import Answer
 from tools.distill.shards import Conversation
-from tools.simulate import paper, report, tables
+from tools.simulate import paper, report, rivals, tables
 from tools.simulate.__main__ import main
 from tools.simulate.calibration import inputs
+from tools.simulate.pearl import compared
 from tools.simulate.replay import Replay
 
 
@@ -59,6 +60,29 @@ def test_what_is_fitted_is_what_is_said_to_be(cells: list[tables.Cell]) -> None:
 def test_every_larger_deviation_has_a_cause(cells: list[tables.Cell]) -> None:
     lines = report.causes(cells)
     assert lines and not [line for line in lines if "no cause" in line]
+
+
+def test_the_rivals_tables_are_predicted_within_the_bound() -> None:
+    """Two cells are fitted, one is quoted; the rest, 18 of 21, are predictions."""
+    cells = rivals.cells(inputs(), rounds=512)
+    assert not [(c.table, c.row, c.column, f"{c.deviation:+.1%}") for c in report.beyond(cells)]
+    assert {(c.row, c.column) for c in cells if c.use == "fitted"} == {
+        ("GSM8K, batch 1", "pearl"),
+        ("fitted step", "sd"),
+    }
+    assert [c.use for c in cells].count("predicted") == 18 and {c.bound for c in cells} == {0.10}
+    assert not [line for line in report.causes(cells) if "no cause" in line]
+
+
+@pytest.mark.parametrize(("simulated", "deviation"), [(1.8, -0.1), (2.0, 0.0), (2.7, 0.0), (3.3, 0.1)])
+def test_a_range_is_met_anywhere_inside(simulated: float, deviation: float) -> None:
+    assert tables.Cell("", "", "", 2.0, simulated, "predicted", most=3.0).deviation == pytest.approx(deviation)
+
+
+def test_a_tree_beats_one_chain_and_loses_where_its_chains_slow_the_draft() -> None:
+    few, crowded = compared(0.75, 4, 8), compared(0.75, 64, 2)
+    assert few.tree > 1.2 * few.pearl > 1.2 * few.sd > 1.2
+    assert crowded.tree < crowded.pearl and crowded.sd < crowded.pearl
 
 
 def test_both_backups_cross_as_in_the_paper(cells: list[tables.Cell]) -> None:
@@ -112,6 +136,12 @@ def test_run_spreads_the_budget_by_theorem_12() -> None:
     assert setup["fan_out"] == [3, 3, 2, 2, 5]
 
 
+def test_run_takes_pearls_chain_and_lists_with_zeros() -> None:
+    for chains in ("pearl", "0,0,0,1"):
+        setup = json.loads(invoke("run", "-k", "3", "--fan-out", chains, "--json").stdout)["setup"]
+        assert setup["fan_out"] == [0, 0, 0, 1]
+
+
 def test_a_run_can_be_repeated() -> None:
     once, again, other = (invoke("run", "--json", "--seed", seed).stdout for seed in ("1", "1", "2"))
     assert once == again != other
@@ -149,6 +179,8 @@ def test_remote_and_capacity_print_a_line_for_each_distance() -> None:
         ("run", "-k", "0"),
         ("run", "-k", "4", "--fan-out", "3,2"),
         ("run", "-k", "4", "--fan-out", "0"),
+        ("run", "-k", "2", "--fan-out", "0,0,0"),
+        ("run", "-k", "1", "--fan-out", "0,x"),
         ("run", "-k", "4", "--budget", "3"),
         ("run", "--batch", "65"),
         ("run", "--drafts", "0"),

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from ssd.errors import UsageError
-from ssd.speculation.theory import LinearCost, speedup_sd, speedup_ssd
+from ssd.speculation.fan_out import single_chain
+from ssd.speculation.theory import LinearCost, expected_tokens, speedup_sd, speedup_ssd
 from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd, speed_ssd, speedup_of_batch
 from tools.simulate.run import simulate
@@ -197,6 +198,49 @@ def test_the_hit_rate_depends_on_the_fan_out_of_the_accepted_length() -> None:
     assert found.hit_rate == pytest.approx(0.5 * (1 - 1 / 4) + 0.5 * (1 - 1 / 10), abs=0.01)
 
 
+def pearl(accepted: float, first: float, engine: str, backup: str) -> Setup:
+    """One chain; draft tokens are accepted at one rate, and its first token is the bonus token at another."""
+    law = Statistics.alike(AcceptanceLaw((accepted,)), (1 - first, 0.5))
+    case = replace(setup(devices()), statistics=law, fan_out=single_chain(K))
+    return replace(case, engine=engine, backup=backup)
+
+
+@pytest.mark.parametrize(("engine", "backup"), [("reference", "cheap"), ("anytime", "cheap"), ("anytime", "auto")])
+def test_pearl_always_hits_a_draft_that_is_always_right(engine: str, backup: str) -> None:
+    found = simulate(replace(pearl(1.0, 1.0, engine, backup), batch=3), ROUNDS)
+    assert (found.hit_rate, found.tokens_per_round) == (1.0, K + 1)
+
+
+@pytest.mark.parametrize("engine", ["reference", "anytime"])
+def test_pearl_that_waits_after_a_miss_hits_what_is_accepted_whole(engine: str) -> None:
+    """a^K (1 - c) of all rounds, and Theorem 7 with that rate."""
+    found = simulate(pearl(0.9, 0.8, engine, "neural"), 4096)
+    hits = 0.9**K * 0.8
+    assert found.hit_rate == pytest.approx(hits, abs=0.01)
+    tokens = expected_tokens(0.9, K)
+    assert found.tokens_per_second == pytest.approx(speedup_ssd(hits, tokens, tokens, 0.4, 0.4) / 10, rel=0.01)
+
+
+@pytest.mark.parametrize("engine", ["reference", "anytime"])
+def test_pearl_verifies_one_token_after_a_rejection(engine: str) -> None:
+    """Rows without and with K tokens in flight are two states; no round waits for the draft.
+
+    Without tokens the chain needs only its first one right, 1 - c. With K tokens all must be: a^K (1 - c)."""
+    found = simulate(pearl(0.9, 0.8, engine, "cheap"), 4096)
+    again, back = 0.9**K * 0.8, 0.8
+    hits = back / (1 + back - again)
+    assert found.hit_rate == pytest.approx(hits, abs=0.015) and found.tokens_on_miss == 1
+    assert found.tokens_per_round == pytest.approx(1 - hits + hits * expected_tokens(0.9, K), rel=0.01)
+    assert found.round_s == pytest.approx(10, rel=1e-9)
+
+
+def test_a_length_without_a_chain_never_hits() -> None:
+    halves = AcceptanceLaw((0.5, 1.0))
+    case = replace(setup(devices()), statistics=Statistics.alike(halves, (0.0, 1.0)), fan_out=(1, 1, 1, 1, 0))
+    assert simulate(case, 4096).hit_rate == pytest.approx(0.5, abs=0.01)
+    assert simulate(replace(case, fan_out=(0, 0, 0, 0, 1)), 4096).hit_rate == pytest.approx(0.5, abs=0.01)
+
+
 def test_a_seed_decides_everything() -> None:
     case = replace(setup(devices(), hit=AcceptanceLaw((0.8,))), batch=3, engine="anytime", backup="auto")
     assert simulate(case, 200, seed=1) == simulate(case, 200, seed=1)
@@ -209,6 +253,8 @@ def test_a_seed_decides_everything() -> None:
         {"lookahead": 0},
         {"fan_out": (3, 2)},
         {"fan_out": (0,)},
+        {"fan_out": (0,) * (K + 1)},
+        {"fan_out": (2, 2, 2, 2, -1)},
         {"batch": 0},
         {"batch": 65},
         {"mode": "none"},

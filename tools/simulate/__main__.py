@@ -8,6 +8,7 @@
     python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
     python -m tools.simulate remote --rtt 20ms --rtt 80ms
     python -m tools.simulate capacity --speed 100 --rtt 20ms
+    python -m tools.simulate pearl
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ import click
 
 from ssd.bench.outputs import console
 from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
-from ssd.cli.option_types import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.grid import Pair
 from ssd.planning.profile import PAPER
-from ssd.speculation.fan_out import optimal_fan_out
+from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
-from tools.simulate import report, tables
+from tools.simulate import report, rivals, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
 from tools.simulate.link import over_link
-from tools.simulate.options import LevelOf
+from tools.simulate.options import Chains, LevelOf
 from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
@@ -79,18 +79,19 @@ def _refused(command: Callable[..., None]) -> Callable[..., None]:
 @_ROUNDS
 @_JSON
 def paper(rounds: int, as_json: bool) -> None:
-    """Print the paper's tables from quoted and fitted inputs. Exit status 1 if a cell is out of bounds."""
+    """Print published tables from quoted and fitted inputs. Exit status 1 if a cell is out of bounds."""
     sources = inputs()
-    cells, drafts = tables.cells(sources, rounds), tables.drafts(sources, rounds)
+    cells = tables.cells(sources, rounds) + rivals.cells(sources, rounds)
+    notes, drafts = sources.notes + rivals.notes(sources), tables.drafts(sources, rounds)
     if as_json:
         _print_json(
-            inputs=[note._asdict() for note in sources.notes],
+            inputs=[note._asdict() for note in notes],
             cells=[report.cell_json(cell) for cell in cells],
             drafts=[found._asdict() for found in drafts],
         )
     else:
         output = console()
-        for table in (report.inputs_table(sources.notes), report.cells_table(cells), report.drafts_table(drafts)):
+        for table in (report.inputs_table(notes), report.cells_table(cells), report.drafts_table(drafts)):
             output.print(table)
         for line in report.causes(cells):
             output.print(f"- {line}", soft_wrap=True, highlight=False)
@@ -104,7 +105,7 @@ def paper(rounds: int, as_json: bool) -> None:
 @click.option("--mode", type=click.Choice(MODES), default="ssd", show_default=True)
 @click.option("--engine", type=click.Choice(ENGINES), default="anytime", show_default=True, help="Of mode ssd.")
 @_LOOKAHEAD
-@click.option("-f", "--fan-out", type=FanOut(), default="auto", show_default=True, help="auto: Theorem 12.")
+@click.option("-f", "--fan-out", type=Chains(), default="auto", show_default=True, help="auto: Theorem 12.")
 @click.option("--budget", type=click.IntRange(2, 1024), help="Chains a sequence with fan-out auto.  [default: 3(K+1)]")
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), default=1, show_default=True)
 @click.option("--drafts", type=click.IntRange(1, MAX_DRAFTS), default=1, show_default=True, help="Draft devices.")
@@ -155,7 +156,9 @@ def _setup(
     misses: tuple[float, float],
 ) -> Setup:
     plain = AcceptanceLaw(acceptance)
-    if isinstance(fan_out, str) or not fan_out:
+    if fan_out == "pearl":
+        fan_out = single_chain(lookahead)
+    elif isinstance(fan_out, str) or not fan_out:
         try:
             fan_out = optimal_fan_out(plain.rate(lookahead), misses[1], lookahead, budget or 3 * (lookahead + 1))
         except ValueError as error:
@@ -172,7 +175,7 @@ def _setup(
 @_VERIFY_OPTION
 @_OVERHEAD_OPTION
 @_LOOKAHEAD
-@click.option("-f", "--fan-out", type=FanOut(), default="3", show_default=True, help="Of ssd.")
+@click.option("-f", "--fan-out", type=Chains(), default="3", show_default=True, help="Of ssd.")
 @click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r, for ssd.")
 @_ROUNDS
 @_SEED
@@ -264,6 +267,20 @@ def capacity(
         _print_json(speed=speed, places=[one._asdict() for one in found])
     else:
         console().print(report.capacity_table(found, speed))
+
+
+@main.command()
+@_JSON
+def pearl(as_json: bool) -> None:
+    """Tell where a tree of chains beats the one chain of PEARL, and where neither beats sd. Takes minutes."""
+    from tools.simulate.pearl import compare
+
+    found = list(compare())
+    if as_json:
+        _print_json(rivals=[one._asdict() for one in found])
+    else:
+        for acceptance in dict.fromkeys(one.acceptance for one in found):
+            console().print(report.pearl_table(acceptance, [one for one in found if one.acceptance == acceptance]))
 
 
 @main.command()

@@ -60,12 +60,14 @@ class PingPong:
         setup = self._setup
         foresees = setup.mode == "ssd"
         yield from self._devices.draft(setup.batch, setup.lookahead)
-        self._speculations.post([Source.MISS if foresees else Source.PLAIN] * setup.batch)
+        sources = [Source.MISS if foresees else Source.PLAIN] * setup.batch
+        self._speculations.post(sources)
         for index in count():
             if foresees:
                 yield from self._tree()
             accepted = yield self._outcomes.get()
-            sources = [self._source(row, index, length) for row, length in enumerate(accepted)]
+            tested = [self._in_flight(source) for source in sources]
+            sources = [self._source(row, index, accepted[row], tested[row]) for row in range(setup.batch)]
             fresh = sum(source in (Source.MISS, Source.PLAIN) for source in sources)
             if fresh:
                 yield from self._devices.draft(fresh, setup.lookahead)
@@ -78,11 +80,15 @@ class PingPong:
         chains = sum(fan_out_at(accepted, k, setup.fan_out) for accepted in range(k + 1))
         yield from self._devices.draft(setup.batch * chains, k)
 
-    def _source(self, row: int, index: int, accepted: int) -> Source:
+    def _in_flight(self, source: Source) -> int:
+        """Return how many draft tokens a row has in its verification, padding aside."""
+        return self._setup.cheap_depth if source is Source.CHEAP else self._setup.lookahead
+
+    def _source(self, row: int, index: int, accepted: int, in_flight: int) -> Source:
         setup = self._setup
         if setup.mode == "sd":
             return Source.PLAIN
-        chance = setup.statistics.hit_chance(accepted, setup.lookahead, setup.fan_out)
+        chance = setup.statistics.hit_chance(accepted, in_flight, setup.fan_out)
         if self._draws.outcome(row, index) < chance:
             return Source.HIT
         return Source.CHEAP if setup.backup == "cheap" else Source.MISS

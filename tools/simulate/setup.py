@@ -49,8 +49,9 @@ class Setup:
     """A run.
 
     `engine`: `reference` is strict ping-pong, in which a batch waits for its slowest row; `anytime` is this project's.
-    `fan_out`: one number for all accepted lengths, or F_0..F_K. `backup`, on a miss: `neural` waits for K fresh tokens,
-    `cheap` takes what costs no time, `auto` (anytime only) waits as long as that pays."""
+    `fan_out`: one number for all accepted lengths, or F_0..F_K, 0 for a length without a
+    chain. `backup`, on a miss: `neural` waits for K fresh tokens, `cheap` takes what costs no time, `auto` (anytime
+    only) waits as long as that pays."""
 
     devices: Devices
     statistics: Statistics
@@ -67,10 +68,12 @@ class Setup:
                 raise UsageError(f"{value!r} is none of {', '.join(known)}")
         if self.lookahead < 1:
             raise UsageError(f"the lookahead K must be at least 1, not {self.lookahead}")
-        if len(self.fan_out) not in (1, self.lookahead + 1) or min(self.fan_out) < 1:
+        if len(self.fan_out) not in (1, self.lookahead + 1) or min(self.fan_out) < 0:
             raise UsageError(
-                f"a fan-out is one number or K + 1 = {self.lookahead + 1} of them, each at least 1, not {self.fan_out}"
+                f"a fan-out is one number or K + 1 = {self.lookahead + 1} of them, none negative, not {self.fan_out}"
             )
+        if not any(self.fan_out):
+            raise UsageError("a fan-out of zeros alone prepares nothing: give one length a chain, or take mode sd")
         if not 1 <= self.batch <= MAX_BATCH:
             raise UsageError(f"the batch must be 1 to {MAX_BATCH}, not {self.batch}")
         if self.backup == "auto" and self.engine == "reference" and self.mode == "ssd":
