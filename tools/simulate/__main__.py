@@ -24,6 +24,7 @@ import click
 
 from ssd.bench.outputs import console
 from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
+from ssd.cli.option_types import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.planning.grid import Pair
@@ -34,7 +35,7 @@ from tools.simulate import report, rivals, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
 from tools.simulate.link import over_link
-from tools.simulate.options import Chains, LevelOf
+from tools.simulate.options import LevelOf
 from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
@@ -105,7 +106,7 @@ def paper(rounds: int, as_json: bool) -> None:
 @click.option("--mode", type=click.Choice(MODES), default="ssd", show_default=True)
 @click.option("--engine", type=click.Choice(ENGINES), default="anytime", show_default=True, help="Of mode ssd.")
 @_LOOKAHEAD
-@click.option("-f", "--fan-out", type=Chains(), default="auto", show_default=True, help="auto: Theorem 12.")
+@click.option("-f", "--fan-out", type=FanOut(), default="auto", show_default=True, help="auto: Theorem 12.")
 @click.option("--budget", type=click.IntRange(2, 1024), help="Chains a sequence with fan-out auto.  [default: 3(K+1)]")
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), default=1, show_default=True)
 @click.option("--drafts", type=click.IntRange(1, MAX_DRAFTS), default=1, show_default=True, help="Draft devices.")
@@ -175,7 +176,7 @@ def _setup(
 @_VERIFY_OPTION
 @_OVERHEAD_OPTION
 @_LOOKAHEAD
-@click.option("-f", "--fan-out", type=Chains(), default="3", show_default=True, help="Of ssd.")
+@click.option("-f", "--fan-out", type=FanOut(), default="3", show_default=True, help="Of ssd.")
 @click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r, for ssd.")
 @_ROUNDS
 @_SEED
