@@ -46,7 +46,7 @@ from tests.exactness.test_grammar import expected as plainly_obeying
 from tests.models import tiny
 
 DRAFTED: tuple[Mode, ...] = ("ngram", "sd", "ssd", "auto")
-LONGEST = 1200
+LONGEST, WORDS = 1200, 1500
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,13 @@ class World:
     twin: Runner
 
     def pair(self, mode: Mode, twin: bool = False, **fields: Any) -> Pair:
-        sizes = {"max_model_len": LONGEST, "num_pages": 700, "draft_num_pages": 700, "max_num_seqs": 1}
+        sizes = {
+            "max_model_len": LONGEST,
+            "num_pages": 700,
+            "draft_num_pages": 700,
+            "max_num_seqs": 1,
+            "vocab_size": WORDS,
+        }
         settings = config(speculation(mode), **sizes | fields)
         return Pair(settings, self.target, None if mode == "ar" else Draft(settings, self.twin if twin else self.draft))
 
@@ -70,7 +76,7 @@ def speculation(mode: Mode) -> Speculation:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
-    target = tiny.llama(folder / "target", seed=3, max_position_embeddings=LONGEST)
+    target = tiny.llama(folder / "target", seed=3, vocab_size=WORDS, max_position_embeddings=LONGEST)
     draft = tiny.noisy_copy(target, folder / "draft", noise=0.03)
 
     def runner(directory: Path) -> Runner:
@@ -119,7 +125,7 @@ def test_a_short_request_after_a_long_one_sees_nothing_of_it(
     shorts = [[*motif[:4], *motif[:4]], [*motif, 5, *motif[:3]]]
     laws = params(1, 40, temperature)
     answers = [world.pair("ar").run([short], laws).ids[0] for short in shorts]
-    long = [*answers[0], *motif, 9, *answers[1], *[token + 1 for token in answers[0] if token < 130]] * 4
+    long = [*answers[0], *motif, 9, *answers[1], *[(token + 1) % WORDS for token in answers[0]]] * 4
     used = world.pair(mode)
     used.run([long], params(1, 30, temperature))
     for short, answer in zip(shorts, answers, strict=True):
