@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.config.params import Mode, SamplingParams, Speculation, Structured
+from ssd.draft.chain_scheduler import ChainScheduler
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
@@ -32,6 +33,7 @@ from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.tuning.tuner import Tuning
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import WaitCosts
@@ -57,7 +59,7 @@ class World:
     draft: Runner
     twin: Runner
 
-    def pair(self, mode: str, twin: bool = False, **fields: Any) -> Pair:
+    def pair(self, mode: str, twin: bool = False, memory: SuffixMemory | None = None) -> Pair:
         sizes = {
             "max_model_len": LONGEST,
             "num_pages": 700,
@@ -65,8 +67,9 @@ class World:
             "max_num_seqs": 1,
             "vocab_size": WORDS,
         }
-        settings = config(speculation(mode), **sizes | fields)
-        return Pair(settings, self.target, None if mode == "ar" else Draft(settings, self.twin if twin else self.draft))
+        settings = config(speculation(mode), **sizes)
+        draft = None if mode == "ar" else Draft(settings, self.twin if twin else self.draft)
+        return Pair(settings, self.target, draft, memory=memory)
 
 
 def speculation(mode: str) -> Speculation:
@@ -107,8 +110,15 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
 
 
 @pytest.fixture
-def clock() -> Iterator[None]:
-    """Waits take no time, so that two runs decide alike."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is decided by the time that anything takes, so that two runs decide alike; mode `auto` alone does."""
+    follow = Tuning.current
+
+    def current(self: Tuning, asked: Speculation, kind: int = 0) -> Speculation:
+        return follow(self, asked, kind) if asked.mode == "auto" else asked
+
+    monkeypatch.setattr(Tuning, "current", current)
+    monkeypatch.setattr(ChainScheduler, "note_step", lambda self, chains, seconds: None)
     use_clock(Clock())
     yield
     use_clock(time)
@@ -158,14 +168,23 @@ def test_a_lookup_proposes_its_own_text_alone(world: World, verified: list[tuple
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_thousand_tokens_under_a_repetition_penalty(world: World, temperature: float) -> None:
-    """Ids of every mode are those of `ar`. With draft = target, the draft's tokens are rejected exactly where the
+def test_a_thousand_tokens_under_a_repetition_penalty(
+    world: World, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of every mode are those of `ar`, also where a memory proposes long runs that are all right. With draft = target, the draft's tokens are rejected exactly where the
     penalty changes the target's choice, in the first round as in the last: it knows no penalties, and nothing else is
     lost."""
     prompt, asked = tiny.token_ids(20, 1), params(1, 1000, temperature, repetition_penalty=1.3)
     expected = world.pair("ar").run([prompt], asked).ids
     for mode in DRAFTED:
         assert world.pair(mode).run([prompt], asked).ids == expected, mode
+    with monkeypatch.context() as patch:
+        patch.setattr(WaitCosts, "pricing", lambda self: lambda more: 0.001 * more)
+        remembering = world.pair("ngram", memory=SuffixMemory(2**20))
+        for _ in range(2):
+            again = remembering.run([prompt], asked)
+            assert again.ids == expected
+    assert again.metrics[0].accepted_tokens > 800
     texts = world.pair("sd", twin=True).run([prompt], asked)
     assert texts.ids == expected
     text = [*prompt, *expected[0]]
