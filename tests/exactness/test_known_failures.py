@@ -20,6 +20,7 @@ from torch import Tensor
 from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.config.params import Mode, SamplingParams, Speculation, Structured
 from ssd.draft.chain_scheduler import ChainScheduler
+from ssd.draft.chances import Chances
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
@@ -111,7 +112,8 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is decided by the time that anything takes, so that two runs decide alike; mode `auto` alone does."""
+    """Nothing is decided by times, nor by how often the draft was right before, so that two runs decide alike. Mode
+    `auto` alone does."""
     follow = Tuning.current
 
     def current(self: Tuning, asked: Speculation, kind: int = 0) -> Speculation:
@@ -119,6 +121,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Tuning, "current", current)
     monkeypatch.setattr(ChainScheduler, "note_step", lambda self, chains, seconds: None)
+    monkeypatch.setattr(Chances, "learn", lambda self, node, token: None)
     use_clock(Clock())
     yield
     use_clock(time)
@@ -171,9 +174,9 @@ def test_a_lookup_proposes_its_own_text_alone(world: World, verified: list[tuple
 def test_a_thousand_tokens_under_a_repetition_penalty(
     world: World, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids of every mode are those of `ar`, also where a memory proposes long runs that are all right. With draft = target, the draft's tokens are rejected exactly where the
-    penalty changes the target's choice, in the first round as in the last: it knows no penalties, and nothing else is
-    lost."""
+    """Ids of every mode are those of `ar`, also where a memory proposes long runs that are all right. With draft =
+    target, the draft's tokens are rejected exactly where the penalty changes the target's choice, in the first round as
+    in the last: it knows no penalties, and nothing else is lost."""
     prompt, asked = tiny.token_ids(20, 1), params(1, 1000, temperature, repetition_penalty=1.3)
     expected = world.pair("ar").run([prompt], asked).ids
     for mode in DRAFTED:
@@ -184,7 +187,7 @@ def test_a_thousand_tokens_under_a_repetition_penalty(
         for _ in range(2):
             again = remembering.run([prompt], asked)
             assert again.ids == expected
-    assert again.metrics[0].accepted_tokens > 800
+    assert again.metrics[0].accepted_tokens > 700
     texts = world.pair("sd", twin=True).run([prompt], asked)
     assert texts.ids == expected
     text = [*prompt, *expected[0]]
