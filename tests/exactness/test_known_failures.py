@@ -67,7 +67,7 @@ class World:
             "num_pages": 700,
             "draft_num_pages": 700,
             "max_num_seqs": 1,
-            "vocab_size": WORDS,
+            "vocab_size": self.words,
         }
         settings = config(speculation(mode), **sizes)
         draft = None if mode == "ar" else Draft(settings, self.twin if twin else self.draft)
@@ -133,6 +133,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Tuning, "current", current)
     monkeypatch.setattr(ChainScheduler, "note_step", lambda self, chains, seconds: None)
     monkeypatch.setattr(Chances, "learn", lambda self, node, token: None)
+    monkeypatch.setattr(WaitCosts, "depths", lambda self, rows, otherwise=1.0: {s.request: s.lookahead for s in rows})
     use_clock(Clock())
     yield
     use_clock(time)
