@@ -168,17 +168,6 @@ def test_a_short_request_after_a_long_one_sees_nothing_of_it(
         used.draft.assert_empty()
 
 
-def test_a_lookup_proposes_its_own_text_alone(small: World, verified: list[tuple[list[int], int]]) -> None:
-    """In `ngram` every proposed token stands in the request's own text."""
-    motif = tiny.token_ids(12, 2, small.words)
-    used, short = small.pair("ngram"), [*motif[:5], 7, *motif[:5]]
-    used.run([[*motif, 20] * 20], params(1, 30))
-    verified.clear()
-    answer = used.run([short], params(1, 40)).ids[0]
-    proposed = [token for drafted, _ in verified for token in drafted]
-    assert proposed and set(proposed) <= {*short, *answer}
-
-
 # -- penalties over a long answer -------------------------------------------------------------------------------------
 
 
