@@ -57,6 +57,20 @@ def test_lines_fit_and_stay_inside_the_repository(page: Path) -> None:
         assert "../shared" not in line, f"{page.name}:{number}"
 
 
+def test_every_known_failure_names_tests_that_exist() -> None:
+    """Each row of the tables leads to a section, each section has a row, and names a test function of a test file."""
+    page = (ROOT / "docs/known-failures.md").read_text()
+    rows = re.findall(r"^\| \[.+?\]\(#([\w-]+)\) \| .*\S \| .*\S \|$", page, re.MULTILINE)
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)+)", page, re.MULTILINE))
+    names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in sections]
+    assert len(rows) > 12 and sorted(rows) == sorted(names)
+    for heading, text in sections.items():
+        tests = re.findall(r"^- `(tests/\w+/test_\w+\.py)::(test_\w+)`$", text, re.MULTILINE)
+        assert tests and len(tests) == text.count("::"), heading
+        for file, test in tests:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{heading}: {file}::{test}"
+
+
 ROOMS = sorted({path.relative_to(ROOT / "ssd").parts[0] for path in (ROOT / "ssd").rglob("*.py")})
 OPENING = re.compile(r"(What|Whatever|Whether|Those|That|The same|So many|Of|How|In which|As)\b")
 TURN = re.compile(r"\b(what is no|so many|by what is|that of what|as ever|which nobody)\b", re.IGNORECASE)

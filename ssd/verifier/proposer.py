@@ -473,10 +473,11 @@ class BoardProposer(Proposer):
     def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
         """Return the memory's guess if it should bring more than the draft's tokens, which are dropped then.
 
+        Tokens with draft probabilities stay: their number may depend on them, and the ratio rule allows no such choice.
         If the next verification runs already, only note that the memory helps now."""
         sequence = result.sequence
-        guess = memory.guess(sequence, self._costs.pricing)
-        if guess is None or guess.gain <= self._costs.draft_gain(len(sequence.proposal)):
+        guess, drawn = memory.guess(sequence, self._costs.pricing), sequence.draft_probs is not None
+        if guess is None or drawn or guess.gain <= self._costs.draft_gain(len(sequence.proposal)):
             self._memory_was_better.discard(sequence.request)
             return None
         self._memory_was_better.add(sequence.request)

@@ -182,14 +182,17 @@ class Scheduler:
     def _make_room(self, part: Scheduled, preempted: list[Sequence]) -> Scheduled | None:
         """Return `part` with pages for its tokens; None if its own sequence was preempted.
 
-        Where pages are short, it loses its draft tokens first. Then the newest sequences are preempted."""
+        Where pages are short, it loses the draft tokens that do not fit. Then the newest sequences are preempted."""
         while True:
             try:
                 part.sequence.table.grow(part.row.stop)
                 return part
             except OutOfPages:
                 if part.drafted:
-                    part = part.without_draft()
+                    # To drop all because they are many would bias the ratio rule: their number may depend on them.
+                    sequence, room = part.sequence, len(part.sequence.table.pages) * self._pool.size
+                    count = max(sequence.pending, room - sequence.computed)
+                    part = part_of(sequence, sequence.proposal, count)
                     continue
                 victim = self.running.pop()
                 self._vacate(victim)

@@ -291,6 +291,38 @@ def test_a_draft_of_slow_forwards_is_heard_of_between_two(world: World) -> None:
     assert found.depths([tree], 0.0) == 2
 
 
+def test_rows_without_a_token_change_nothing_in_any_shape(world: World) -> None:
+    """A step of one path and one chain in every shape that a GPU captures: the other rows are empty. Whatever the
+    dummy page holds, both have the same bits, and nothing is written but their own slots: not the dummy cell either,
+    which tokens of paths read with no weight."""
+    settings = config(Speculation("ssd", 4, (3,), "jit"))
+    _, drafter = drafters(world.draft.model, settings)
+    runner, size = drafter.runner, settings.page_size
+    trees = trees_of(drafter, [GREEDY, WARM], [9, 6], settings.speculation)
+    drafter.forward([PathRow(tree, Row(tree.path, 0, tree.table.pages, 1)) for tree in trees], [])
+    tokens = ChainTokens(trees[1].table.pages, trees[1].base)
+    tokens.add(1, 3, 0, [7])
+    path = PathRow(trees[0], Row(trees[0].path[-1:], len(trees[0].path) - 1, trees[0].table.pages, 1))
+    rows = runner.rows([path], [ChainRows(trees[1], tokens)])
+    own = {slot for row in rows for slot in row.slots}
+    blocks = [kind for block in runner.cache.blocks for kind in block]
+    wanted, without = dict[int, Tensor](), 0
+    for shape in runner._steps:
+        taken, results = rows[: shape.rows] if shape.tokens > 1 else rows[:1], []
+        for filler in (0.0, 1e30, torch.nan):
+            for kind in blocks:
+                kind[:, 400 * size : 401 * size] = filler
+            kept = [kind.clone() for kind in blocks]
+            results.append(runner.logits(taken, shape)[0].clone())
+            without += int((runner._steps[shape].batch.fields["starts"].diff() == 0).sum())
+            for old, new in zip(kept, blocks, strict=True):
+                assert touched(old, new) <= own | {400 * size}
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+        first = wanted.setdefault(len(taken), results[0])
+        assert (results[0] - first).abs().max() <= 1e-10
+    assert len(wanted) == 2 and without > len(runner._steps) > 20
+
+
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,42 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page() -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_rows_without_a_token_change_nothing_in_any_shape(attention: str, deterministic: bool) -> None:
+    """A verification of few tokens in every shape that a GPU captures: most rows are empty, one of them among the real
+    ones. Whatever the dummy page holds, real rows have the same bits, and nothing is written but their own slots."""
+    dtype = torch.float64 if attention == "torch" else torch.float32
+    found = texts((20, 9, 30))
+    first, second, third = rows_of(found, (17, 8, 28))
+    empty = Row([], second.start, second.pages, 0, second.slot)
+    shapes = list(static(dtype, attention, deterministic).steps)
+    assert len(shapes) == (1 if deterministic else 16)
+    without = 0
+    for shape in shapes if attention == "torch" else shapes[::5]:  # the kernels are slow without a GPU
+        small = Row(first.token_ids[:1], first.start, first.pages, 1, first.slot)
+        rows = [first, empty, third] if shape.rows > 2 and shape.tokens > 4 and shape.longest > 2 else [small]
+        wanted = expected([first, third], [found[0], found[2]], dtype) if len(rows) > 1 else None
+        results = []
+        for filler in (0.0, 1e30, torch.nan):
+            runner = static(dtype, attention, deterministic)
+            runner.forward(before([first, second, third], found))
+            runner.cache.keys[:, PAGES * PAGE :] = filler
+            runner.cache.values[:, PAGES * PAGE :] = filler
+            kept = [kind.clone() for kind in (runner.cache.keys, runner.cache.values)]
+            step = runner.steps[shape]
+            results.append(runner.forward(rows, StaticContext((), [(step, list(enumerate(rows)))])).clone())
+            without += int((step.batch.fields["starts"].diff() == 0).sum())
+            own = {slot for row in rows for slot in runner.cache.slots(row.pages, row.start, row.stop)}
+            for old, new in zip(kept, (runner.cache.keys, runner.cache.values), strict=True):
+                touched = ~torch.isclose(old, new, 0, 0, equal_nan=True).all(-1).all(-1).all(0)
+                assert set(touched.nonzero()[:, 0].tolist()) <= own | {PAGES * PAGE}
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+        if wanted is not None:
+            assert (results[0] - wanted).abs().max() <= (1e-10 if dtype == torch.float64 else 1e-3)
+    assert without > len(shapes)
+
+
 def test_of_several_rows_of_a_sequence_the_longest_says_which_pages_it_has() -> None:
     found = Tables(2, 4, 9, torch.device("cpu"))
     found.tell([(1, [5, 3, 7]), (0, [2]), (1, [5, 3])])

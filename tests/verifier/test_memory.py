@@ -19,7 +19,8 @@ from ssd.ipc.messages import Submit
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S
 from ssd.verifier.memory import SuffixMemory
-from ssd.verifier.misses import MissPolicy, ModelFree, WaitCosts
+from ssd.verifier.misses import Guess, MissPolicy, ModelFree, WaitCosts
+from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
@@ -373,3 +374,29 @@ def test_a_guess_takes_the_place_of_a_hit_that_would_bring_less(world: World) ->
     assert first.accepted_by_source["draft"] > 0 and first.hits > 5
     assert again.accepted_by_source["memory"] > again.accepted_by_source.get("draft", 0)
     assert again.hits < first.hits and again.mean_acceptance_length_on_hit <= 3
+
+
+def test_no_guess_takes_the_place_of_tokens_that_the_ratio_rule_must_test(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cascade their number depends on the tokens themselves. A choice by it would bias what is emitted."""
+    asked = Speculation("ssd", 2, (3,), "none", sampler="rejection")
+    settings, prompts, memory = config(asked), [tiny.token_ids(12, 3)], SuffixMemory(SIZE)
+    monkeypatch.setattr(WaitCosts, "draft_gain", lambda self, drafted: -1.0)  # every guess seems better
+    kept, guesses = 0, 0
+    for _ in range(2):
+        pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
+        pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+        choose = pair.proposer._better_guess
+
+        def watched(memory: SuffixMemory, result: Result, choose: Any = choose) -> Guess | None:
+            nonlocal kept, guesses
+            before = list(result.sequence.proposal)
+            guess: Guess | None = choose(memory, result)
+            assert result.sequence.proposal == before and (guess is None or not before)
+            kept, guesses = kept + bool(before), guesses + (guess is not None)
+            return guess
+
+        monkeypatch.setattr(pair.proposer, "_better_guess", watched)
+        pair.run(prompts, params(1, 60, 0.2))
+    assert kept > 5 and guesses

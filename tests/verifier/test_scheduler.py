@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,18 @@ def test_drafts_share_what_is_left_of_the_budget() -> None:
     made = scheduler(budget=8, lengths=[1, 1, 1])
     step(made)
     assert drafts(made) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("proposed", range(8))
+def test_where_pages_are_short_the_draft_tokens_that_fit_are_verified(proposed: int) -> None:
+    """Never none because there were many: a cascade has more where a drafted token was right, and the ratio rule may
+    not be asked to forget that token."""
+    made = scheduler(budget=16, pages=3, lengths=[7])
+    step(made)
+    made.running[0].proposal = list(range(proposed))
+    (part,), preempted = made.schedule()
+    check_part(part)
+    assert part.drafted == min(proposed, 3 * 4 - 8) and not preempted
 
 
 def test_drafts_leave_half_of_the_budget_to_prompts() -> None:
