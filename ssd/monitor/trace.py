@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
 
 from ssd.ipc.messages import EndEvent
-from ssd.ipc.trace_ring import Mark, Moment, Span, State
+from ssd.ipc.trace_ring import FIGURES, Mark, Moment, Span, State
 
 _ROLES = ("frontend", "target", "draft")
-_STATES, _MARKS = 1, 2  # threads of each process
+_STATES, _MARKS, _ROUNDS = 1, 2, 3  # threads of each process
 
 _OF_TOKENS = (State.VERIFY, State.PREFILL, State.WAIT_FOR_DRAFT)  # states whose detail is a number of tokens
+
+_OF_ROWS = (Mark.WAITED, Mark.PLAN)  # marks whose detail is a number of rows
+_FORWARDS, _PAUSES = (State.VERIFY, State.PREFILL), (State.IDLE, State.DOWN, State.LOADING, State.LOST)
+_WORDS = {
+    State.VERIFY: "the target's verification",
+    State.PREFILL: "reading a prompt",
+    State.WAIT_FOR_DRAFT: "waiting for the draft",
+    State.OTHER: "scheduling and messages",
+    State.SAMPLE: "sampling",
+}
+_SLOW = 1.5  # times the median
 
 Event = dict[str, Any]
 Traces = Mapping[str, tuple[list[Span], list[Moment]]]
@@ -27,6 +40,7 @@ def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[
         process = 1 + _ROLES.index(role)
         events += [_slice(process, span, begin) for span in states if span.state != State.IDLE]
         events += [_instant(process, moment, begin) for moment in moments]
+    events += [_round(found, begin) for found in rounds(traces)]
     events += _flows(traces, begin)
     for end in ended:
         events += _request(end, begin)
@@ -37,7 +51,7 @@ def _names() -> Iterator[Event]:
     for process, role in enumerate(_ROLES, 1):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": role}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
-    for thread, name in ((_STATES, "states"), (_MARKS, "look-ups and reasons")):
+    for thread, name in ((_STATES, "states"), (_MARKS, "look-ups and reasons"), (_ROUNDS, "rounds, and why")):
         yield {"ph": "M", "name": "thread_name", "pid": 2, "tid": thread, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_name", "pid": 3, "tid": _STATES, "args": {"name": "states"}}
 
@@ -45,6 +59,83 @@ def _names() -> Iterator[Event]:
 def title(span: Span) -> str:
     """Return the name of a state in words; for DEPTH, with the depth of the draft's tree."""
     return f"depth {span.detail}" if span.state is State.DEPTH else span.state.words
+
+
+class Round(NamedTuple):
+    """A round of the target: from an outcome over its look-up, perhaps a wait, to the end of the next forward.
+
+    `cause` says which part took longest beyond its median, and the marks that explain it. `usual`: the median round."""
+
+    spans: Sequence[Span]
+    moments: Sequence[Moment]
+    cause: str
+    usual: float
+    meanwhile: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return (self.spans[-1].end - self.spans[0].begin) / 1e9
+
+
+def rounds(traces: Traces) -> list[Round]:
+    """Return the target's rounds, without the pauses between them."""
+    states, moments = traces.get("target", ([], []))
+    cut, present = list[list[Span]](), list[Span]()
+    for span in states:
+        present = [] if span.state in _PAUSES else [*present, span]
+        if present and span.state in _FORWARDS:
+            cut.append(present)
+            present = []
+    parts = [_by_name(spans, lambda span: span.state) for spans in cut]
+    usual = {state: median([part[state] for part in parts]) for state in _WORDS} if parts else {}
+    taken = median([sum(part.values()) for part in parts]) if parts else 0.0
+    tokens = median([spans[-1].detail for spans in cut]) if cut else 0.0
+    times, draft = [moment.at for moment in moments], traces.get("draft", ([], []))[0]
+    starts = [span.begin for span in draft]
+    found = []
+    for spans, part in zip(cut, parts, strict=True):
+        begin, end = spans[0].begin, spans[-1].end
+        marks = moments[bisect_left(times, begin) : bisect_left(times, end)]
+        around = draft[max(0, bisect_left(starts, begin) - 1) : bisect_left(starts, end)]
+        inside = [span._replace(begin=max(begin, span.begin), end=min(end, span.end)) for span in around]
+        worst = max(_WORDS, key=lambda state: part[state] - usual[state])
+        said = f"{_WORDS[worst]} took {part[worst]:.1f} ms, usually {usual[worst]:.1f}"
+        if worst in _FORWARDS:
+            said += f", for {spans[-1].detail} tokens, usually {tokens:.0f}"
+        why = {moment.mark: moment.line for moment in reversed(marks) if moment.mark is not Mark.HIT}
+        if worst is State.WAIT_FOR_DRAFT:
+            said = ". ".join([said, *reversed([line for mark, line in why.items() if mark is not Mark.PLAN])])
+        found.append(Round(spans, marks, said, taken, _by_name(inside, title)))
+    return found
+
+
+def slowest(found: Iterable[Round], begin: int) -> Iterator[str]:
+    """Yield a line for each of the three slowest rounds that decode: when it was, and the cause."""
+    decoding = [each for each in found if each.spans[-1].state is State.VERIFY]
+    for each in sorted(decoding, key=lambda each: -each.seconds)[:3]:
+        draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in Counter(each.meanwhile).most_common(2))
+        when = f"{1e3 * each.seconds:.1f} ms at {(each.spans[0].begin - begin) / 1e9:.3f} s, usually {each.usual:.1f}"
+        yield f"{when}: {each.cause}. Meanwhile the draft: {draft or 'nothing'}."
+
+
+def _by_name(spans: Iterable[Span], name: Callable[[Span], Any]) -> Counter[Any]:
+    """Return the milliseconds of spans by name."""
+    found = Counter[Any]()
+    for span in spans:
+        found[name(span)] += (span.end - span.begin) / 1e6
+    return found
+
+
+def _round(found: Round, begin: int) -> Event:
+    event = _slice(2, Span(State.OTHER, found.spans[0].begin, found.spans[-1].end, 0), begin)
+    slow = 1e3 * found.seconds > _SLOW * found.usual
+    args = {
+        "cause": found.cause,
+        "why": [moment.line for moment in found.moments],
+        "ms": {span.state.words: round((span.end - span.begin) / 1e6, 2) for span in found.spans},
+        "draft, ms": {name: round(ms, 2) for name, ms in found.meanwhile.items()},
+    }
+    return event | {"name": "slow round" if slow else "round", "cat": "rounds", "tid": _ROUNDS, "args": args}
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:
@@ -64,9 +155,11 @@ def _slice(process: int, span: Span, begin: int) -> Event:
 def _instant(process: int, moment: Moment, begin: int) -> Event:
     mark = moment.mark
     kind = f"miss: {mark.words}" if mark.of_look_up else f"does not wait: {mark.words}"
-    name, category = "hit" if mark is Mark.HIT else kind, "cache" if mark.of_look_up else "wait"
+    name, category = mark.words if mark in (Mark.HIT, *_OF_ROWS) else kind, "cache" if mark.of_look_up else "wait"
     event = {"ph": "i", "s": "t", "name": name, "cat": category, "pid": process, "tid": _MARKS}
-    return event | {"ts": _us(moment.at - begin), "args": {"request": moment.detail}}
+    figures = dict(zip(FIGURES[mark], moment.figures, strict=False))
+    args = {"rows" if mark in _OF_ROWS else "request": moment.detail, "line": moment.line, **figures}
+    return event | {"ts": _us(moment.at - begin), "args": args}
 
 
 def _flows(traces: Traces, begin: int) -> Iterator[Event]:
