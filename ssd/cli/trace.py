@@ -16,7 +16,7 @@ from ssd.errors import SsdError, UsageError
 from ssd.monitor.history import History
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
-from ssd.monitor.trace import rounds, slowest
+from ssd.monitor.trace import slowest
 from ssd.monitor.trace import trace as document
 
 _SECONDS = Real(0, 600, min_open=True)
@@ -53,14 +53,14 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     ended = [end for end in history.ended if end.at >= begin]
     about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
     begin = min([span.begin for states, _ in traces.values() for span in states[:1]])
+    written = document(traces, ended, begin, about)
     try:
-        output.write_text(json.dumps(document(traces, ended, begin, about)))
+        output.write_text(json.dumps(written))
     except OSError as error:
         raise SsdError(f"cannot write {output}: {error.strerror}") from None
-    count = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
-    click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {count} look-ups; open it at https://ui.perfetto.dev")
-    for line in slowest(rounds(traces), begin):
-        click.echo(line)
+    rounds = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
+    click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
+    click.echo("\n".join(slowest(written)))
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:

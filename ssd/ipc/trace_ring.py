@@ -94,74 +94,61 @@ class Mark(_Code):
         """Return True if this is the result of a look-up."""
         return self < Mark.HOPELESS
 
+    @property
+    def of_rows(self) -> bool:
+        """Return True if `detail` is a number of rows."""
+        return self >= Mark.WAITED
+
 
 MARKS = {mark.name.lower(): mark for mark in Mark if mark.of_look_up}
 """Marks by the name of the look-up's result in emissions and metrics."""
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
-_ENOUGH = "{gain:.2f} tokens in {ms:.1f} ms, {rate:.0f} tok/s; otherwise the batch brings {speed:.0f} tok/s"
-_TOLD = "the draft was told {told_ms:.1f} ms ago and has made {steps:.0f} steps since"
+_TOLD = "the draft was told {told_ms} ms ago and has made {steps} steps since"
+_PAYS = "{gain} tokens in {ms} ms, {rate} tok/s; without it the batch brings {speed} tok/s"
+_CAME = (
+    "the target waited {took_ms} ms for {detail} row(s): {came} of {depth} tokens came, expected every {token_ms} ms; "
+)
 # For each mark: the names of its figures, its sentence, and its sentence where the first figure is 0.
-_SAID: dict[Mark, tuple[str, str, str]] = {
-    Mark.HIT: ("", "request {detail}: hit", ""),
-    Mark.FIRST_ROUND: ("", "request {detail}: its first round, for which nothing could be prepared", ""),
-    Mark.K_NOT_COVERED: (
-        "outcomes accepted",
-        "request {detail} missed: {accepted:.0f} draft tokens were accepted, and none of the {outcomes:.0f} prepared "
-        "outcomes has that many",
-        "",
-    ),
+_SAID: dict[Mark, tuple[str, ...]] = {
+    Mark.HIT: ("", "draft tokens were prepared"),
+    Mark.FIRST_ROUND: ("", "nothing can be prepared for it"),
+    Mark.K_NOT_COVERED: ("outcomes accepted", "{outcomes} outcomes are prepared, none with {accepted} accepted tokens"),
     Mark.TOKEN_NOT_COVERED: (
         "prepared accepted",
-        "request {detail} missed: after {accepted:.0f} accepted tokens came another token than the {prepared:.0f} "
-        "prepared ones",
-        "",
+        "another token than the {prepared} prepared ones came after {accepted} accepted ones",
     ),
     Mark.LATE: (
         "prepared told_ms steps",
-        f"request {{detail}} missed: its outcome was foreseen, but has no token yet; {_TOLD}",
-        f"request {{detail}} missed: nothing of its round is prepared yet; {_TOLD}",
+        f"its outcome is prepared, but has no token yet; {_TOLD}",
+        f"nothing of its round is prepared yet; {_TOLD}",
     ),
-    Mark.DRAFT_DOWN: ("", "request {detail} missed: the draft is down, has given it up, or is not told of it yet", ""),
+    Mark.DRAFT_DOWN: ("", "the draft is down, has given it up, or is not told of it yet"),
     Mark.HOPELESS: (
-        "price brings",
-        "request {detail} does not wait: a guess would bring {brings:.2f} tokens and cost the time of {price:.2f}",
-        "request {detail} does not wait: its policy expects nothing of it",
+        "price worth",
+        "a proposal would bring {worth} tokens, and costs the time of {price}",
+        "its policy expects nothing of it",
     ),
-    Mark.UNSEEN: (
-        "known ms",
-        "request {detail} does not wait: the draft has shown nothing of it, for {ms:.0f} ms now",
-        "request {detail} does not wait: the draft does not know it",
-    ),
+    Mark.UNSEEN: ("known ms", "the draft has shown nothing of it for {ms} ms", "the draft does not know it"),
     Mark.NO_GAIN: (
         "depth gain ms rate speed rows token_ms",
-        "request {detail} does not wait: {depth:.0f} draft tokens ({token_ms:.1f} ms each) for {rows:.0f} rows would "
-        f"bring {_ENOUGH}",
-        "request {detail} does not wait: its policy wants no draft tokens",
+        f"{{depth}} draft token(s), {{token_ms}} ms each, for {{rows}} row(s) would bring {_PAYS}",
+        "its policy wants no draft tokens",
     ),
     Mark.STALLED: (
         "ms depth",
-        "request {detail} does not wait for {depth:.0f} draft tokens: the draft has made no step since a wait in vain "
-        "that ended {ms:.1f} ms ago",
-        "",
+        "{depth} tokens would pay, but the draft has stood still since a wait in vain {ms} ms ago",
     ),
-    Mark.SILENT: (
-        "patience_ms came depth",
-        "request {detail} stops waiting: {came:.0f} of {depth:.0f} draft tokens came, and nothing for "
-        "{patience_ms:.1f} ms",
-        "",
-    ),
+    Mark.SILENT: ("patience_ms came depth", "{came} of {depth} draft tokens came, and nothing for {patience_ms} ms"),
     Mark.WAITED: (
         "rate came depth took_ms gain ms speed token_ms",
-        "{detail} rows waited {took_ms:.1f} ms for {depth:.0f} draft tokens each ({token_ms:.1f} ms a token expected), "
-        f"{{came:.0f}} came. The wait was to bring {_ENOUGH}",
-        "{detail} rows waited {took_ms:.1f} ms for {depth:.0f} draft tokens each ({token_ms:.1f} ms a token expected), "
-        "{came:.0f} came. Their policy always waits",
+        f"{_CAME}it was to bring {_PAYS}",
+        f"{_CAME}its policy always waits",
     ),
     Mark.PLAN: (
         "speed mode lookahead chains other_speed other_mode other_lookahead other_chains",
-        "plan for {detail} rows: {plan}, {speed:.0f} tok/s expected; best of another mode: {other}",
-        "plan for {detail} rows: {plan}, nothing is measured yet",
+        "plan for {detail} row(s): {plan}, {speed} tok/s expected; best of another mode: {other}",
+        "plan for {detail} row(s): {plan}; nothing is measured yet",
     ),
 }
 FIGURES = {mark: tuple(names.split()) for mark, (names, *_) in _SAID.items()}
@@ -172,23 +159,30 @@ _STATES, _CODES = frozenset(State), frozenset(Mark)
 
 def said(mark: Mark, detail: int, figures: Sequence[float]) -> str:
     """Return the sentence that says what happened or was decided, and by which figures."""
-    found = dict.fromkeys(FIGURES[mark], 0.0) | dict(zip(FIGURES[mark], figures, strict=False))
-    _, sentence, without = _SAID[mark]
-    words = {}
+    figures = (*figures, *_NONE)[: len(_NONE)]
+    sentence = _SAID[mark][1 if figures[0] else -1]
+    words = {
+        name: f"{each:.0f}" if abs(each) >= 100 else f"{each:.3g}"
+        for name, each in zip(FIGURES[mark], figures, strict=False)
+    }
     if mark is Mark.PLAN:
-        other = f"{_plan(*figures[5:8])}, {found['other_speed']:.0f} tok/s" if found["other_speed"] else "none"
-        words = {"plan": _plan(*figures[1:4]), "other": other}
-    return (without if without and not next(iter(found.values())) else sentence).format(detail=detail, **found, **words)
+        other = f"{_plan(*figures[5:])}, {words['other_speed']} tok/s" if figures[4] else "none"
+        words |= {"plan": _plan(*figures[1:4]), "other": other}
+    elif not mark.of_rows:
+        what = "" if mark is Mark.HIT else "missed, " if mark.of_look_up else "does not wait, "
+        sentence = f"request {{detail}} {what}{mark.words}: {sentence}"
+    return sentence.format(detail=detail, **words)
 
 
 def plan_figures(speed: float, mode: Mode, lookahead: int, chains: int) -> tuple[float, ...]:
-    """Return the figures of one plan for the mark PLAN: that of the chosen plan, then those of another one."""
+    """Return the figures of one plan for the mark PLAN, which has those of the chosen plan, then of another one."""
     return speed, _MODES.index(mode), lookahead, chains
 
 
-def _plan(mode: float = 0, lookahead: float = 0, chains: float = 0) -> str:
-    drafted = f", K {lookahead:.0f}" + (f", {chains:.0f} chains" if chains else "") if lookahead else ""
-    return f"{_MODES[int(mode) % len(_MODES)]}{drafted}"
+def _plan(mode: float, lookahead: float, chains: float) -> str:
+    name = _MODES[int(mode) % len(_MODES)]
+    numbers = f", K {lookahead:.0f}" + f", {chains:.0f} chains" * (name == "ssd") if lookahead else ""
+    return name + numbers
 
 
 class Span(NamedTuple):

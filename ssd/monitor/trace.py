@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ssd.ipc.messages import EndEvent
 from ssd.ipc.trace_ring import FIGURES, Mark, Moment, Span, State
@@ -16,7 +16,6 @@ _STATES, _MARKS, _ROUNDS = 1, 2, 3  # threads of each process
 
 _OF_TOKENS = (State.VERIFY, State.PREFILL, State.WAIT_FOR_DRAFT)  # states whose detail is a number of tokens
 
-_OF_ROWS = (Mark.WAITED, Mark.PLAN)  # marks whose detail is a number of rows
 _FORWARDS, _PAUSES = (State.VERIFY, State.PREFILL), (State.IDLE, State.DOWN, State.LOADING, State.LOST)
 _WORDS = {
     State.VERIFY: "the target's verification",
@@ -40,7 +39,7 @@ def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[
         process = 1 + _ROLES.index(role)
         events += [_slice(process, span, begin) for span in states if span.state != State.IDLE]
         events += [_instant(process, moment, begin) for moment in moments]
-    events += [_round(found, begin) for found in rounds(traces)]
+    events += _rounds(traces, begin)
     events += _flows(traces, begin)
     for end in ended:
         events += _request(end, begin)
@@ -61,81 +60,68 @@ def title(span: Span) -> str:
     return f"depth {span.detail}" if span.state is State.DEPTH else span.state.words
 
 
-class Round(NamedTuple):
-    """A round of the target: from an outcome over its look-up, perhaps a wait, to the end of the next forward.
+def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
+    """Yield the target's rounds: from an outcome over its look-up, perhaps a wait, to the end of the next forward.
 
-    `cause` says which part took longest beyond its median, and the marks that explain it. `usual`: the median round."""
-
-    spans: Sequence[Span]
-    moments: Sequence[Moment]
-    cause: str
-    usual: float
-    meanwhile: Mapping[str, float]
-
-    @property
-    def seconds(self) -> float:
-        return (self.spans[-1].end - self.spans[0].begin) / 1e9
-
-
-def rounds(traces: Traces) -> list[Round]:
-    """Return the target's rounds, without the pauses between them."""
-    states, moments = traces.get("target", ([], []))
+    The cause names the parts that took longer than their median, and the marks that explain a wait."""
+    (states, moments), (draft, _) = (traces.get(role, ([], [])) for role in _ROLES[1:])
     cut, present = list[list[Span]](), list[Span]()
     for span in states:
         present = [] if span.state in _PAUSES else [*present, span]
         if present and span.state in _FORWARDS:
             cut.append(present)
             present = []
-    parts = [_by_name(spans, lambda span: span.state) for spans in cut]
-    usual = {state: median([part[state] for part in parts]) for state in _WORDS} if parts else {}
-    taken = median([sum(part.values()) for part in parts]) if parts else 0.0
-    tokens = median([spans[-1].detail for spans in cut]) if cut else 0.0
-    times, draft = [moment.at for moment in moments], traces.get("draft", ([], []))[0]
-    starts = [span.begin for span in draft]
-    found = []
+    if not cut:
+        return
+    parts = [_sums(spans, lambda span: span.state, 0, spans[-1].end) for spans in cut]
+    usual = {state: median(part[state] for part in parts) for state in _WORDS}
+    most, tokens = median(sum(part.values()) for part in parts), median(spans[-1].detail for spans in cut)
+    times = [moment.at for moment in moments]
+    starts, ends = [span.begin for span in draft], [span.end for span in draft]
     for spans, part in zip(cut, parts, strict=True):
-        begin, end = spans[0].begin, spans[-1].end
-        marks = moments[bisect_left(times, begin) : bisect_left(times, end)]
-        around = draft[max(0, bisect_left(starts, begin) - 1) : bisect_left(starts, end)]
-        inside = [span._replace(begin=max(begin, span.begin), end=min(end, span.end)) for span in around]
-        worst = max(_WORDS, key=lambda state: part[state] - usual[state])
-        said = f"{_WORDS[worst]} took {part[worst]:.1f} ms, usually {usual[worst]:.1f}"
-        if worst in _FORWARDS:
-            said += f", for {spans[-1].detail} tokens, usually {tokens:.0f}"
-        why = {moment.mark: moment.line for moment in reversed(marks) if moment.mark is not Mark.HIT}
-        if worst is State.WAIT_FOR_DRAFT:
-            said = ". ".join([said, *reversed([line for mark, line in why.items() if mark is not Mark.PLAN])])
-        found.append(Round(spans, marks, said, taken, _by_name(inside, title)))
-    return found
+        first, last = spans[0].begin, spans[-1].end
+        marks = moments[bisect_left(times, first) : bisect_left(times, last)]
+        beside = draft[bisect_left(ends, first + 1) : bisect_left(starts, last)]
+        longer = sorted((usual[state] - part[state], state) for state in _WORDS if part[state] > usual[state])
+        said = []
+        for excess, state in longer:
+            if 4 * excess <= sum(each for each, _ in longer):
+                about = f" ({spans[-1].detail} tokens, usually {tokens:.0f})" if state in _FORWARDS else ""
+                said.append(f"{_WORDS[state]} took {part[state]:.1f} ms, usually {usual[state]:.1f}{about}")
+                if state is State.WAIT_FOR_DRAFT:
+                    said += [moment.line for moment in marks if moment.mark not in (Mark.HIT, Mark.PLAN)]
+        yield {
+            **_slice(2, Span(State.OTHER, first, last, 0), begin),
+            "name": "slow round" if sum(part.values()) > _SLOW * most else "round",
+            "cat": "rounds",
+            "tid": _ROUNDS,
+            "args": {
+                "cause": "; ".join(said),
+                "marks": [moment.line for moment in marks],
+                "usually, ms": round(most, 2),
+                "target, ms": {state.words: round(ms, 2) for state, ms in part.items() if ms},
+                "draft, ms": {name: round(ms, 2) for name, ms in _sums(beside, title, first, last).items()},
+            },
+        }
 
 
-def slowest(found: Iterable[Round], begin: int) -> Iterator[str]:
-    """Yield a line for each of the three slowest rounds that decode: when it was, and the cause."""
-    decoding = [each for each in found if each.spans[-1].state is State.VERIFY]
-    for each in sorted(decoding, key=lambda each: -each.seconds)[:3]:
-        draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in Counter(each.meanwhile).most_common(2))
-        when = f"{1e3 * each.seconds:.1f} ms at {(each.spans[0].begin - begin) / 1e9:.3f} s, usually {each.usual:.1f}"
-        yield f"{when}: {each.cause}. Meanwhile the draft: {draft or 'nothing'}."
-
-
-def _by_name(spans: Iterable[Span], name: Callable[[Span], Any]) -> Counter[Any]:
-    """Return the milliseconds of spans by name."""
-    found = Counter[Any]()
+def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: int) -> Mapping[Any, float]:
+    """Return the milliseconds of spans from `begin` to `end` by name, 0 for one that is not there."""
+    found = defaultdict[Any, float](float)
     for span in spans:
-        found[name(span)] += (span.end - span.begin) / 1e6
+        found[name(span)] += (min(end, span.end) - max(begin, span.begin)) / 1e6
     return found
 
 
-def _round(found: Round, begin: int) -> Event:
-    event = _slice(2, Span(State.OTHER, found.spans[0].begin, found.spans[-1].end, 0), begin)
-    slow = 1e3 * found.seconds > _SLOW * found.usual
-    args = {
-        "cause": found.cause,
-        "why": [moment.line for moment in found.moments],
-        "ms": {span.state.words: round((span.end - span.begin) / 1e6, 2) for span in found.spans},
-        "draft, ms": {name: round(ms, 2) for name, ms in found.meanwhile.items()},
-    }
-    return event | {"name": "slow round" if slow else "round", "cat": "rounds", "tid": _ROUNDS, "args": args}
+def slowest(document: Event) -> Iterator[str]:
+    """Yield a line for each of a trace's three slowest rounds that decode: when it was, and the cause."""
+    found = [event for event in document["traceEvents"] if "verify" in event.get("args", {}).get("target, ms", ())]
+    for event in sorted(found, key=lambda event: -event["dur"])[:3]:
+        about = event["args"]
+        most = sorted(about["draft, ms"].items(), key=lambda part: -part[1])[:3]
+        draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in most)
+        when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
+        yield f"slow round: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:
@@ -155,10 +141,10 @@ def _slice(process: int, span: Span, begin: int) -> Event:
 def _instant(process: int, moment: Moment, begin: int) -> Event:
     mark = moment.mark
     kind = f"miss: {mark.words}" if mark.of_look_up else f"does not wait: {mark.words}"
-    name, category = mark.words if mark in (Mark.HIT, *_OF_ROWS) else kind, "cache" if mark.of_look_up else "wait"
+    name, category = mark.words if mark is Mark.HIT or mark.of_rows else kind, "cache" if mark.of_look_up else "wait"
     event = {"ph": "i", "s": "t", "name": name, "cat": category, "pid": process, "tid": _MARKS}
     figures = dict(zip(FIGURES[mark], moment.figures, strict=False))
-    args = {"rows" if mark in _OF_ROWS else "request": moment.detail, "line": moment.line, **figures}
+    args = {"rows" if mark.of_rows else "request": moment.detail, "line": moment.line, **figures}
     return event | {"ts": _us(moment.at - begin), "args": args}
 
 

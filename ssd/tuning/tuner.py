@@ -95,17 +95,6 @@ class _Place(NamedTuple):
     key: PlanKey
 
 
-class Choice(NamedTuple):
-    """A plan and the best one of another mode, None if there is none, with their expected tokens per second.
-
-    The speeds are those of the whole batch, 0 while nothing is measured."""
-
-    plan: SpeculationPlan
-    speed: float
-    other: SpeculationPlan | None = None
-    other_speed: float = 0.0
-
-
 class _Window:
     """Rounds that followed one setting at one batch size and class of texts, since that plan was last judged."""
 
@@ -298,30 +287,32 @@ class Tuning:
         share = MemoryShare(self._memory_s.value, self._other_tokens.value)
         return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present, share)
 
-    def choice(self, key: PlanKey) -> Choice:
-        """Return the present plan of a kind of request, the best plan of another mode, and what both should bring."""
+    def choice(self, key: PlanKey) -> list[tuple[SpeculationPlan, float]]:
+        """Return the present plan of a kind of request and, if there is one, the best plan of another mode.
+
+        Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
         plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements()
         ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
         best_of = {other.mode: other for other in reversed(ranked)}  # the fastest of each mode comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:
-            return Choice(plan, chooser.expected(plan))
+            return [(plan, chooser.expected(plan))]
         speeds = {o: chooser.expected(o._replace(speed=speed_of(measured, self._batch, o))) for o in others}
         best = max(others, key=speeds.__getitem__)
-        return Choice(plan, chooser.expected(plan), best, speeds[best])
+        return [(plan, chooser.expected(plan)), (best, speeds[best])]
 
     def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
         """Describe the present plan of a kind of request, and the reason for it: its `choice` in words.
 
         `cores`: the number of the target's own cores, and of all."""
-        plan, speed, other, other_speed = self.choice(key)
+        (plan, speed), *others = self.choice(key)
         said = _words(plan, cores)
         if not plan.speed:
             return f"{said}: nothing is measured yet"
         said += f": predicted for the next rounds {speed:.0f} tok/s"
         if not self._draft and key.mode == "auto":
             return f"{said}; there is no draft in use"
-        return said if other is None else f"{said}, {other_speed:.0f} with {_words(other, None)}"
+        return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
         """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""

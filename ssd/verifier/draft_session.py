@@ -165,10 +165,6 @@ class DraftSession:
         at, steps = self._told
         return time.perf_counter() - at, self.board.telemetry().steps - steps
 
-    def unseen_s(self, request: int) -> float:
-        """Return the seconds since the target first looked for a request that the draft has shown nothing of."""
-        return self.tracked.unseen_s(request, self._now)
-
     # -- what the draft is told -----------------------------------------------------------------------------------
 
     def join(self, epoch: int, reads: Items[str] | None = None) -> bool:

@@ -381,7 +381,7 @@ class MissedRows:
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
-        depths = self._depths(sequences)
+        depths = self._depths(sequences, began)
         if depths:
             self._tell_held()
         if depths and self._session.stalled:
@@ -401,7 +401,7 @@ class MissedRows:
         if told := [launch for launch in launches if launch.request in self._session.tracked]:
             self._session.tell(Launched(told))
 
-    def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
+    def _depths(self, sequences: Items[Sequence], began: float) -> dict[int, int]:
         """Return how many tokens each row waits for; empty when waiting does not pay."""
         costs, tracked = self._costs, self._session.tracked
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
@@ -415,7 +415,7 @@ class MissedRows:
                 missed.setdefault(row.policy, []).append(row.sequence)
             elif row.policy.uses_draft:
                 request = row.sequence.request
-                self.note_reason(request, Mark.UNSEEN, request in tracked, 1e3 * self._session.unseen_s(request))
+                self.note_reason(request, Mark.UNSEEN, request in tracked, 1e3 * tracked.unseen_s(request, began))
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import chain
 from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, Mode, Speculation
@@ -223,10 +224,7 @@ class PlanFollower:
         self._described, before = of, self.plan
         self.plan = self._tuning.described(key, self._cores)
         level = logging.INFO if self.plan.partition(":")[0] != before.partition(":")[0] else logging.DEBUG
-        plan, speed, other, other_speed = self._tuning.choice(key)
-        figures = plan_figures(speed, *plan.setting) + (
-            () if other is None else plan_figures(other_speed, *other.setting)
-        )
+        figures = chain(*(plan_figures(speed, *plan.setting) for plan, speed in self._tuning.choice(key)))
         self._trace.note(Mark.PLAN, batch, *figures, level=level)
 
 
