@@ -144,7 +144,7 @@ class DraftSession:
         self._hears = self._told_to_rejoin = self._parked = False
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress counter when a wait in vain ended
-        self.silent_at, self._told = 0.0, (0.0, 0)  # when that was; time and draft's steps of the last news of a round
+        self._told = 0.0, 0  # time of the last news of a round, and the draft's steps until then
         self._announced: DraftState = "down"
         self._now = self._next_warning = 0.0
 
@@ -284,7 +284,6 @@ class DraftSession:
         """Note the lost `seconds` of a wait. After one `in_vain` the draft is `stalled` until it makes progress."""
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
-        self.silent_at = time.perf_counter()
 
     def judge(self, now: float, verify_s: float) -> None:
         """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.

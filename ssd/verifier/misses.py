@@ -351,6 +351,7 @@ class MissedRows:
         self.rows: dict[int, MissedRow] = {}
         self.waited: dict[int, float] = {}
         self.asked: dict[int, MissPolicy] = {}
+        self._silent_at = 0.0  # when a wait in vain ended
 
     def forget(self, request: int) -> None:
         """Drop a request that has ended or lost its pages."""
@@ -386,7 +387,7 @@ class MissedRows:
             self._tell_held()
         if depths and self._session.stalled:
             for request, depth in depths.items():
-                self.note_reason(request, Mark.STALLED, 1e3 * (time.perf_counter() - self._session.silent_at), depth)
+                self.note_reason(request, Mark.STALLED, 1e3 * (began - self._silent_at), depth)
         elif depths:
             self._trace.enter(State.WAIT_FOR_DRAFT, max(depths.values()))
             meanwhile()
@@ -467,6 +468,7 @@ class MissedRows:
         """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
         session, known, seconds = self._session, self._costs.estimates, time.perf_counter() - began
         if not got:
+            self._silent_at = began + seconds
             seconds = min(seconds, _LONGEST_SILENCE_S)  # time beyond that was the target's own delay
         for row in waiting:
             if row.sequence.request in session.tracked:  # one that is given up may show that all are
