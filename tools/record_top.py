@@ -70,7 +70,7 @@ def _ask(address: str, number: int, end: threading.Event) -> None:
         for turn in range(1000):
             if end.is_set():
                 return
-            params = SamplingParams(max_tokens=60 + 50 * ((turn + number) % 3), ignore_eos=True)
+            params = SamplingParams(max_tokens=60 + 50 * ((turn + number) % 3), ignore_eos=True, store=False)
             client.generate([[number, turn, *range(20 + 40 * number)]], params)
 
 

@@ -60,7 +60,8 @@ def trace(last: float | None, following: float | None, output: Path, address: st
         raise SsdError(f"cannot write {output}: {error.strerror}") from None
     rounds = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
-    click.echo("\n".join(slowest(written)))
+    for line in slowest(written):
+        click.echo(line)
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
