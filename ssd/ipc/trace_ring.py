@@ -169,7 +169,8 @@ def said(mark: Mark, detail: int, figures: Sequence[float]) -> str:
         other = f"{_plan(*figures[5:])}, {words['other_speed']} tok/s" if figures[4] else "none"
         words |= {"plan": _plan(*figures[1:4]), "other": other}
     elif not mark.of_rows:
-        what = "" if mark is Mark.HIT else "missed, " if mark.of_look_up else "does not wait, "
+        gate = "stops waiting, " if mark is Mark.SILENT else "does not wait, "
+        what = "" if mark is Mark.HIT else "missed, " if mark.of_look_up else gate
         sentence = f"request {{detail}} {what}{mark.words}: {sentence}"
     return sentence.format(detail=detail, **words)
 

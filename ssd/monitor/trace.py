@@ -114,14 +114,20 @@ def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: i
 
 
 def slowest(document: Event) -> Iterator[str]:
-    """Yield a line for each of a trace's three slowest rounds that decode: when it was, and the cause."""
+    """Yield a line for each of a trace's three slowest rounds that decode, and for the one that waited longest.
+
+    It says when that was, and the cause."""
     found = [event for event in document["traceEvents"] if "verify" in event.get("args", {}).get("target, ms", ())]
-    for event in sorted(found, key=lambda event: -event["dur"])[:3]:
+    slow = sorted(found, key=lambda event: -event["dur"])[:3]
+    waited = [event for event in found if State.WAIT_FOR_DRAFT.words in event["args"]["target, ms"]]
+    waited.sort(key=lambda event: -event["args"]["target, ms"][State.WAIT_FOR_DRAFT.words])
+    for event in slow + [event for event in waited[:1] if event not in slow]:
         about = event["args"]
         most = sorted(about["draft, ms"].items(), key=lambda part: -part[1])[:3]
         draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in most)
         when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
-        yield f"slow round: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
+        kind = "slow round" if event in slow else "longest wait, round"
+        yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:

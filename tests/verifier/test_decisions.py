@@ -81,7 +81,7 @@ CASES = {
         f"does not wait, .*: [1-4] draft token\\(s\\), {NUMBER} ms each, for (1|2) row\\(s\\) would bring {PAYS}",
     ),
     Mark.STALLED: ({"steps": 0}, f"does not wait, .*: 1 tokens would pay, but .* a wait in vain {NUMBER} ms ago"),
-    Mark.SILENT: ({"steps": 0}, f"does not wait, .*: 0 of 1 draft tokens came, and nothing for {NUMBER} ms"),
+    Mark.SILENT: ({"steps": 0}, f"stops waiting, silent: 0 of 1 draft tokens came, and nothing for {NUMBER} ms"),
     Mark.WAITED: ({}, f"{WAITED}; it was to bring {PAYS}"),
     Mark.FIRST_ROUND: ({}, "missed, first round: nothing can be prepared for it"),
     Mark.HIT: ({}, "hit: draft tokens were prepared"),
