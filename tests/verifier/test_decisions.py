@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -96,6 +97,15 @@ def test_what_was_decided_is_said_with_its_numbers(world: World, mark: Mark) -> 
     begin = "" if mark.of_rows else r"request (0|1) "
     for moment in found[:1]:
         assert re.fullmatch(begin + sentence, moment.line), moment.line
+
+
+def test_a_late_draft_was_told_during_the_run(world: World) -> None:
+    began = time.monotonic_ns()
+    for steps in (0, 1):
+        for moment in moments(world, steps=steps):
+            if moment.mark is Mark.LATE:
+                _, told_ms, made = moment.figures
+                assert 0 < 1e6 * told_ms <= moment.at - began and 0 <= made <= steps
 
 
 def test_one_that_is_not_told_is_not_known_and_one_prepared_without_a_token_is_late(world: World) -> None:
