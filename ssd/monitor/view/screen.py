@@ -82,9 +82,8 @@ def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) ->
     processes, latency = panels.processes(figures), panels.latency(figures)
     if page == "2":
         height = 2 + max(1, len(pipeline)) * (2 + strip_lines) + strip_lines
-        causes = 2 + max(1, len(figures.stalls)) + len(figures.speculating.misses)
-        rows = [_Row((_pipeline(figures, pipeline, width),), height), _Row((panels.decisions(figures),), None, 4)]
-        return [rows[0], _Row((panels.stalls(figures),), causes), rows[1]]
+        below = Group(panels.stalls(figures), panels.decisions(figures))
+        return [_Row((_pipeline(figures, pipeline, width),), height), _Row((below,), None, 4)]
     if page == "3":
         return [_Row((latency, panels.queue(figures)), 6), _Row((panels.requests(figures),), None, 4)]
     beside = 2 + len(figures.processes)
