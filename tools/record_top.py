@@ -22,6 +22,7 @@ from ssd.client import Client
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams
 from ssd.emulation.agreement import PRESETS
+from ssd.ipc.trace_ring import WORDS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.llm import running
@@ -69,7 +70,7 @@ def _ask(address: str, number: int, end: threading.Event) -> None:
         for turn in range(1000):
             if end.is_set():
                 return
-            params = SamplingParams(max_tokens=60 + 50 * ((turn + number) % 3), ignore_eos=True)
+            params = SamplingParams(max_tokens=60 + 50 * ((turn + number) % 3), ignore_eos=True, store=False)
             client.generate([[number, turn, *range(20 + 40 * number)]], params)
 
 
@@ -80,7 +81,7 @@ def normalised(found: list[Snapshot]) -> list[Snapshot]:
     for snapshot in found:
         traces = []
         for trace in snapshot.traces:
-            records = np.frombuffer(trace.records, np.int64).reshape(-1, 4).copy()
+            records = np.frombuffer(trace.records, np.int64).reshape(-1, WORDS).copy()
             records = records[records[:, 1] >= begin]
             records[:, 0] = np.arange(len(records)) + counts[trace.role]
             records[:, 1] -= begin

@@ -16,6 +16,7 @@ from ssd.errors import SsdError, UsageError
 from ssd.monitor.history import History
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
+from ssd.monitor.trace import slowest
 from ssd.monitor.trace import trace as document
 
 _SECONDS = Real(0, 600, min_open=True)
@@ -34,7 +35,8 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     """Write what target and draft of a running engine did, state by state, as a trace.
 
     Open the file at https://ui.perfetto.dev or chrome://tracing. Each process has a track. Arrows lead from a
-    verification to its cache lookup, and from there to the draft, which goes on from the outcome."""
+    verification to its cache lookup, and from there to the draft, which goes on from the outcome. The three slowest
+    rounds, and why they took long, are printed."""
     if last is not None and following is not None:
         raise UsageError("give --last or --next, not both")
     check_writable("--output", output)
@@ -51,12 +53,15 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     ended = [end for end in history.ended if end.at >= begin]
     about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
     begin = min([span.begin for states, _ in traces.values() for span in states[:1]])
+    written = document(traces, ended, begin, about)
     try:
-        output.write_text(json.dumps(document(traces, ended, begin, about)))
+        output.write_text(json.dumps(written))
     except OSError as error:
         raise SsdError(f"cannot write {output}: {error.strerror}") from None
     rounds = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
     click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
+    for line in slowest(written):
+        click.echo(line)
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:

@@ -15,7 +15,7 @@ from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
 from ssd.tuning.costs import NEAR
 
-INTERNAL_VERSION = 129
+INTERNAL_VERSION = 130
 """Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
 
 HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU

@@ -1,35 +1,46 @@
 """Trace rings: what target and draft do at every moment, in shared memory without a lock.
 
 A trace is one process's sequence of states. Each state lasts until the next is entered, so every nanosecond has a name.
-A record is four 64-bit words,
+A record is twelve 64-bit words,
 
-    sequence number | CLOCK_MONOTONIC in ns | state or mark | detail
+    sequence number | CLOCK_MONOTONIC in ns | state or mark | detail | figures[8]
 
-in a ring of `CAPACITY` records. The process is the only writer of its ring and increments the count of records after
-each write. A slow reader loses the oldest records. It recognises overwritten ones by their sequence numbers."""
+in a ring of `CAPACITY` records. Figures are doubles, and only marks have them: the numbers that decided. `said` makes a
+sentence of them for `ssd trace`, `ssd top` and the log. The process is the only writer of its ring and increments the
+count of records after each write. A slow reader loses the oldest records. It recognises overwritten ones by their
+sequence numbers."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import struct
 import time
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from ssd.config.params import Mode
+
+log = logging.getLogger("ssd.target")
+
 CAPACITY = 1 << 14
-_RECORD = struct.Struct("<4q")
+WORDS, _FIGURES_AT = 12, 4
+RECORD_BYTES = 8 * WORDS
+_RECORD, _FIGURES = struct.Struct("<4q"), struct.Struct(f"<{WORDS - _FIGURES_AT}d")
+_NONE = (0.0,) * (WORDS - _FIGURES_AT)
 _COUNT = struct.Struct("<q")
 _HEADER_BYTES = 64
-_RING_BYTES = _HEADER_BYTES + CAPACITY * _RECORD.size
+_RING_BYTES = _HEADER_BYTES + CAPACITY * RECORD_BYTES
 _MOST = 1 << 62  # no writer gets that far
 Role = Literal["target", "draft"]
 TRACED: tuple[Role, ...] = ("target", "draft")
 SIZE_BYTES = len(TRACED) * _RING_BYTES
 
-Records = npt.NDArray[np.int64]  # [n, 4]
+Records = npt.NDArray[np.int64]  # [n, WORDS]
 
 
 class _Code(IntEnum):
@@ -60,9 +71,9 @@ class State(_Code):
 
 
 class Mark(_Code):
-    """Moments, not states: the result of a cache look-up, or why a row that missed does not wait for the draft.
+    """Moments, not states: the result of a cache look-up, why a row that missed does not wait for the draft, a choice.
 
-    `detail` is the request."""
+    `detail` is the request; of a wait that has ended, the rows that waited, and of a plan, those of the batch."""
 
     HIT = 64
     FIRST_ROUND = 65
@@ -75,17 +86,104 @@ class Mark(_Code):
     NO_GAIN = 82  # no depth pays
     STALLED = 83  # the draft has made no progress since a wait in vain
     SILENT = 84  # nothing more comes, which ends a wait
+    WAITED = 96
+    PLAN = 97
 
     @property
     def of_look_up(self) -> bool:
         """Return True if this is the result of a look-up."""
         return self < Mark.HOPELESS
 
+    @property
+    def of_rows(self) -> bool:
+        """Return True if `detail` is a number of rows."""
+        return self >= Mark.WAITED
+
 
 MARKS = {mark.name.lower(): mark for mark in Mark if mark.of_look_up}
 """Marks by the name of the look-up's result in emissions and metrics."""
 
+_MODES: tuple[Mode, ...] = get_args(Mode)
+_TOLD = "the draft was told {told_ms} ms ago and has made {steps} steps since"
+_PAYS = "{gain} tokens in {ms} ms, {rate} tok/s; without it the batch brings {speed} tok/s"
+_CAME = (
+    "the target waited {took_ms} ms for {detail} row(s): {came} of {depth} tokens came, expected every {token_ms} ms; "
+)
+# For each mark: the names of its figures, its sentence, and its sentence where the first figure is 0.
+_SAID: dict[Mark, tuple[str, ...]] = {
+    Mark.HIT: ("", "draft tokens were prepared"),
+    Mark.FIRST_ROUND: ("", "nothing can be prepared for it"),
+    Mark.K_NOT_COVERED: ("outcomes accepted", "{outcomes} outcomes are prepared, none with {accepted} accepted tokens"),
+    Mark.TOKEN_NOT_COVERED: (
+        "prepared accepted",
+        "another token than the {prepared} prepared ones came after {accepted} accepted ones",
+    ),
+    Mark.LATE: (
+        "prepared told_ms steps",
+        f"its outcome is prepared, but has no token yet; {_TOLD}",
+        f"nothing of its round is prepared yet; {_TOLD}",
+    ),
+    Mark.DRAFT_DOWN: ("", "the draft is down, has given it up, or is not told of it yet"),
+    Mark.HOPELESS: (
+        "price worth",
+        "a proposal would bring {worth} tokens, and costs the time of {price}",
+        "its policy expects nothing of it",
+    ),
+    Mark.UNSEEN: ("known ms", "the draft has shown nothing of it for {ms} ms", "the draft does not know it"),
+    Mark.NO_GAIN: (
+        "depth gain ms rate speed rows token_ms",
+        f"{{depth}} draft token(s), {{token_ms}} ms each, for {{rows}} row(s) would bring {_PAYS}",
+        "its policy wants no draft tokens",
+    ),
+    Mark.STALLED: (
+        "ms depth",
+        "{depth} tokens would pay, but the draft has stood still since a wait in vain {ms} ms ago",
+    ),
+    Mark.SILENT: ("patience_ms came depth", "{came} of {depth} draft tokens came, and nothing for {patience_ms} ms"),
+    Mark.WAITED: (
+        "rate came depth took_ms gain ms speed token_ms",
+        f"{_CAME}it was to bring {_PAYS}",
+        f"{_CAME}its policy always waits",
+    ),
+    Mark.PLAN: (
+        "speed mode lookahead chains other_speed other_mode other_lookahead other_chains",
+        "plan for {detail} row(s): {plan}, {speed} tok/s expected; best of another mode: {other}",
+        "plan for {detail} row(s): {plan}; nothing is measured yet",
+    ),
+}
+FIGURES = {mark: tuple(names.split()) for mark, (names, *_) in _SAID.items()}
+"""The names of each mark's figures."""
+
 _STATES, _CODES = frozenset(State), frozenset(Mark)
+
+
+def said(mark: Mark, detail: int, figures: Sequence[float]) -> str:
+    """Return the sentence that says what happened or was decided, and by which figures."""
+    figures = (*figures, *_NONE)[: len(_NONE)]
+    sentence = _SAID[mark][1 if figures[0] else -1]
+    words = {
+        name: f"{each:.0f}" if abs(each) >= 100 else f"{each:.3g}"
+        for name, each in zip(FIGURES[mark], figures, strict=False)
+    }
+    if mark is Mark.PLAN:
+        other = f"{_plan(*figures[5:])}, {words['other_speed']} tok/s" if figures[4] else "none"
+        words |= {"plan": _plan(*figures[1:4]), "other": other}
+    elif not mark.of_rows:
+        gate = "stops waiting, " if mark is Mark.SILENT else "does not wait, "
+        what = "" if mark is Mark.HIT else "missed, " if mark.of_look_up else gate
+        sentence = f"request {{detail}} {what}{mark.words}: {sentence}"
+    return sentence.format(detail=detail, **words)
+
+
+def plan_figures(speed: float, mode: Mode, lookahead: int, chains: int) -> tuple[float, ...]:
+    """Return the figures of one plan for the mark PLAN, which has those of the chosen plan, then of another one."""
+    return speed, _MODES.index(mode), lookahead, chains
+
+
+def _plan(mode: float, lookahead: float, chains: float) -> str:
+    name = _MODES[int(mode) % len(_MODES)]
+    numbers = f", K {lookahead:.0f}" + f", {chains:.0f} chains" * (name == "ssd") if lookahead else ""
+    return name + numbers
 
 
 class Span(NamedTuple):
@@ -101,6 +199,12 @@ class Moment(NamedTuple):
     mark: Mark
     at: int
     detail: int
+    figures: tuple[float, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Return the moment as a sentence."""
+        return said(self.mark, self.detail, self.figures)
 
 
 def _start(role: str) -> int:
@@ -128,19 +232,25 @@ class TraceRing:
             self._state = state
             self._write(state, detail)
 
-    def looked_up(self, request: int, verdict: str) -> None:
+    def looked_up(self, request: int, verdict: str, *figures: float) -> None:
         """Record the result of a cache look-up (`Emission.cache`) for `request`, unless it is empty."""
-        if verdict:
-            self._write(MARKS[verdict], request)
+        if verdict == "hit":
+            self._write(Mark.HIT, request)
+        elif verdict:
+            self.note(MARKS[verdict], request, *figures)
 
-    def note(self, mark: Mark, request: int) -> None:
-        """Record a moment of a request."""
-        self._write(mark, request)
+    def note(self, mark: Mark, detail: int, *figures: float, level: int = logging.DEBUG) -> None:
+        """Record a moment with its figures, and log it."""
+        self._write(mark, detail, figures or _NONE)
+        if log.isEnabledFor(level):
+            log.log(level, "%s", said(mark, detail, figures))
 
-    def _write(self, code: int, detail: int) -> None:
+    def _write(self, code: int, detail: int, figures: Sequence[float] = ()) -> None:
         count = self._count
-        offset = self._start + _HEADER_BYTES + count % CAPACITY * _RECORD.size
+        offset = self._start + _HEADER_BYTES + count % CAPACITY * RECORD_BYTES
         _RECORD.pack_into(self._memory, offset, count, time.monotonic_ns(), code, detail)
+        if figures:
+            _FIGURES.pack_into(self._memory, offset + _RECORD.size, *figures, *_NONE[len(figures) :])
         self._count = count + 1
         _COUNT.pack_into(self._memory, self._start, self._count)
 
@@ -154,7 +264,7 @@ class NoTrace(TraceRing):
     def enter(self, state: State, detail: int = 0) -> None:
         pass
 
-    def _write(self, code: int, detail: int) -> None:
+    def _write(self, code: int, detail: int, figures: Sequence[float] = ()) -> None:
         pass
 
 
@@ -168,11 +278,12 @@ class TraceReader:
         memory = mmap.mmap(descriptor, SIZE_BYTES)
         start = _start(role)
         self._count = np.frombuffer(memory, np.int64, 1, start)
-        self._ring: Records = np.frombuffer(memory, np.int64, CAPACITY * 4, start + _HEADER_BYTES).reshape(CAPACITY, 4)
+        words = np.frombuffer(memory, np.int64, CAPACITY * WORDS, start + _HEADER_BYTES)
+        self._ring: Records = words.reshape(CAPACITY, WORDS)
         self._read = 0
 
     def news(self) -> Records:
-        """Return a copy of the records since the last call that are still there, in order. Shape [n, 4]."""
+        """Return a copy of the records since the last call that are still there, in order."""
         count = _plausible(int(self._count[0]))
         known = self._read if self._read <= count else 0
         numbers = np.arange(max(known, count - CAPACITY), count)
@@ -193,7 +304,8 @@ def spans(records: Records, until: int) -> tuple[list[Span], list[Moment]]:
     states: list[Span] = []
     moments: list[Moment] = []
     expected = None
-    for number, at, code, detail in records.tolist():
+    figures = np.nan_to_num(records[:, _FIGURES_AT:].view(np.float64))
+    for index, (number, at, code, detail) in enumerate(records[:, :_FIGURES_AT].tolist()):
         lost = expected is not None and number != expected
         expected = number + 1
         if states and (lost or code in _STATES):
@@ -201,5 +313,5 @@ def spans(records: Records, until: int) -> tuple[list[Span], list[Moment]]:
         if code in _STATES:
             states.append(Span(State(code), at, max(at, until), detail))
         elif code in _CODES:
-            moments.append(Moment(Mark(code), at, detail))
+            moments.append(Moment(Mark(code), at, detail, tuple(figures[index, : len(FIGURES[code])].tolist())))
     return states, moments

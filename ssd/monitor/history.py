@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
-from ssd.ipc.trace_ring import TRACED, Mark, Moment, Records, Span, spans
+from ssd.ipc.trace_ring import TRACED, WORDS, Mark, Moment, Records, Span, spans
 from ssd.monitor.messages import Snapshot
 
 KEPT_S = 300.0
 RECORDS = 1 << 17
-_NONE: Records = np.empty((0, 4), np.int64)
+_NONE: Records = np.empty((0, WORDS), np.int64)
 _ROUNDS, _ENDED = 1 << 17, 1 << 14
 
 
@@ -25,7 +25,7 @@ class TraceHistory:
         self._chunks: deque[Records] = deque()
 
     def add(self, told: bytes) -> None:
-        news = np.frombuffer(told, np.int64).reshape(-1, 4)
+        news = np.frombuffer(told, np.int64).reshape(-1, WORDS)
         if self._chunks:
             news = news[news[:, 0] > self._chunks[-1][-1, 0]]
         if len(news):

@@ -10,9 +10,8 @@ from msgspec import Meta
 from ssd.config.params import Speculation
 from ssd.ipc.messages import FrontendReport, InternalMessage, Seconds, internal
 from ssd.ipc.public import Count, Name
-from ssd.ipc.trace_ring import CAPACITY, TRACED, Role
+from ssd.ipc.trace_ring import CAPACITY, RECORD_BYTES, TRACED, Role
 
-_RECORD_BYTES = 32
 ProcessState = Literal["starting", "up", "down", "parked"]
 
 
@@ -33,7 +32,7 @@ class TraceNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Records of one trace ring (`ssd.ipc.trace_ring`), in order, as native 64-bit words."""
 
     role: Role
-    records: Annotated[bytes, Meta(max_length=CAPACITY * _RECORD_BYTES)]
+    records: Annotated[bytes, Meta(max_length=CAPACITY * RECORD_BYTES)]
 
 
 class Snapshot(InternalMessage, frozen=True):

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ssd.ipc.messages import EndEvent, FrontendReport, RoundEvent
+from ssd.ipc.trace_ring import RECORD_BYTES, WORDS
 from ssd.monitor.messages import Snapshot, TraceNews
 
 _Event = TypeVar("_Event", RoundEvent, EndEvent)
@@ -32,7 +33,7 @@ class Recording:
         self._length = self._snapshots[-1].at
         self._records = {trace.role: 0 for trace in self._snapshots[0].traces}
         for trace in (trace for snapshot in self._snapshots for trace in snapshot.traces):
-            self._records[trace.role] += len(trace.records) // 32
+            self._records[trace.role] += len(trace.records) // RECORD_BYTES
         self._began = time.monotonic_ns() - _PAST_TURNS * self._length
         self._given = 0
 
@@ -56,8 +57,9 @@ class Recording:
         """Do nothing: there is no connection."""
 
     def _moved(self, trace: TraceNews, turn: int, later: int) -> TraceNews:
-        records = np.frombuffer(trace.records, np.int64).reshape(-1, 4)
-        return replace(trace, records=np.add(records, (turn * self._records[trace.role], later, 0, 0)).tobytes())
+        records = np.frombuffer(trace.records, np.int64).reshape(-1, WORDS).copy()
+        records[:, :2] += turn * self._records[trace.role], later
+        return replace(trace, records=records.tobytes())
 
 
 def _moved(report: FrontendReport, later: int) -> FrontendReport:

@@ -17,7 +17,7 @@ import msgspec
 from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, LinkLoad, RoundEvent
 from ssd.ipc.public import Source
-from ssd.ipc.trace_ring import TRACED, Span, State
+from ssd.ipc.trace_ring import TRACED, Mark, Span, State
 from ssd.monitor.history import History
 from ssd.monitor.messages import Process
 from ssd.monitor.stalls import Pipeline, causes
@@ -25,7 +25,7 @@ from ssd.monitor.stalls import Pipeline, causes
 STALE_S = 2.0
 SPARKS = 60  # seconds that the sparkline shows
 _SPEED_S, _SHARES_S = 2.0, 10.0
-_SHOWN_REQUESTS = 20
+_SHOWN_REQUESTS, _SHOWN_DECISIONS = 20, 12
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -77,7 +77,9 @@ class RequestFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Everything that `ssd top` shows, over the last `window` seconds unless it says otherwise. Times in seconds."""
+    """Everything that `ssd top` shows, over the last `window` seconds unless it says otherwise. Times in seconds.
+
+    `decisions`: the last misses, waits, gates and plans in words, each with its age, the newest first."""
 
     model: str
     draft: str
@@ -100,6 +102,7 @@ class Figures(msgspec.Struct, frozen=True):
     plan: str
     link: LinkLoad | None
     requests: list[RequestFigures]
+    decisions: list[tuple[float, str]]
     dropped: int
 
 
@@ -137,6 +140,7 @@ def figures(history: History, window: float) -> Figures:
         plan=history.load.plan,
         link=history.load.link,
         requests=[_request(end, last.at) for end in list(history.ended)[: -_SHOWN_REQUESTS - 1 : -1]],
+        decisions=decisions(history),
         dropped=history.dropped,
     )
 
@@ -207,6 +211,13 @@ def state_shares(history: History) -> Pipeline:
     waits = [(span.end - span.begin) / 1e9 for span in traces["target"] if span.state is State.WAIT_FOR_DRAFT]
     shares = {role: _shares(spans) for role, spans in traces.items() if spans}
     return Pipeline(_SHARES_S, shares, median(steps) if steps else 0.0, max(waits, default=0.0))
+
+
+def decisions(history: History) -> list[tuple[float, str]]:
+    """Return the last misses, waits, reasons and plans with their ages in seconds, the newest first."""
+    moments = history.traces["target"].since(history.now - int(_SHARES_S * 1e9), history.now)[1]
+    said = [moment for moment in reversed(moments) if moment.mark is not Mark.HIT]
+    return [((history.now - moment.at) / 1e9, moment.line) for moment in said[:_SHOWN_DECISIONS]]
 
 
 def _shares(spans: Iterable[Span]) -> dict[str, float]:

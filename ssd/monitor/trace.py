@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from ssd.ipc.messages import EndEvent
-from ssd.ipc.trace_ring import Mark, Moment, Span, State
+from ssd.ipc.trace_ring import FIGURES, Mark, Moment, Span, State
 
 _ROLES = ("frontend", "target", "draft")
-_STATES, _MARKS = 1, 2  # threads of each process
+_STATES, _MARKS, _ROUNDS = 1, 2, 3  # threads of each process
 
 _OF_TOKENS = (State.VERIFY, State.PREFILL, State.WAIT_FOR_DRAFT)  # states whose detail is a number of tokens
+
+_FORWARDS, _PAUSES = (State.VERIFY, State.PREFILL), (State.IDLE, State.DOWN, State.LOADING, State.LOST)
+_WORDS = {
+    State.VERIFY: "the target's verification",
+    State.PREFILL: "reading a prompt",
+    State.WAIT_FOR_DRAFT: "waiting for the draft",
+    State.OTHER: "scheduling and messages",
+    State.SAMPLE: "sampling",
+}
+_SLOW = 1.5  # times the median
 
 Event = dict[str, Any]
 Traces = Mapping[str, tuple[list[Span], list[Moment]]]
@@ -27,6 +39,7 @@ def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[
         process = 1 + _ROLES.index(role)
         events += [_slice(process, span, begin) for span in states if span.state != State.IDLE]
         events += [_instant(process, moment, begin) for moment in moments]
+    events += _rounds(traces, begin)
     events += _flows(traces, begin)
     for end in ended:
         events += _request(end, begin)
@@ -37,7 +50,7 @@ def _names() -> Iterator[Event]:
     for process, role in enumerate(_ROLES, 1):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": role}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
-    for thread, name in ((_STATES, "states"), (_MARKS, "look-ups and reasons")):
+    for thread, name in ((_STATES, "states"), (_MARKS, "look-ups and reasons"), (_ROUNDS, "rounds, and why")):
         yield {"ph": "M", "name": "thread_name", "pid": 2, "tid": thread, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_name", "pid": 3, "tid": _STATES, "args": {"name": "states"}}
 
@@ -45,6 +58,76 @@ def _names() -> Iterator[Event]:
 def title(span: Span) -> str:
     """Return the name of a state in words; for DEPTH, with the depth of the draft's tree."""
     return f"depth {span.detail}" if span.state is State.DEPTH else span.state.words
+
+
+def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
+    """Yield the target's rounds: from an outcome over its look-up, perhaps a wait, to the end of the next forward.
+
+    The cause names the parts that took longer than their median, and the marks that explain a wait."""
+    (states, moments), (draft, _) = (traces.get(role, ([], [])) for role in _ROLES[1:])
+    cut, present = list[list[Span]](), list[Span]()
+    for span in states:
+        present = [] if span.state in _PAUSES else [*present, span]
+        if present and span.state in _FORWARDS:
+            cut.append(present)
+            present = []
+    if not cut:
+        return
+    parts = [_sums(spans, lambda span: span.state, 0, spans[-1].end) for spans in cut]
+    usual = {state: median(part[state] for part in parts) for state in _WORDS}
+    most, tokens = median(sum(part.values()) for part in parts), median(spans[-1].detail for spans in cut)
+    times = [moment.at for moment in moments]
+    starts, ends = [span.begin for span in draft], [span.end for span in draft]
+    for spans, part in zip(cut, parts, strict=True):
+        first, last = spans[0].begin, spans[-1].end
+        marks = moments[bisect_left(times, first) : bisect_left(times, last)]
+        beside = draft[bisect_left(ends, first + 1) : bisect_left(starts, last)]
+        longer = sorted((usual[state] - part[state], state) for state in _WORDS if part[state] > usual[state])
+        said = []
+        for excess, state in longer:
+            if 4 * excess <= sum(each for each, _ in longer):
+                about = f" ({spans[-1].detail} tokens, usually {tokens:.0f})" if state in _FORWARDS else ""
+                said.append(f"{_WORDS[state]} took {part[state]:.1f} ms, usually {usual[state]:.1f}{about}")
+                if state is State.WAIT_FOR_DRAFT:
+                    said += [moment.line for moment in marks if moment.mark not in (Mark.HIT, Mark.PLAN)]
+        yield {
+            **_slice(2, Span(State.OTHER, first, last, 0), begin),
+            "name": "slow round" if sum(part.values()) > _SLOW * most else "round",
+            "cat": "rounds",
+            "tid": _ROUNDS,
+            "args": {
+                "cause": "; ".join(said),
+                "marks": [moment.line for moment in marks],
+                "usually, ms": round(most, 2),
+                "target, ms": {state.words: round(ms, 2) for state, ms in part.items() if ms},
+                "draft, ms": {name: round(ms, 2) for name, ms in _sums(beside, title, first, last).items()},
+            },
+        }
+
+
+def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: int) -> Mapping[Any, float]:
+    """Return the milliseconds of spans from `begin` to `end` by name, 0 for one that is not there."""
+    found = defaultdict[Any, float](float)
+    for span in spans:
+        found[name(span)] += (min(end, span.end) - max(begin, span.begin)) / 1e6
+    return found
+
+
+def slowest(document: Event) -> Iterator[str]:
+    """Yield a line for each of a trace's three slowest rounds that decode, and for the one that waited longest.
+
+    It says when that was, and the cause."""
+    found = [event for event in document["traceEvents"] if "verify" in event.get("args", {}).get("target, ms", ())]
+    slow = sorted(found, key=lambda event: -event["dur"])[:3]
+    waited = [event for event in found if State.WAIT_FOR_DRAFT.words in event["args"]["target, ms"]]
+    waited.sort(key=lambda event: -event["args"]["target, ms"][State.WAIT_FOR_DRAFT.words])
+    for event in slow + [event for event in waited[:1] if event not in slow]:
+        about = event["args"]
+        most = sorted(about["draft, ms"].items(), key=lambda part: -part[1])[:3]
+        draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in most)
+        when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
+        kind = "slow round" if event in slow else "longest wait, round"
+        yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:
@@ -64,9 +147,11 @@ def _slice(process: int, span: Span, begin: int) -> Event:
 def _instant(process: int, moment: Moment, begin: int) -> Event:
     mark = moment.mark
     kind = f"miss: {mark.words}" if mark.of_look_up else f"does not wait: {mark.words}"
-    name, category = "hit" if mark is Mark.HIT else kind, "cache" if mark.of_look_up else "wait"
+    name, category = mark.words if mark is Mark.HIT or mark.of_rows else kind, "cache" if mark.of_look_up else "wait"
     event = {"ph": "i", "s": "t", "name": name, "cat": category, "pid": process, "tid": _MARKS}
-    return event | {"ts": _us(moment.at - begin), "args": {"request": moment.detail}}
+    figures = dict(zip(FIGURES[mark], moment.figures, strict=False))
+    args = {"rows" if mark.of_rows else "request": moment.detail, "line": moment.line, **figures}
+    return event | {"ts": _us(moment.at - begin), "args": args}
 
 
 def _flows(traces: Traces, begin: int) -> Iterator[Event]:

@@ -80,6 +80,19 @@ def speedup_sd(tokens: float, draft: float) -> float:
     return tokens / (1 + draft)
 
 
+class Wait(NamedTuple):
+    """The draft tokens worth waiting for, 0 if none are, and the figures that decided.
+
+    `weighed` is that number, or the best one above 0. It brings `gain` tokens more than no wait, in `seconds` more. The
+    wait pays if that is more than `speed` tokens per second."""
+
+    depth: int
+    weighed: int = 0
+    gain: float = 0.0
+    seconds: float = 0.0
+    speed: float = 0.0
+
+
 def depth_worth_waiting_for(
     ready: Sequence[int],
     missed: int,
@@ -90,8 +103,8 @@ def depth_worth_waiting_for(
     otherwise: float = 1.0,
     speed: float = 0.0,
     away_s: float = 0.0,
-) -> int:
-    """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for with `missed` rows.
+) -> Wait:
+    """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for with `missed` rows, and why.
 
     `ready` has the number of draft tokens of each row that need not wait; `missed` rows have none. `verify` is the time
     of a verification by the tokens of the whole batch. One drafted token takes `depth_s` seconds, the first one
@@ -102,17 +115,25 @@ def depth_worth_waiting_for(
     average-reward rule, which maximises the long-run speed. With `speed` 0 it maximises the tokens per second of this
     round. All rows wait, and fresh tokens are verified. With equal rows and free verification this is Theorem 17."""
     if missed == 0:
-        return 0
+        return Wait(0)
     certain = sum(expected_tokens(acceptance, depth) for depth in ready)
     verified = len(ready) + sum(ready)
 
-    def worth(depth: int) -> float:
+    def expects(depth: int) -> tuple[float, float]:
         fresh, row = (expected_tokens(acceptance, depth), 1 + depth) if depth else (otherwise, otherwise)
         waited = away_s + depth * depth_s if depth else 0.0
-        tokens, seconds = certain + missed * fresh, verify.at(verified + missed * row) + waited
-        return tokens - speed * seconds if speed else tokens / max(1e-6, seconds)  # a clock may see nothing
+        return certain + missed * fresh, max(
+            1e-6, verify.at(verified + missed * row) + waited
+        )  # a clock may see nothing
 
-    return max(range(lookahead + 1), key=worth)
+    def worth(depth: int) -> float:
+        tokens, seconds = expects(depth)
+        return tokens - speed * seconds if speed else tokens / seconds
+
+    depth = max(range(lookahead + 1), key=worth)
+    weighed = depth or max(range(1, lookahead + 1), key=worth, default=0)
+    (tokens, seconds), (without, at_once) = expects(weighed), expects(0)
+    return Wait(depth, weighed, tokens - without, seconds - at_once, speed or without / at_once)
 
 
 class Worth(NamedTuple):

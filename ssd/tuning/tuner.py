@@ -290,27 +290,32 @@ class Tuning:
         share = MemoryShare(self._memory_s.value, self._other_tokens.value)
         return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present, share)
 
-    def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
-        """Describe the present plan of a kind of request, and the reason for it.
+    def choice(self, key: PlanKey) -> list[tuple[SpeculationPlan, float]]:
+        """Return the present plan of a kind of request and, if there is one, the best plan of another mode.
 
-        The reason is the expected tokens per second of the whole batch, with this plan and with the best plan of
-        another mode. `cores`: the number of the target's own cores, and of all."""
-        plan, chooser = self.plan(key), self._chooser(self._batch)
-        said = _words(plan, cores)
-        if not plan.speed:
-            return f"{said}: nothing is measured yet"
-        said += f": predicted for the next rounds {chooser.expected(plan):.0f} tok/s"
-        measured = self._measurements()
+        Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
+        plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements()
         ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
         best_of = {other.mode: other for other in reversed(ranked)}  # the fastest of each mode comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
-        if not self._draft and key.mode == "auto":
-            return f"{said}; there is no draft in use"
-        if measured is None or not others:
-            return said
+        if measured is None or not others or not plan.speed:
+            return [(plan, chooser.expected(plan))]
         speeds = {o: chooser.expected(o._replace(speed=speed_of(measured, self._batch, o))) for o in others}
         best = max(others, key=speeds.__getitem__)
-        return f"{said}, {speeds[best]:.0f} with {_words(best, None)}"
+        return [(plan, chooser.expected(plan)), (best, speeds[best])]
+
+    def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
+        """Describe the present plan of a kind of request, and the reason for it: its `choice` in words.
+
+        `cores`: the number of the target's own cores, and of all."""
+        (plan, speed), *others = self.choice(key)
+        said = _words(plan, cores)
+        if not plan.speed:
+            return f"{said}: nothing is measured yet"
+        said += f": predicted for the next rounds {speed:.0f} tok/s"
+        if not self._draft and key.mode == "auto":
+            return f"{said}; there is no draft in use"
+        return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
         """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""

@@ -7,6 +7,7 @@ after a back-off. A draft that only lost its core for a moment stays in use. `Tr
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from ssd.config.params import DRAFTED
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
-from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
+from ssd.ipc.messages import Admit, DraftState, Launched, Leave, Outcomes, Rejoin, Release
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S, Breaker, Seen
 from ssd.verifier.sequence import Sequence
@@ -100,6 +101,11 @@ class TrackedRequests:
         tracked = self._tracked.get(request)
         return tracked is not None and (tracked.seen or tracked.awaited)
 
+    def unseen_s(self, request: int, now: float) -> float:
+        """Return the seconds for which a request has shown nothing; 0 if the draft does not know it."""
+        tracked = self._tracked.get(request)
+        return 0.0 if tracked is None or tracked.shown_at is None else now - tracked.shown_at
+
     def showed(self, request: int, anything: bool, waited: float, now: float) -> bool:
         """Note if the draft had anything at `now`, after `waited` seconds; return False if the request is given up."""
         tracked = self._tracked[request]
@@ -138,6 +144,7 @@ class DraftSession:
         self._hears = self._told_to_rejoin = self._parked = False
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress counter when a wait in vain ended
+        self._told = 0.0, 0  # time of the last news of a round, and the draft's steps until then
         self._announced: DraftState = "down"
         self._now = self._next_warning = 0.0
 
@@ -152,6 +159,11 @@ class DraftSession:
     def stalled(self) -> bool:
         """Return True while the draft has made no progress since the target waited for it in vain."""
         return self.board.telemetry().progress == self._silent_since
+
+    def since_told(self) -> tuple[float, int]:
+        """Return the seconds since the draft was last told of outcomes or a launch, and its steps since then."""
+        at, steps = self._told
+        return time.perf_counter() - at, self.board.telemetry().steps - steps
 
     # -- what the draft is told -----------------------------------------------------------------------------------
 
@@ -190,6 +202,8 @@ class DraftSession:
 
     def tell(self, message: Message) -> None:
         """Post to the draft. After a lost message its state is wrong: it must start over when it reads again."""
+        if isinstance(message, Outcomes | Launched):
+            self._told = time.perf_counter(), self.board.telemetry().steps
         if self._hears and not self._send(message):
             self._hears = False
             self.tracked.clear()

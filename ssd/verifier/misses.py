@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,12 +48,14 @@ class WaitCosts:
     """Prices waits for the draft and more tokens to verify, by the pair's `estimates` and the state of the round.
 
     `ready`: number of draft tokens of each row that does not wait. `verified`: tokens so far in the next verification
-    of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine."""
+    of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine. `weighed`: by request, the
+    figures of this round's waits, as `Mark.NO_GAIN` has them."""
 
     def __init__(self, estimates: Estimates) -> None:
         self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
+        self.weighed: dict[int, tuple[float, ...]] = {}
         self._priced: dict[tuple[int, int, bool], Callable[[int], float]] = {}
         self._priced_at = 0
 
@@ -88,7 +90,7 @@ class WaitCosts:
         A row that does not wait brings `otherwise` tokens."""
         longest, known = max((sequence.lookahead for sequence in rows), default=0), self.estimates
         verify = known.costs.of("verify_beside") or LinearCost(known.verify_s.value, 0.0)
-        worth = depth_worth_waiting_for(
+        wait = depth_worth_waiting_for(
             self.ready,
             len(rows),
             longest,
@@ -99,7 +101,10 @@ class WaitCosts:
             known.speed(self.batch),
             self.away_s,
         )
-        return {sequence.request: min(worth, sequence.lookahead) for sequence in rows}
+        rate = wait.gain / wait.seconds if wait.seconds > 0 else 0.0
+        figures = wait.weighed, wait.gain, 1e3 * wait.seconds, rate, wait.speed, len(rows), 1e3 * known.token_s.value
+        self.weighed |= dict.fromkeys((sequence.request for sequence in rows), figures)
+        return {sequence.request: min(wait.depth, sequence.lookahead) for sequence in rows}
 
 
 class Guess(NamedTuple):
@@ -128,6 +133,10 @@ class MissPolicy:
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
         """Return True if the row should neither wait nor propose now. Only called if `decides_later`."""
         return False
+
+    def price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
+        """Return the figures, in tokens, by which `hopeless` decides: a proposal's price, and what it brings."""
+        return 0.0, 0.0
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return tokens to verify for a row that got none from the draft. Called at the launch.
@@ -215,10 +224,14 @@ class ModelFree(MissPolicy):
         Now and then return False, to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return False
-        guesser = self._guessers.get(sequence.request)
-        if guesser is not None and guesser.gain.value < _ASKING_S * costs.estimates.speed(costs.batch):
-            return True
-        return costs.pricing()(1) >= max(chances[0].value for chances in self._chances[sequence.kind])
+        price, worth = self.price_and_worth(sequence, costs)
+        return price >= worth
+
+    def price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
+        guesser, asking = self._guessers.get(sequence.request), _ASKING_S * costs.estimates.speed(costs.batch)
+        if guesser is not None and guesser.gain.value < asking:
+            return asking, guesser.gain.value
+        return costs.pricing()(1), max(chances[0].value for chances in self._chances[sequence.kind])
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return the tokens that the grammar forces, else those of the speculator.
@@ -338,18 +351,16 @@ class MissedRows:
         self.rows: dict[int, MissedRow] = {}
         self.waited: dict[int, float] = {}
         self.asked: dict[int, MissPolicy] = {}
+        self._silent_at = 0.0  # when a wait in vain ended
 
     def forget(self, request: int) -> None:
         """Drop a request that has ended or lost its pages."""
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 
-    def note_reason(self, requests: Iterable[int], reason: Mark) -> None:
-        """Record why rows that missed do not wait for the draft, or for any more of it."""
-        for request in requests:
-            self._trace.note(reason, request)
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("request %d does not wait: %s", request, reason.words)
+    def note_reason(self, request: int, reason: Mark, *figures: float) -> None:
+        """Record why a row that missed does not wait for the draft, or for any more of it."""
+        self._trace.note(reason, request, *figures)
 
     def needs_no_draft(self, request: int) -> bool:
         """Return True if a row in `sd` has a guess, so that it will probably not wait for the draft."""
@@ -371,11 +382,12 @@ class MissedRows:
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
         """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
-        depths = self._depths(sequences)
+        depths = self._depths(sequences, began)
         if depths:
             self._tell_held()
         if depths and self._session.stalled:
-            self.note_reason(depths, Mark.STALLED)
+            for request, depth in depths.items():
+                self.note_reason(request, Mark.STALLED, 1e3 * (began - self._silent_at), depth)
         elif depths:
             self._trace.enter(State.WAIT_FOR_DRAFT, max(depths.values()))
             meanwhile()
@@ -390,19 +402,21 @@ class MissedRows:
         if told := [launch for launch in launches if launch.request in self._session.tracked]:
             self._session.tell(Launched(told))
 
-    def _depths(self, sequences: Items[Sequence]) -> dict[int, int]:
+    def _depths(self, sequences: Items[Sequence], began: float) -> dict[int, int]:
         """Return how many tokens each row waits for; empty when waiting does not pay."""
         costs, tracked = self._costs, self._session.tracked
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
         costs.verified = len(sequences) + sum(costs.ready)
         link = self._session.board.link()
         costs.away_s = 0.0 if link is None else link.rtt / 1e9
+        costs.weighed = {}
         missed: dict[MissPolicy, list[Sequence]] = {}
         for row in (row for row in self.rows.values() if row.policy.decides_later):
             if tracked.worth_waiting(row.sequence.request):
                 missed.setdefault(row.policy, []).append(row.sequence)
             elif row.policy.uses_draft:
-                self.note_reason([row.sequence.request], Mark.UNSEEN)
+                request = row.sequence.request
+                self.note_reason(request, Mark.UNSEEN, request in tracked, 1e3 * tracked.unseen_s(request, began))
         depths: dict[int, int] = {}
         for policy, rows in missed.items():
             depths |= policy.depths(rows, costs)
@@ -414,7 +428,8 @@ class MissedRows:
         if missed and step is not None and not any(depths.values()):
             # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
             costs.estimates.token_s.note(step.at(sum(map(len, missed.values()))))
-        self.note_reason([request for request, depth in depths.items() if depth == 0], Mark.NO_GAIN)
+        for request in (request for request, depth in depths.items() if depth == 0):
+            self.note_reason(request, Mark.NO_GAIN, *costs.weighed.get(request, ()))
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
@@ -437,11 +452,15 @@ class MissedRows:
                     done = done and len(row.sequence.proposal) >= wanted
             now = time.perf_counter()
             if done or now >= arrived + patience:
-                short = (row.sequence.request for row, wanted in waiting if len(row.sequence.proposal) < wanted)
-                self.note_reason(short, Mark.SILENT)
+                for row, wanted in waiting:
+                    if (came := len(row.sequence.proposal)) < wanted:
+                        self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted)
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)
+        _, gain, ms, rate, speed, *_ = self._costs.weighed.get(waiting[0][0].sequence.request, (0.0,) * 5)
+        figures = rate, got, deepest, 1e3 * (now - began), gain, ms, speed, 1e3 * known.token_s.value
+        self._trace.note(Mark.WAITED, len(waiting), *figures)
         known.token_s.note(max(0.0, arrived - began - away_s) / got if got else patience / deepest)
         self._judge([row for row, _ in waiting], got, began)
 
@@ -449,6 +468,7 @@ class MissedRows:
         """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
         session, known, seconds = self._session, self._costs.estimates, time.perf_counter() - began
         if not got:
+            self._silent_at = began + seconds
             seconds = min(seconds, _LONGEST_SILENCE_S)  # time beyond that was the target's own delay
         for row in waiting:
             if row.sequence.request in session.tracked:  # one that is given up may show that all are

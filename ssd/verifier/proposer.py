@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from itertools import chain
 from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, Mode, Speculation
@@ -15,7 +16,7 @@ from ssd.ipc.board import BoardReader, Cached, Key, LinkFigures
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import DraftState, Outcomes, Retune, Verified
 from ssd.ipc.public import Message, Source
-from ssd.ipc.trace_ring import NO_TRACE, Mark, TraceRing
+from ssd.ipc.trace_ring import NO_TRACE, Mark, TraceRing, plan_figures
 from ssd.speculation.acceptance import Outcome
 from ssd.tuning.estimates import DecodingRound, Setting
 from ssd.tuning.tuner import PlanKey, Tuning, setting_of
@@ -23,8 +24,6 @@ from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import Guess, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.verifier.sequence import Cache, Sequence
-
-log = logging.getLogger("ssd.target")
 
 _DESCRIBED_EVERY = 8  # windows of rounds
 # Rounds with the same number of rows before a running row begins with a draft: the draft must read its text first,
@@ -171,8 +170,8 @@ class Introductions:
 class PlanFollower:
     """Brings tuned sequences to the tuner's present plan; `plan` describes it and its reason in a sentence."""
 
-    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows) -> None:
-        self._tuning, self._introductions, self._misses = tuning, introductions, misses
+    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows, trace: TraceRing) -> None:
+        self._tuning, self._introductions, self._misses, self._trace = tuning, introductions, misses, trace
         self._session, team = introductions.session, introductions.team
         self._cores = None if team is None else (team.own, team.all)
         self._rows, self._unchanged = 0, 0  # number of rows, and for how many rounds it has not changed
@@ -218,14 +217,15 @@ class PlanFollower:
         self._describe(PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences))
 
     def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
-        """Describe the plan of a kind of request if it has changed, and else every few windows of rounds."""
+        """Describe and record the plan of a kind of request if it has changed, and else every few windows of rounds."""
         of = key, setting, self._tuning.windows // _DESCRIBED_EVERY, batch
         if of == self._described:
             return
         self._described, before = of, self.plan
         self.plan = self._tuning.described(key, self._cores)
-        if self.plan.partition(":")[0] != before.partition(":")[0]:
-            log.info("%s", self.plan)
+        level = logging.INFO if self.plan.partition(":")[0] != before.partition(":")[0] else logging.DEBUG
+        figures = chain(*(plan_figures(speed, *plan.setting) for plan, speed in self._tuning.choice(key)))
+        self._trace.note(Mark.PLAN, batch, *figures, level=level)
 
 
 class RoundEvidence:
@@ -373,7 +373,7 @@ class BoardProposer(Proposer):
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
         self._introductions = Introductions(self.session, self._policies, team)
-        self.plans = PlanFollower(self.tuning, self._introductions, self._misses)
+        self.plans = PlanFollower(self.tuning, self._introductions, self._misses, trace)
         self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, remote)
 
     @property
@@ -464,7 +464,9 @@ class BoardProposer(Proposer):
             in_flight = None
         elif missed and policy.hopeless(sequence, self._costs):
             if policy.uses_draft:
-                self._misses.note_reason([sequence.request], Mark.HOPELESS)
+                self._misses.note_reason(
+                    sequence.request, Mark.HOPELESS, *policy.price_and_worth(sequence, self._costs)
+                )
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None
@@ -498,10 +500,19 @@ class BoardProposer(Proposer):
             if entry is None:
                 prepared = session.board.prepared(sequence.slot, key)
         sequence.cache = _verdict(sequence, key, tracked, entry, prepared)
-        self._trace.looked_up(sequence.request, sequence.cache)
+        self._trace.looked_up(sequence.request, sequence.cache, *self._figures(sequence.cache, key, entry, prepared))
         if tracked:
             session.showed(sequence.request, entry is not None or bool(prepared))
             self._evidence.looked_up(result, entry, prepared)
+
+    def _figures(self, verdict: Cache, key: Key, entry: int | None, prepared: dict[int, int]) -> tuple[float, ...]:
+        """Return the figures of a look-up's result for the trace."""
+        if verdict == "late":
+            told_s, steps = self.session.since_told()
+            return entry is not None, 1e3 * told_s, steps
+        if verdict == "token_not_covered":
+            return prepared[key.accepted], key.accepted
+        return (sum(prepared.values()), key.accepted) if verdict == "k_not_covered" else ()
 
 
 def _memory_helped(results: Items[Result]) -> bool:

@@ -32,8 +32,9 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, Metrics, pack, unpack
+from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.speculation.sampling import Law
-from ssd.verifier import misses, proposer
+from ssd.verifier import draft_session, misses, proposer
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
@@ -231,7 +232,7 @@ class Pair:
     """A target engine and a draft. It talks to the draft through `post`, which a test may replace: `post` gets a
     message and returns whether it was sent. `overlap`: verifications are launched before outcomes are known, as on a
     GPU. `elastic`: both models share cores, so that the draft hears of a request with its first outcome. `stops` are
-    the model's end-of-sequence ids. `memory`: the suffix memory, if there is one."""
+    the model's end-of-sequence ids. `memory`: the suffix memory, if there is one. `trace`: what is done is recorded."""
 
     def __init__(
         self,
@@ -242,6 +243,7 @@ class Pair:
         elastic: bool = False,
         stops: frozenset[int] = frozenset(),
         memory: SuffixMemory | None = None,
+        trace: TraceRing = NO_TRACE,
     ) -> None:
         self.config, self.draft = configuration, draft
         self.post: Callable[[Message], bool] = self.deliver
@@ -256,7 +258,7 @@ class Pair:
         else:
             team = CoreTeam(1, 1) if elastic else None
             self.proposer = BoardProposer(
-                draft.board, lambda message: self.post(message), draft.draft_probs, team=team, memory=memory
+                draft.board, lambda message: self.post(message), draft.draft_probs, trace, team=team, memory=memory
             )
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
@@ -317,7 +319,7 @@ class Clock:
 
 def use_clock(clock: Any) -> None:
     """The target takes the draft's times by this clock, or by the module `time` again."""
-    for module in (misses, proposer):
+    for module in (misses, proposer, draft_session):
         module.time = clock
 
 

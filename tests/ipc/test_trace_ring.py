@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -13,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.ipc.process import memory_file
-from ssd.ipc.trace_ring import CAPACITY, NO_TRACE, SIZE_BYTES, Mark, State, TraceReader, TraceRing, spans
+from ssd.ipc.trace_ring import (
+    CAPACITY,
+    FIGURES,
+    NO_TRACE,
+    SIZE_BYTES,
+    Mark,
+    Moment,
+    State,
+    TraceReader,
+    TraceRing,
+    spans,
+)
 
 
 @pytest.fixture
@@ -24,7 +36,7 @@ def descriptor() -> Iterator[int]:
 
 
 def codes(reader: TraceReader) -> list[tuple[int, int]]:
-    return [(code, detail) for _, _, code, detail in reader.news().tolist()]
+    return [(code, detail) for _, _, code, detail, *_ in reader.news().tolist()]
 
 
 def test_states_and_marks_come_in_order_and_once(descriptor: int) -> None:
@@ -40,6 +52,28 @@ def test_states_and_marks_come_in_order_and_once(descriptor: int) -> None:
     assert codes(reader) == [(State.IDLE, 0)]
     reader.rewind()
     assert len(reader.news()) == 4
+
+
+def test_a_mark_has_its_figures_and_a_state_or_a_mark_after_it_has_none(descriptor: int) -> None:
+    """Also where an older record with figures lay."""
+    trace, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
+    for _ in range(CAPACITY):
+        trace.note(Mark.NO_GAIN, 3, *range(1, 8))
+    trace.looked_up(7, "late", 1.0, 2.5, math.nan)
+    trace.looked_up(7, "hit")
+    trace.note(Mark.UNSEEN, 7)
+    trace.enter(State.OTHER)
+    _, moments = spans(reader.news(), until=2**62)
+    assert moments[0].figures == (1, 2, 3, 4, 5, 6, 7)
+    assert [moment.figures for moment in moments[-3:]] == [(1.0, 2.5, 0.0), (), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize("mark", Mark)
+def test_every_mark_has_a_sentence_whatever_its_figures_are(mark: Mark) -> None:
+    """Every process of the engine can write to this memory."""
+    for figures in ((), (0.0,) * 8, (-1e300,) * 8, tuple(range(1, 9))):
+        line = Moment(mark, 0, 3, figures[: len(FIGURES[mark])]).line
+        assert "3" in line and "{" not in line
 
 
 def test_the_lanes_of_the_processes_are_apart(descriptor: int) -> None:
@@ -107,7 +141,7 @@ def test_every_nanosecond_has_a_state() -> None:
     )
     states, moments = spans(records, until=200)
     assert states == [(State.VERIFY, 100, 150, 5), (State.OTHER, 150, 200, 0)]
-    assert moments == [(Mark.LATE, 130, 9)]
+    assert [moment[:3] for moment in moments] == [(Mark.LATE, 130, 9)]
 
 
 def test_what_was_overwritten_is_lost_and_not_a_long_state() -> None:

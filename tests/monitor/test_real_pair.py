@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ssd.cli.main import main
 from ssd.client import Client, Completion
 from ssd.config.params import SamplingParams
-from ssd.ipc.trace_ring import Span, State
+from ssd.ipc.trace_ring import Mark, Span, State
 from ssd.launch.supervisor import Engine
 from ssd.monitor.history import History
 from ssd.monitor.statistics import figures
@@ -68,7 +68,7 @@ def test_every_round_is_a_verification_with_its_look_up(watched: tuple[History, 
     assert (states[State.PREFILL], states[State.VERIFY]) == (1, metrics.rounds)
     moments = history.traces["target"].since(0, history.now)[1]
     marks = Counter(moment.mark.name.lower() for moment in moments if moment.mark.of_look_up)
-    waits, reasons = states[State.WAIT_FOR_DRAFT], sum(not moment.mark.of_look_up for moment in moments)
+    waits, reasons = states[State.WAIT_FOR_DRAFT], sum(Mark.HOPELESS <= moment.mark < Mark.WAITED for moment in moments)
     found = figures(history, 300).speculating
     assert found.rounds == metrics.rounds
     assert found.acceptance_length == pytest.approx(metrics.mean_acceptance_length)

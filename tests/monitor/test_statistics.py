@@ -8,7 +8,7 @@ import pytest
 from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
 from ssd.ipc.public import Metrics, Source
-from ssd.ipc.trace_ring import Mark, State
+from ssd.ipc.trace_ring import WORDS, Mark, State
 from ssd.monitor.history import History, TraceHistory
 from ssd.monitor.messages import Process, Snapshot, TraceNews
 from ssd.monitor.stalls import Pipeline, causes
@@ -19,7 +19,8 @@ S, MS = 10**9, 10**6
 
 def trace(*records: tuple[int, int, int], first: int = 0) -> bytes:
     """(time, code, detail) as records."""
-    return np.array([(first + i, *record) for i, record in enumerate(records)], np.int64).tobytes()
+    plain = [(first + i, *record) for i, record in enumerate(records)]
+    return np.pad(np.array(plain, np.int64), ((0, 0), (0, WORDS - 4))).tobytes()
 
 
 def snapshot(at: int, engine: str = "e", traces: dict[str, bytes] | None = None, *reports: FrontendReport) -> Snapshot:

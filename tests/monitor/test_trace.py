@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,17 @@ from click.testing import CliRunner
 from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
-from ssd.config.params import SamplingParams
+from ssd.config.params import SamplingParams, Speculation
 from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.ipc.messages import EndEvent
+from ssd.ipc.process import memory_file
 from ssd.ipc.public import Metrics
-from ssd.ipc.trace_ring import Mark, Moment, Span, State
-from ssd.monitor.messages import Snapshot
+from ssd.ipc.trace_ring import FIGURES, SIZE_BYTES, Mark, Moment, Span, State, TraceReader, TraceRing
+from ssd.monitor.history import History
+from ssd.monitor.messages import Snapshot, TraceNews
+from ssd.monitor.statistics import figures
 from ssd.monitor.subscriber import Subscriber
-from ssd.monitor.trace import trace
+from ssd.monitor.trace import slowest, trace
 from tests.faults.engine import running_engine
 
 MS = 1_000_000
@@ -71,7 +77,7 @@ def test_trace_ring_look_ups_and_arrows() -> None:
         {"target": TARGET, "draft": DRAFT}, [EndEvent(50 * MS, 4, 7, 3, "stop", metrics)], 0, {"model": "m"}
     )
     check_shape(json.loads(json.dumps(document)))
-    assert [(e["pid"], e["name"], e["ts"], e["dur"]) for e in events(document, "X")] == [
+    assert [(e["pid"], e["name"], e["ts"], e["dur"]) for e in events(document, "X") if e["cat"] == "state"] == [
         (2, "prefill", 0, 10_000),
         (2, "other", 10_000, 2_000),
         (2, "verify", 12_000, 18_000),
@@ -83,10 +89,10 @@ def test_trace_ring_look_ups_and_arrows() -> None:
         (3, "promote", 32_000, 1_000),
         (3, "depth 1", 33_000, 17_000),
     ]
-    assert [(e["name"], e["ts"], e["args"]) for e in events(document, "i")] == [
-        ("miss: first round", 11_000, {"request": 4}),
-        ("does not wait: no gain", 12_000, {"request": 4}),
-        ("hit", 31_000, {"request": 4}),
+    assert [(e["name"], e["ts"], e["args"]["request"]) for e in events(document, "i")] == [
+        ("miss: first round", 11_000, 4),
+        ("does not wait: no gain", 12_000, 4),
+        ("hit", 31_000, 4),
     ]
     # The prefill's outcome leads to its look-up; the verification's on to the draft, which promotes what it had.
     rounds = [(e["id"], e["ph"], e["pid"], e["ts"]) for e in document["traceEvents"] if e.get("cat") == "round"]
@@ -104,6 +110,81 @@ def test_trace_ring_look_ups_and_arrows() -> None:
     assert document["otherData"] == {"model": "m"}
 
 
+LATE = Moment(Mark.LATE, 51 * MS, 4, (0.0, 20.0, 0.0))
+WAITED = Moment(Mark.WAITED, 91 * MS, 1, (90.0, 0.0, 2.0, 40.0, 0.9, 10.0, 60.0, 5.0))
+PLAN = Moment(Mark.PLAN, 92 * MS, 1, (88.0, 4.0, 3.0, 6.0, 66.0, 3.0, 2.0, 3.0))
+
+
+def slow_round(wait: int) -> dict[str, Any]:
+    """A document with four quick rounds, one that waits `wait` ms for the draft, and one whose forward takes long."""
+    states, begin = list[Span](), 0
+    for waits, verify in ((0, 20), (0, 20), (wait, 21), (0, 25), (0, 80), (0, 30)):
+        for state, ms in ((State.OTHER, 5), (State.WAIT_FOR_DRAFT, waits), (State.VERIFY, verify)):
+            if ms:
+                states.append(Span(state, begin, begin := begin + ms * MS, 3 if state is State.VERIFY else 0))
+    hit = Moment(Mark.HIT, 26 * MS, 4)
+    draft = [Span(State.WAIT_FOR_TARGET, 0, 45 * MS, 0), Span(State.DEPTH, 45 * MS, begin, 2)]
+    return trace({"target": (states, [hit, LATE, WAITED, PLAN]), "draft": (draft, [])}, [], 0, {})
+
+
+def test_a_slow_round_says_what_took_long_and_why() -> None:
+    document = slow_round(40)
+    check_shape(json.loads(json.dumps(document)))
+    found = [event for event in events(document, "X") if event["cat"] == "rounds"]
+    assert [event["name"] for event in found] == ["round", "round", "slow round", "round", "slow round", "round"]
+    waited = found[2]
+    assert (waited["ts"], waited["dur"]) == (50_000, 66_000)
+    assert waited["args"] == {
+        "cause": f"waiting for the draft took 40.0 ms, usually 0.0; {LATE.line}; {WAITED.line}",
+        "marks": [LATE.line, WAITED.line, PLAN.line],
+        "usually, ms": 32.5,
+        "target, ms": {"other": 5.0, "wait for draft": 40.0, "verify": 21.0},
+        "draft, ms": {"depth 2": 66.0},
+    }
+    assert found[0]["args"]["draft, ms"] == {"wait for target": 25.0} and found[0]["args"]["cause"] == ""
+
+
+def test_the_slowest_rounds_are_told_with_their_causes() -> None:
+    longest, waited, other = slowest(slow_round(40))
+    forward = "the target's verification took 80.0 ms, usually 23.0 (3 tokens, usually 3)"
+    assert longest == (
+        f"slow round: 85.0 ms at 0.146 s, usually 32.5. Cause: {forward}. Meanwhile the draft: depth 2 85.0 ms."
+    )
+    assert waited.startswith("slow round: 66.0 ms at 0.050 s, usually 32.5. Cause: waiting for the draft took 40.0 ms")
+    assert LATE.line in waited and WAITED.line in waited and PLAN.line not in waited
+    assert other.startswith("slow round: 35.0 ms at 0.231 s")
+    (*_, waited) = found = list(slowest(slow_round(3)))
+    assert len(found) == 4 and waited.startswith(
+        "longest wait, round: 29.0 ms at 0.050 s, usually 29.5. Cause: waiting"
+    )
+    assert list(slowest(trace({"target": ([], []), "draft": ([], [])}, [], 0, {}))) == []
+
+
+def test_a_record_is_the_same_sentence_in_the_trace_in_top_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    descriptor = memory_file("test", SIZE_BYTES)
+    ring, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
+    ring.enter(State.VERIFY, 3)
+    with caplog.at_level(logging.DEBUG, "ssd.target"):
+        for moment in (LATE, WAITED, PLAN):
+            ring.note(moment.mark, moment.detail, *moment.figures)
+        ring.looked_up(4, "hit")
+        ring.looked_up(5, "late", 1.0, 7.5, 3.0)
+    history, now = History(), time.monotonic_ns()
+    news = TraceNews("target", reader.news().tobytes())
+    history.add(Snapshot("e", now, "m", "d", Speculation("ar"), True, [], [news], []))
+    document = trace({"target": history.traces["target"].since(0, now)}, [], 0, {})
+    written = [event["args"] for event in events(document, "i") if event["name"] != "hit"]
+    os.close(descriptor)
+    lines = [LATE.line, WAITED.line, PLAN.line, Moment(Mark.LATE, 0, 5, (1.0, 7.5, 3.0)).line]
+    assert [args["line"] for args in written] == lines == caplog.messages
+    assert [line for _, line in figures(history, 60).decisions] == lines[::-1]
+    named = dict(zip(FIGURES[Mark.WAITED], WAITED.figures, strict=True))
+    assert written[1] == {"rows": 1, "line": WAITED.line, **named}
+    assert (
+        PLAN.line == "plan for 1 row(s): ssd, K 3, 6 chains, 88 tok/s expected; best of another mode: sd, K 2, 66 tok/s"
+    )
+
+
 def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROUND_VARIABLE, "2")
     with running_engine(load_format="mock") as engine, Client(engine.address) as client:
@@ -115,6 +196,8 @@ def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch:
             document = json.loads(file.read_text())
             check_shape(document)
             verified = [event for event in events(document, "X") if event["name"] == "verify"]
+            told = [line for line in done.output.splitlines() if line.startswith("slow round: ")]
+            assert len(told) == (3 if name == "past.json" else 0)
             hits = [event for event in events(document, "i") if event["name"] == "hit"]
             expected = (completion.metrics.rounds + 1, completion.metrics.hits) if name == "past.json" else (0, 0)
             assert (len(verified), len(hits)) == expected

@@ -30,10 +30,10 @@ def of_demo() -> Figures:
     return replace(figures(history, 60), model="smollm2", draft="smollm2-draft", plan=plan)
 
 
-def drawn(found: Figures, width: int, height: int, note: str = "") -> list[str]:
+def drawn(found: Figures, width: int, height: int, note: str = "", page: str = "1") -> list[str]:
     """The lines of a picture."""
     console = Console(width=width, height=height, color_system=None)
-    lines = console.render_lines(screen(found, [], Look(note=note), width, height), console.options)
+    lines = console.render_lines(screen(found, [], Look(page, note=note), width, height), console.options)
     return ["".join(segment.text for segment in line) for line in lines]
 
 
@@ -56,12 +56,12 @@ def test_one_line_has_what_was_chosen_without_the_reasons(of_demo: Figures) -> N
 
 @pytest.mark.parametrize("width", [120, 80])
 def test_the_speculation_panel_ends_with_accepted_tokens_by_source(of_demo: Figures, width: int) -> None:
-    """The recording has none: it is older. They take no line of their own, but stand in the panel's lower edge."""
-    assert of_demo.speculating.accepted_by_source == {}
+    """They take no line of their own, but stand in the panel's lower edge."""
+    without = replace(of_demo, speculating=replace(of_demo.speculating, accepted_by_source={}))
     known = replace(of_demo.speculating, rounds=200, accepted_by_source={"draft": 410, "lookup": 25})
     lines = drawn(replace(of_demo, speculating=known), width, 40)
     (edge,) = [number for number, text in enumerate(lines) if "accepted a round: draft 2.05, lookup 0.12" in text]
-    before = drawn(of_demo, width, 40)
+    before = drawn(without, width, 40)
     assert before[edge].startswith("╰──") and "accepted a round" not in before[edge]
 
 
@@ -70,3 +70,11 @@ def test_the_link_to_a_draft_on_another_machine_has_a_line(of_demo: Figures) -> 
     said = "link: round trip 20.3 ms, give or take 1.1, 25% of speculations late, 300 bytes a token, the draft 5 tokens"
     assert said in line(far) and drawn(far, 140, 40)[2].startswith(said)
     assert not any("link:" in text for text in drawn(of_demo, 140, 40))
+
+
+def test_the_pipeline_page_ends_with_the_last_decisions(of_demo: Figures) -> None:
+    assert of_demo.decisions and of_demo.decisions == sorted(of_demo.decisions, key=lambda decision: decision[0])
+    lines = drawn(replace(of_demo, decisions=[(0.25, "request 3 missed"), (2.0, "a plan")]), 100, 40, page="2")
+    (first,) = [number for number, text in enumerate(lines) if "0.2 s  request 3 missed" in text]
+    assert "misses, waits and plans" in lines[first - 1] and "2.0 s  a plan" in lines[first + 1]
+    assert any("none" in text for text in drawn(replace(of_demo, decisions=[]), 100, 40, page="2"))

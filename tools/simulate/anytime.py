@@ -113,7 +113,7 @@ class Anytime:
         verify = LinearCost(devices.verify.fixed + devices.overhead, devices.verify.each)
         step = draft_seconds(devices.levels, setup.lookahead, -(-missed // devices.drafts)) / setup.lookahead
         ready = [depth for depth in depths if depth]
-        wait = depth_worth_waiting_for(ready, missed, setup.lookahead, rate, verify, step, cheap)
+        wait = depth_worth_waiting_for(ready, missed, setup.lookahead, rate, verify, step, cheap).depth
         certain, verified = sum(expected_tokens(rate, depth) for depth in ready), setup.batch + sum(ready)
         later = verify.at(verified + missed * wait) + wait * step + 2 * devices.delay
         now = verify.at(verified + missed * (cheap - 1))

@@ -108,6 +108,11 @@ def stalls(figures: Figures) -> Panel:
     return Panel(Group(*lines), title="what holds it up")
 
 
+def decisions(figures: Figures) -> Panel:
+    lines = [Text(f"{age:4.1f} s  {line}") for age, line in figures.decisions] or [Text("none", "bright_black")]
+    return Panel(Group(*lines), title="misses, waits and plans, the newest first")
+
+
 def _grid(columns: int, padding: int = 2) -> Table:
     """Return a table with a first column of words and other columns of numbers."""
     table = Table.grid(padding=(0, padding))

@@ -22,7 +22,7 @@ _WIDE = 100
 _KEYS = "q leave  h help  p pause  +/- speed  1 overview  2 pipeline  3 requests"
 _HELP = """\
 q  leave        1  overview
-p  pause        2  pipeline: more rounds, and what holds them up
+p  pause        2  pipeline: more rounds, what holds them up, and why
 +  faster       3  requests and latencies
 -  slower       h  this help
 
@@ -82,7 +82,8 @@ def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) ->
     processes, latency = panels.processes(figures), panels.latency(figures)
     if page == "2":
         height = 2 + max(1, len(pipeline)) * (2 + strip_lines) + strip_lines
-        return [_Row((_pipeline(figures, pipeline, width),), height), _Row((panels.stalls(figures),), None, 4)]
+        below = Group(panels.stalls(figures), panels.decisions(figures))
+        return [_Row((_pipeline(figures, pipeline, width),), height), _Row((below,), None, 4)]
     if page == "3":
         return [_Row((latency, panels.queue(figures)), 6), _Row((panels.requests(figures),), None, 4)]
     beside = 2 + len(figures.processes)
