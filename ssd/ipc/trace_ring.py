@@ -182,7 +182,9 @@ def plan_figures(speed: float, mode: Mode, lookahead: int, chains: int) -> tuple
 
 def _plan(mode: float, lookahead: float, chains: float) -> str:
     name = _MODES[int(mode) % len(_MODES)]
-    numbers = f", K {lookahead:.0f}" + f", {chains:.0f} chains" * (name == "ssd") if lookahead else ""
+    numbers = (
+        f", K {lookahead:.0f}" + (f", {chains:.0f} chain" + "s" * (chains != 1)) * (name == "ssd") if lookahead else ""
+    )
     return name + numbers
 
 

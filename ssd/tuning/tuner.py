@@ -70,17 +70,17 @@ def setting_of(followed: Speculation) -> Setting:
 
 def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
     """Describe a plan in words, with its cores if the models share some."""
-    own, every = cores or (0, 0)
+    own, all_cores = (_counted(count, "core") for count in cores or (0, 0))
     if plan.mode not in DRAFTED:
-        return "plain decoding with prompt lookup" + (f" on {_cores(every)}" if cores else "")
+        return "plain decoding with prompt lookup" + (f" on {all_cores}" if cores else "")
     if plan.mode == "sd":
-        return f"sd, K {plan.lookahead}" + (f", in turn on {_cores(every)}" if cores else "")
-    said = f"ssd, K {plan.lookahead}, {sum(plan.fan_out)} chains"
-    return said + (f", target on {_cores(own)}, draft on {_cores(every - own)}" if cores else "")
+        return f"sd, K {plan.lookahead}" + (f", in turn on {all_cores}" if cores else "")
+    said = f"ssd, K {plan.lookahead}, {_counted(sum(plan.fan_out), 'chain')}"
+    return said + (f", target on {own}, draft on {_counted(cores[1] - cores[0], 'core')}" if cores else "")
 
 
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" + "s" * (count != 1)
 
 
 def text_class(tokens: float) -> int:
