@@ -57,7 +57,7 @@ class PlanKey(NamedTuple):
 
     @classmethod
     def of(cls, asked: Speculation) -> PlanKey:
-        most = asked.budget if asked.fan_out else asked.chains
+        most = 1 if asked.allocation == "pearl" else asked.budget
         return cls(asked.mode, asked.num_speculative_tokens, asked.fan_out, most)
 
 
