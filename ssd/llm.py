@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import Signature, signature
 from os import PathLike, fspath
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_type_hints
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_type_hints
 
 from msgspec import structs
 
@@ -81,7 +81,7 @@ class _Arguments(_Keywords, frozen=True):
         values |= {"target": fspath(self.target), "draft": tuple(fspath(each) for each in drafts)}
         if self.num_speculative_tokens == "auto":
             values["num_speculative_tokens"] = 0
-        if self.fan_out not in get_args(FanOutName):
+        if self.fan_out == "auto" or not isinstance(self.fan_out, str):
             numbers = () if self.fan_out == "auto" else self.fan_out
             values["fan_out"] = (numbers,) if isinstance(numbers, int) else tuple(numbers)
         return EngineOptions(**values)

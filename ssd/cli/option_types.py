@@ -45,7 +45,9 @@ class FanOut(click.ParamType):
             return ()
         numbers = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value).split(",")
         if not all(re.fullmatch(r"\s*\d{1,4}\s*", number) for number in numbers):
-            self.fail(f"{value!r} is neither a number nor a list such as 3,2,1", param, ctx)
+            self.fail(
+                f"{value!r} is neither a number, nor a list such as 3,2,1, nor auto, theorem or pearl", param, ctx
+            )
         fan_out = tuple(int(number) for number in numbers)
         if max(fan_out) > MAX_FAN_OUT:
             self.fail(f"{value!r}: each number must be in the range 0 to {MAX_FAN_OUT}", param, ctx)

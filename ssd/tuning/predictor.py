@@ -59,10 +59,13 @@ def _work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Seq
 
 def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
     """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
-    depth, on_hit, hits = _work_ahead(measured, batch, lookahead, fan_out)
-    any_miss = 1 - hits**batch
+    depth, on_hit, again = _work_ahead(measured, batch, lookahead, fan_out)
 
     def speed(missed: AfterMiss) -> float:
+        hits = again
+        if 0 in fan_out and depth > 0:  # a single chain hits more often after a miss, with fewer tokens in flight
+            hits = (back := _hits(measured, fan_out, missed.drafted)) / max(1e-9, 1 + back - again)
+        any_miss = 1 - hits**batch
         verified = batch * (1 + hits * depth + (1 - hits) * missed.drafted)
         tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
         return tokens / (measured.round_s(verified) + any_miss * missed.waited)

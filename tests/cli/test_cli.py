@@ -101,7 +101,7 @@ def test_options_out_of_range_are_refused_in_one_line(arguments: list[str], word
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--fan-out", "0"], ["--fan-out", "'0'"]),
+        (["--fan-out", "0"], ["a fan-out of 0 prepares no outcome", "mode sd"]),
         (["--fan-out", "3,x"], ["--fan-out", "3,x"]),
         (["-k", "4", "--fan-out", "[3,2]"], ["fan-out lists 2 numbers", "K + 1 = 5"]),
         (["--fan-out", "[3,2]"], ["a list of fan-outs", "give -k a number"]),
@@ -337,7 +337,7 @@ def test_a_file_sets_what_is_no_flag_of_generate(engine: ScriptedEngine, tmp_pat
     for words in (command, ("generate", "hello", *PAIR)):
         assert_refused(ssd(*words, "--config", file), "a budget of 5 is less than one chain for each of 9")
     file.write_text("fan-out = 99")
-    assert_refused(ssd(*command, "--config", file), "--fan-out", "1 to 16", "in the file of --config")
+    assert_refused(ssd(*command, "--config", file), "--fan-out", "0 to 16", "in the file of --config")
 
 
 @pytest.mark.parametrize(

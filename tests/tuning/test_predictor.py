@@ -111,9 +111,10 @@ def test_a_single_chain_is_chosen_where_chains_cost_more_than_they_hit(batch: in
 
 
 def test_a_single_chain_by_hand() -> None:
-    """K = 1, a = .5, c = .5: the draft token is accepted and the next is the draft's own in a quarter of the rounds."""
+    """K = 1, a = .5, c = .5. After a hit the draft token is right, and the next is the draft's own, with .25. After a
+    miss nothing is in flight, and the next is the draft's own with .5. So .5 / (1 + .5 - .25) of all rounds hit."""
     measured = Measurements(LinearCost(0.1, 0.0), LinearCost(0.02, 0.0), (0.5,), (0.5, 1.0), missed=AfterMiss(1, 0, 0))
-    assert predicted(measured, 1, 1, single_chain(1)) == pytest.approx((0.25 * 1.5 + 0.75 * 1) / 0.1)
+    assert predicted(measured, 1, 1, single_chain(1)) == pytest.approx((0.4 * 1.5 + 0.6 * 1) / 0.1)
     only = ranked_plans(measured, 1, Choices(("ssd",), (1, 2), (), 1))
     assert {plan.fan_out for plan in only} == {single_chain(1), single_chain(2)}
 

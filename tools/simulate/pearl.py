@@ -16,7 +16,7 @@ from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
 
 ACCEPTANCES, BATCHES, RATIOS = (0.6, 0.75, 0.9), (1, 4, 8, 16, 32, 64), (2, 4, 8, 16)
-_LOOKAHEADS, _CHAINS = (1, 3, 7, 15), 24
+_LOOKAHEADS, _CHAINS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15), 24
 _BACKUPS = (("reference", "neural"), ("reference", "cheap"), ("anytime", "auto"), ("anytime", "cheap"))
 _ROW_ROUNDS = 2048  # rows times rounds of a simulation
 
