@@ -220,12 +220,14 @@ def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) 
 
 
 def even_shares(wants: Items[int], budget: int) -> list[int]:
-    """Return max-min fair shares of a budget: equal ones, and a part that one does not want goes to the others.
+    """Return max-min fair shares of a budget: one at a time in order, round by round, to those that want more.
 
-    A remainder goes to those who want most, of equals to the first. A budget below 0 counts as 0."""
-    shares = [0] * len(wants)
-    budget = max(0, budget)
-    for served, index in enumerate(sorted(range(len(wants)), key=lambda i: (wants[i], -i))):
-        shares[index] = min(wants[index], budget // (len(wants) - served))
-        budget -= shares[index]
+    No want beyond k changes who gets a k-th one: the ratio rule needs this. A budget below 0 counts as 0."""
+    shares, budget = [0] * len(wants), max(0, budget)
+    wanting = [index for index, want in enumerate(wants) if want]
+    while wanting and budget:
+        for index in wanting[:budget]:
+            shares[index] += 1
+        budget -= min(budget, len(wanting))
+        wanting = [index for index in wanting if shares[index] < wants[index]]
     return shares

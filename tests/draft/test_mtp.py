@@ -114,6 +114,16 @@ def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mo
         assert audit.chains > 100 and audit.behind > 20
 
 
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_prompts_have_the_hits_that_they_have_without_a_head(world: World, mode: Mode) -> None:
+    prompts = [[*tiny.token_ids(23, 1), *tiny.token_ids(3 + n, 100 + n)] for n in range(4)]
+    draft, found = world.draft(mode, world.trained), []
+    for each in (Pair(draft.config, world.target, draft), Pair(pair.config(Speculation("ar")), world.target)):
+        found.append([each.run([prompt], params(0.0, 1)).metrics[0].cached_tokens for prompt in prompts * 2])
+    assert found[0] == found[1] and min(found[0][2:]) > 0
+    draft.assert_empty()
+
+
 @pytest.mark.usefixtures("replayed")
 def test_in_static_shapes_its_guesses_are_the_same(world: World) -> None:
     settings = config(Speculation("ssd", LOOKAHEAD, (3,), "jit"), world.layers)

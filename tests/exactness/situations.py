@@ -83,6 +83,21 @@ def warm(world: World, mode: Mode) -> tuple[Ids, Ids]:
     return found, expected
 
 
+def hits(world: World, mode: Mode, draft: str = "half") -> tuple[list[int], list[int]]:
+    """How many tokens come from the cache: of prompts that begin alike, and of prompts that go on after an answer."""
+    pair, shared = world.pair(mode, draft), tiny.token_ids(23, seed=1)
+
+    def cached(prompt: list[int]) -> int:
+        return pair.run([prompt], params(1, 7)).metrics[0].cached_tokens
+
+    alike = [cached([*shared, *tiny.token_ids(3 + index, seed=100 + index)]) for index in (0, 1, 2, 3, 0, 1)]
+    after = []
+    for length in (20, 24, 29, 32, 36):
+        prompt = tiny.token_ids(9, seed=length)
+        after.append(cached([*prompt, *pair.run([prompt], params(1, length)).ids[0], 5, 6]))
+    return alike, after
+
+
 def draft_killed(world: World, mode: Mode) -> tuple[Ids, Ids]:
     """In every seventh step another draft takes over, which knows nothing."""
     pair, steps = world.pair(mode), iter(range(10_000))

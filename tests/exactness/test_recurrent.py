@@ -11,8 +11,8 @@ from ssd.config.params import Mode
 from ssd.execution.meanwhile import Task
 from ssd.verifier.scheduler import Scheduled
 from ssd.verifier.verification import PlainVerification, VerifiedBatch
-from tests.draft.pair import params
-from tests.exactness.situations import FAMILIES, MODES, PROMPTS, World, cold, draft_killed, preempted, warm
+from tests.draft.pair import PAGE_SIZE, params
+from tests.exactness.situations import FAMILIES, MODES, PROMPTS, World, cold, draft_killed, hits, preempted, warm
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -53,6 +53,19 @@ def test_preempted_sequences_begin_again(world: World, mode: Mode) -> None:
 def test_conversations_over_one_prefix(world: World, mode: Mode) -> None:
     found, expected = warm(world, mode)
     assert found == expected
+
+
+@pytest.mark.parametrize("draft", ["right", "wrong"])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_hits_are_as_long_as_without_a_draft(world: World, mode: Mode, draft: str) -> None:
+    """Of prompts that begin alike, always. After an answer, where layers have states, the last verification's tokens
+    are in no saved state: the pages of at most K + 1 tokens are missing."""
+    (alike, after), (plainly_alike, plainly_after) = hits(world, mode, draft), hits(world, "ar")
+    assert alike == plainly_alike and min(alike[2:]) > 0 and min(after) > 0
+    if world.target.state_slots is None:
+        assert after == plainly_after
+    lost = [plain - found for found, plain in zip(after, plainly_after, strict=True)]
+    assert all(0 <= tokens <= -(-(4 + 1) // PAGE_SIZE) * PAGE_SIZE for tokens in lost)
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

@@ -29,3 +29,19 @@ def test_a_rejected_draft_leaves_no_trace(schema: object, by_bits: bool) -> None
     else:
         assert len(used.masks(begun, draft)) == len(draft) + 1
     assert len(taken) == 1 and np.array_equal(used.masks(begun + taken), fresh.masks(begun + taken))
+
+
+def test_no_mask_follows_a_draft_token_that_ends_the_answer() -> None:
+    """The grammar allows the end here, and a matcher that has ended has no mask: neither for the token after the end,
+    nor for the end said twice. The state goes on from the committed tokens."""
+    end = 2
+    compiler = GrammarCompiler(DIRECTORY, 49152, [end])
+    tokenizer = compiler.load()
+    grammar = compiler.compile(serialized(Structured("json", json.dumps(an(f={"type": "integer"})))))
+    begun, rest = tokenizer.tokenize_str('{"f":'), tokenizer.tokenize_str("1}")
+    for beyond in ([], [end], rest):
+        state = grammar.begin()
+        masks = state.masks(begun, [*rest, end, *beyond])
+        assert len(masks) == len(rest) + 1 and masks[-1][end]
+        assert state.bits(begun, [*rest, end, *beyond]) is None
+        assert np.array_equal(state.masks(begun + rest), masks[-1:])

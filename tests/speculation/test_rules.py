@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import get_args
 
 import pytest
+import torch
 
 from ssd.config.params import Sampler, SamplingParams, Speculation
 from ssd.speculation.acceptance import Outcome, coupled
+from ssd.speculation.noise import Stream, stream_seed
 from ssd.speculation.rules import RULES, AcceptanceRule, VerifiedRow, acceptance_rule
+from ssd.speculation.sampling import Law
 from tests.draft.audit import world_in
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
@@ -30,6 +33,29 @@ def test_greedy_requests_emit_the_samples_of_the_target(sampler: str) -> None:
 def test_who_needs_draft_probabilities_shares_no_noise(rule: AcceptanceRule) -> None:
     """Tokens drawn with the target's noise depend on its samples: their distribution given these is another one."""
     assert not (rule.needs_draft_probs and (rule.shares_noise or rule.allows_copies))
+
+
+def test_each_draw_of_the_ratio_rule_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test for each draft token, the residual at the one that is rejected, and the bonus token."""
+    law, drawn = Law(1.0, seed=7), list[tuple[str, int, int]]()
+
+    def test(seed: int, position: int) -> float:
+        drawn.append(("test", seed, position))
+        return 0.5
+
+    def noise(seed: int, position: int) -> torch.Tensor:
+        drawn.append(("residual", seed, position))
+        return torch.zeros(3)
+
+    monkeypatch.setattr("ssd.speculation.noise.uniform", test)
+    rule, logits = RULES["rejection"], torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    q = torch.full((2, 3), 1 / 3)
+    assert rule.outcome([0, 1], [0, 0, 2], VerifiedRow(logits, law, [4, 5, 6], q, noise)) == Outcome(1, 0)
+    accept, residual = (stream_seed(7, stream) for stream in (Stream.ACCEPT, Stream.RESIDUAL))
+    assert {("test", accept, 4), ("test", accept, 5)} <= set(drawn)
+    assert {seed for kind, seed, _ in drawn if kind == "test"} == {accept}
+    assert [draw for draw in drawn if draw[0] == "residual"] == [("residual", residual, 5)]
+    assert rule.sampled_by(law) == law._replace(seed=stream_seed(7, Stream.BONUS))
 
 
 class Stingy(AcceptanceRule):

@@ -142,12 +142,19 @@ def test_a_prompt_longer_than_the_budget_leaves_the_queue() -> None:
     assert answers[0].steps == list(range(20)) and answers[1].steps[0] == 2 + 9  # 20 tokens, 2 a step
 
 
-def test_the_context_may_be_filled_to_its_last_token() -> None:
-    """No live-lock and no page too many at the limit: a cache of exactly one sequence."""
+@pytest.mark.parametrize("script", ["right", "wrong"])
+def test_the_context_may_be_filled_to_its_last_token(script: str) -> None:
+    """No live-lock and no page too many at the limit: a cache of exactly one sequence. A proposal leaves a place for
+    the bonus token, so it is cut at the last positions."""
     prompt = TEXTS[0]
-    proposer = ScriptedProposer({0: prompt + truth(prompt, {})}, {0: "right"})
+    proposer = ScriptedProposer({0: prompt + truth(prompt, {})}, {0: script})
     answer = play(make_engine(proposer, pages=LONGEST // 4), [submit(0, prompt, k=6, max_tokens=1000)])[0]
     assert answer.ids == truth(prompt, {}) and len(prompt) + len(answer.ids) == LONGEST
+    length = len(prompt) + 1
+    for drafted, accepted, _ in answer.rounds[1:]:
+        assert drafted == min(6, LONGEST - length - 1)
+        length += accepted + 1
+    assert length == LONGEST and answer.rounds[-1][0] < 6
 
 
 def test_prompts_that_are_alike_are_computed_once() -> None:

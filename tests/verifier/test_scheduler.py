@@ -95,6 +95,28 @@ def test_even_shares_are_max_min_fair(wants: list[int], budget: int) -> None:
         assert mine == sorted(mine, reverse=True), "what is over goes to the first"
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=6), st.integers(-3, 40), st.integers(1, 9))
+def test_no_want_beyond_k_changes_who_gets_a_kth(wants: list[tuple[int, int]], budget: int, k: int) -> None:
+    """A cascade has more tokens where a drafted one was right. So the ratio rule may not be asked to drop a token
+    because its own row, or another one, has tokens behind it. By the definition, too: round by round, in order."""
+    fewer = even_shares([min(want, k) for want, _ in wants], budget)
+    more = even_shares([want if want < k else want + extra for want, extra in wants], budget)
+    assert [min(share, k) for share in more] == fewer
+    turns = sorted((turn, row) for row, (want, _) in enumerate(wants) for turn in range(want))[: max(0, budget)]
+    shares = even_shares([want for want, _ in wants], budget)
+    assert shares == [sum(row == index for _, row in turns) for index in range(len(wants))]
+
+
+@pytest.mark.parametrize("second", [1, 2, 3, 7])
+def test_the_first_row_gets_the_remainder_whatever_the_second_wants(second: int) -> None:
+    made = scheduler(budget=5, lengths=[1, 1])  # beside two committed tokens there is room for three
+    step(made)
+    for row, count in zip(made.running, (2, second), strict=True):
+        row.proposal = list(range(count))
+    batch, _ = made.schedule()
+    assert [part.drafted for part in batch] == [2, 1]
+
+
 # -- short and long ---------------------------------------------------------------------------------------------------
 
 
