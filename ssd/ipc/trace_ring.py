@@ -104,7 +104,7 @@ MARKS = {mark.name.lower(): mark for mark in Mark if mark.of_look_up}
 """Marks by the name of the look-up's result in emissions and metrics."""
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
-_TOLD = "the draft was told {told_ms} ms ago and has made {steps} steps since"
+_STILL = "the target has seen no progress of the draft for {still_ms} ms"
 _PAYS = "{gain} tokens in {ms} ms, {rate} tok/s; without it the batch brings {speed} tok/s"
 _CAME = (
     "the target waited {took_ms} ms for {detail} row(s): {came} of {depth} tokens came, expected every {token_ms} ms; "
@@ -119,9 +119,9 @@ _SAID: dict[Mark, tuple[str, ...]] = {
         "another token than the {prepared} prepared ones came after {accepted} accepted ones",
     ),
     Mark.LATE: (
-        "prepared told_ms steps",
-        f"its outcome is prepared, but has no token yet; {_TOLD}",
-        f"nothing of its round is prepared yet; {_TOLD}",
+        "prepared still_ms",
+        f"its outcome is prepared, but has no token yet; {_STILL}",
+        f"nothing of its round is prepared yet; {_STILL}",
     ),
     Mark.DRAFT_DOWN: ("", "the draft is down, has given it up, or is not told of it yet"),
     Mark.HOPELESS: (

@@ -508,8 +508,7 @@ class BoardProposer(Proposer):
     def _figures(self, verdict: Cache, key: Key, entry: int | None, prepared: dict[int, int]) -> tuple[float, ...]:
         """Return the figures of a look-up's result for the trace."""
         if verdict == "late":
-            told_s, steps = self.session.since_told()
-            return entry is not None, 1e3 * told_s, steps
+            return entry is not None, 1e3 * self.session.still_s(time.perf_counter())
         if verdict == "token_not_covered":
             return prepared[key.accepted], key.accepted
         return (sum(prepared.values()), key.accepted) if verdict == "k_not_covered" else ()

@@ -59,13 +59,13 @@ def test_a_mark_has_its_figures_and_a_state_or_a_mark_after_it_has_none(descript
     trace, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
     for _ in range(CAPACITY):
         trace.note(Mark.NO_GAIN, 3, *range(1, 8))
-    trace.looked_up(7, "late", 1.0, 2.5, math.nan)
+    trace.looked_up(7, "late", 1.0, math.nan)
     trace.looked_up(7, "hit")
     trace.note(Mark.UNSEEN, 7)
     trace.enter(State.OTHER)
     _, moments = spans(reader.news(), until=2**62)
     assert moments[0].figures == (1, 2, 3, 4, 5, 6, 7)
-    assert [moment.figures for moment in moments[-3:]] == [(1.0, 2.5, 0.0), (), (0.0, 0.0)]
+    assert [moment.figures for moment in moments[-3:]] == [(1.0, 0.0), (), (0.0, 0.0)]
 
 
 @pytest.mark.parametrize("mark", Mark)

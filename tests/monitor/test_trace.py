@@ -110,7 +110,7 @@ def test_trace_ring_look_ups_and_arrows() -> None:
     assert document["otherData"] == {"model": "m"}
 
 
-LATE = Moment(Mark.LATE, 51 * MS, 4, (0.0, 20.0, 0.0))
+LATE = Moment(Mark.LATE, 51 * MS, 4, (0.0, 20.0))
 WAITED = Moment(Mark.WAITED, 91 * MS, 1, (90.0, 0.0, 2.0, 40.0, 0.9, 10.0, 60.0, 5.0))
 PLAN = Moment(Mark.PLAN, 92 * MS, 1, (88.0, 4.0, 3.0, 6.0, 66.0, 3.0, 2.0, 3.0))
 
@@ -168,14 +168,14 @@ def test_a_record_is_the_same_sentence_in_the_trace_in_top_and_in_the_log(caplog
         for moment in (LATE, WAITED, PLAN):
             ring.note(moment.mark, moment.detail, *moment.figures)
         ring.looked_up(4, "hit")
-        ring.looked_up(5, "late", 1.0, 7.5, 3.0)
+        ring.looked_up(5, "late", 1.0, 7.5)
     history, now = History(), time.monotonic_ns()
     news = TraceNews("target", reader.news().tobytes())
     history.add(Snapshot("e", now, "m", "d", Speculation("ar"), True, [], [news], []))
     document = trace({"target": history.traces["target"].since(0, now)}, [], 0, {})
     written = [event["args"] for event in events(document, "i") if event["name"] != "hit"]
     os.close(descriptor)
-    lines = [LATE.line, WAITED.line, PLAN.line, Moment(Mark.LATE, 0, 5, (1.0, 7.5, 3.0)).line]
+    lines = [LATE.line, WAITED.line, PLAN.line, Moment(Mark.LATE, 0, 5, (1.0, 7.5)).line]
     assert [args["line"] for args in written] == lines == caplog.messages
     assert [line for _, line in figures(history, 60).decisions] == lines[::-1]
     named = dict(zip(FIGURES[Mark.WAITED], WAITED.figures, strict=True))

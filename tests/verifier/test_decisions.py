@@ -12,6 +12,7 @@ import pytest
 
 from ssd.config.params import Speculation
 from ssd.ipc.board import LinkFigures
+from ssd.ipc.messages import Outcomes
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import FIGURES, SIZE_BYTES, Mark, Moment, TraceReader, TraceRing, plan_figures, spans
@@ -20,6 +21,7 @@ from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.predictor import SpeculationPlan
 from ssd.tuning.tuner import PlanKey, Tuning
 from ssd.verifier import misses
+from ssd.verifier.draft_session import DraftSession
 from tests.draft.audit import World, world_in
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -70,11 +72,11 @@ PAYS = f"{NUMBER} tokens in {NUMBER} ms, {NUMBER} tok/s; without it the batch br
 WAITED = (
     f"the target waited {NUMBER} ms for (1|2) row\\(s\\): {NUMBER} of {NUMBER} tokens came, expected every {NUMBER} ms"
 )
-TOLD = f"the draft was told {NUMBER} ms ago and has made {NUMBER} steps since"
+STILL = f"the target has seen no progress of the draft for {NUMBER} ms"
 CASES = {
     Mark.TOKEN_NOT_COVERED: ({}, "missed, .*: another token than the 1 prepared ones came after 0 accepted ones"),
     Mark.K_NOT_COVERED: ({"steps": 1}, f"missed, .*: {NUMBER} outcomes are prepared, none with [1-4] accepted tokens"),
-    Mark.LATE: ({"steps": 0}, f"missed, late: nothing of its round is prepared yet; {TOLD}"),
+    Mark.LATE: ({"steps": 0}, f"missed, late: nothing of its round is prepared yet; {STILL}"),
     Mark.DRAFT_DOWN: ({"change": loses}, "missed, .*: the draft is down, has given it up, or is not told of it yet"),
     Mark.UNSEEN: ({"elastic": True}, f"does not wait, .*: the draft has shown nothing of it for {NUMBER} ms"),
     Mark.NO_GAIN: (
@@ -99,21 +101,28 @@ def test_what_was_decided_is_said_with_its_numbers(world: World, mark: Mark) -> 
         assert re.fullmatch(begin + sentence, moment.line), moment.line
 
 
-def test_a_late_draft_was_told_during_the_run(world: World) -> None:
-    began = time.monotonic_ns()
-    for steps in (0, 1):
-        for moment in moments(world, steps=steps):
-            if moment.mark is Mark.LATE:
-                _, told_ms, made = moment.figures
-                assert 0 < 1e6 * told_ms <= moment.at - began and 0 <= made <= steps
+def test_what_a_draft_last_did_is_counted_from_its_last_progress_and_not_from_the_last_round(world: World) -> None:
+    began, session = time.monotonic_ns(), list[DraftSession]()
+    for moment in moments(world, steps=0, change=lambda pair: session.append(pair.proposer.session)):
+        if moment.mark is Mark.LATE:
+            assert 0 <= 1e6 * moment.figures[1] <= moment.at - began
+    (session_,) = session
+    moved = session_.still_s(100.0) and 100.0 - session_.still_s(100.0)
+    session_.tell(Outcomes([]))
+    session_.judge(200.0, 0.01)
+    assert session_.still_s(300.0) == pytest.approx(300.0 - moved)
+    board = session_.board.telemetry
+    session_.board.telemetry = lambda: board()._replace(progress=10**6)  # type: ignore[method-assign]
+    session_.judge(400.0, 0.01)
+    assert session_.still_s(500.0) == 100.0
 
 
 def test_one_that_is_not_told_is_not_known_and_one_prepared_without_a_token_is_late(world: World) -> None:
     lost = moments(world, change=loses)
     assert any(moment.line.endswith("unseen: the draft does not know it") for moment in lost)
-    late = Moment(Mark.LATE, 0, 3, (1.0, 12.34, 2.0))
+    late = Moment(Mark.LATE, 0, 3, (1.0, 12.34))
     assert late.line.startswith("request 3 missed, late: its outcome is prepared, but has no token yet; ")
-    assert late.line.endswith("told 12.3 ms ago and has made 2 steps since")
+    assert late.line.endswith("no progress of the draft for 12.3 ms")
 
 
 def test_the_numbers_of_a_gate_are_those_that_it_compared(world: World) -> None:
