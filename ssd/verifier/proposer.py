@@ -462,11 +462,9 @@ class BoardProposer(Proposer):
         if guess is not None:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy, guess)
             in_flight = None
-        elif missed and policy.hopeless(sequence, self._costs):
+        elif missed and (price_and_worth := policy.hopeless(sequence, self._costs)):
             if policy.uses_draft:
-                self._misses.note_reason(
-                    sequence.request, Mark.HOPELESS, *policy.price_and_worth(sequence, self._costs)
-                )
+                self._misses.note_reason(sequence.request, Mark.HOPELESS, *price_and_worth)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None

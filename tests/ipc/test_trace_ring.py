@@ -148,3 +148,23 @@ def test_what_was_overwritten_is_lost_and_not_a_long_state() -> None:
     records = np.array([[0, 100, State.VERIFY, 5], [7, 150, Mark.HIT, 1], [8, 160, State.IDLE, 0]], dtype=np.int64)
     states, _ = spans(records, until=200)
     assert [(state, end - begin) for state, begin, end, _ in states] == [(State.LOST, 60), (State.IDLE, 40)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "figures", "words"),
+    [
+        (
+            Mark.NO_GAIN,
+            (1, -0.766, 2, -380, 140, 1, 2),
+            "1 draft token, 2 ms each, for 1 row would bring 0.766 tokens fewer",
+        ),
+        (Mark.K_NOT_COVERED, (1, 1), "the draft prepared 1 outcome, none with 1 accepted token"),
+        (Mark.K_NOT_COVERED, (11, 0), "the draft prepared 11 outcomes, none with 0 accepted tokens"),
+        (Mark.HOPELESS, (1.1, 0.1), "a proposal would bring 0.1 tokens, and costs the time of 1.1 tokens"),
+        (Mark.SILENT, (9, 0, 2, 1), "nothing for 9 ms, four times the expected wait"),
+        (Mark.PLAN, (9, 3, 1, 1), "plan for 1 row: sd, K 1, 9 tok/s expected"),
+    ],
+)
+def test_numbers_are_said_as_one_speaks(mark: Mark, figures: tuple[float, ...], words: str) -> None:
+    line = Moment(mark, 0, 1, figures).line
+    assert words in line and "-" not in line and "another mode" not in line
