@@ -89,7 +89,7 @@ def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
         said = []
         for excess, state in longer:
             if 4 * excess <= sum(each for each, _ in longer):
-                about = f" ({spans[-1].detail} tokens, usually {tokens:.0f})" if state in _FORWARDS else ""
+                about = f" (tokens: {spans[-1].detail}, usually {tokens:.0f})" if state in _FORWARDS else ""
                 said.append(f"{_WORDS[state]} took {part[state]:.1f} ms, usually {usual[state]:.1f}{about}")
                 if state is State.WAIT_FOR_DRAFT:
                     said += [moment.line for moment in marks if moment.mark not in (Mark.HIT, Mark.PLAN)]

@@ -147,7 +147,7 @@ def test_a_slow_round_says_what_took_long_and_why() -> None:
 
 def test_the_slowest_rounds_are_told_with_their_causes() -> None:
     longest, waited, other = slowest(slow_round(40))
-    forward = "the target's verification took 80.0 ms, usually 23.0 (3 tokens, usually 3)"
+    forward = "the target's verification took 80.0 ms, usually 23.0 (tokens: 3, usually 3)"
     assert longest == (
         f"slow round: 85.0 ms at 0.146 s, usually 32.5. Cause: {forward}. "
         "Meanwhile the draft: depth 2 85.0 ms (of 221.0)."
