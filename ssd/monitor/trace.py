@@ -135,12 +135,10 @@ def slowest(document: Event) -> Iterator[str]:
         when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
         kind = "slow round" if event in slow else "longest wait, round"
         yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
-    steps = defaultdict[str, list[Event]](list)
-    for event in document["traceEvents"]:
-        if event.get("cat") == "state" and event["pid"] == 3 and event["name"].startswith(_STEPS):
-            steps[event["name"]].append(event)
-    usual = {name: median(event["dur"] for event in same) for name, same in steps.items()}
-    long = [event for name, same in steps.items() for event in same if event["dur"] > _LONG * usual[name]]
+    steps = [event for event in document["traceEvents"] if event["pid"] == 3 and event["name"].startswith(_STEPS)]
+    names = {event["name"] for event in steps}
+    usual = {name: median(event["dur"] for event in steps if event["name"] == name) for name in names}
+    long = [event for event in steps if event["dur"] > _LONG * usual[event["name"]]]
     if long := sorted(long, key=lambda event: -event["dur"])[:3]:
         times = (
             f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s ({event['name']}, usually "
