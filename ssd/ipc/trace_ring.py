@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -104,42 +105,50 @@ MARKS = {mark.name.lower(): mark for mark in Mark if mark.of_look_up}
 """Marks by the name of the look-up's result in emissions and metrics."""
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
-_TOLD = "the draft was told {told_ms} ms ago and has made {steps} steps since"
+_STILL = "the target has seen no progress of the draft for {still_ms} ms"
 _PAYS = "{gain} tokens in {ms} ms, {rate} tok/s; without it the batch brings {speed} tok/s"
+_WOULD = "{depth} draft tokens, {token_ms} ms each, for {rows} rows would bring"
+_FEWER = f"{_WOULD} {{gain}} tokens fewer than the guess at hand"
 _CAME = (
-    "the target waited {took_ms} ms for {detail} row(s): {came} of {depth} tokens came, expected every {token_ms} ms; "
+    "the target waited {took_ms} ms for {detail} rows: {came} of {depth} tokens came, expected every {token_ms} ms; "
 )
 # For each mark: the names of its figures, its sentence, and its sentence where the first figure is 0.
 _SAID: dict[Mark, tuple[str, ...]] = {
     Mark.HIT: ("", "draft tokens were prepared"),
     Mark.FIRST_ROUND: ("", "nothing can be prepared for it"),
-    Mark.K_NOT_COVERED: ("outcomes accepted", "{outcomes} outcomes are prepared, none with {accepted} accepted tokens"),
+    Mark.K_NOT_COVERED: (
+        "outcomes accepted",
+        "the draft prepared {outcomes} outcomes, none with {accepted} accepted tokens",
+    ),
     Mark.TOKEN_NOT_COVERED: (
         "prepared accepted",
-        "another token than the {prepared} prepared ones came after {accepted} accepted ones",
+        "the draft prepared {prepared} tokens after {accepted} accepted tokens, not the one that came",
     ),
     Mark.LATE: (
-        "prepared told_ms steps",
-        f"its outcome is prepared, but has no token yet; {_TOLD}",
-        f"nothing of its round is prepared yet; {_TOLD}",
+        "prepared still_ms",
+        f"its outcome is prepared, but has no token yet; {_STILL}",
+        f"nothing of its round is prepared yet; {_STILL}",
     ),
     Mark.DRAFT_DOWN: ("", "the draft is down, has given it up, or is not told of it yet"),
     Mark.HOPELESS: (
         "price worth",
-        "a proposal would bring {worth} tokens, and costs the time of {price}",
+        "a proposal would bring {worth} tokens, and costs the time of {price} tokens",
         "its policy expects nothing of it",
     ),
     Mark.UNSEEN: ("known ms", "the draft has shown nothing of it for {ms} ms", "the draft does not know it"),
     Mark.NO_GAIN: (
         "depth gain ms rate speed rows token_ms",
-        f"{{depth}} draft token(s), {{token_ms}} ms each, for {{rows}} row(s) would bring {_PAYS}",
+        f"{_WOULD} {_PAYS}",
         "its policy wants no draft tokens",
     ),
     Mark.STALLED: (
         "ms depth",
         "{depth} tokens would pay, but the draft has stood still since a wait in vain {ms} ms ago",
     ),
-    Mark.SILENT: ("patience_ms came depth", "{came} of {depth} draft tokens came, and nothing for {patience_ms} ms"),
+    Mark.SILENT: (
+        "patience_ms came depth limit",
+        "{came} of {depth} draft tokens came, and nothing for {patience_ms} ms, {limit}",
+    ),
     Mark.WAITED: (
         "rate came depth took_ms gain ms speed token_ms",
         f"{_CAME}it was to bring {_PAYS}",
@@ -147,10 +156,12 @@ _SAID: dict[Mark, tuple[str, ...]] = {
     ),
     Mark.PLAN: (
         "speed mode lookahead chains other_speed other_mode other_lookahead other_chains",
-        "plan for {detail} row(s): {plan}, {speed} tok/s expected; best of another mode: {other}",
-        "plan for {detail} row(s): {plan}; nothing is measured yet",
+        "plan for {detail} rows: {plan}, {speed} tok/s expected{other}",
+        "plan for {detail} rows: {plan}; nothing is measured yet",
     ),
 }
+_LIMITS = ("as long as one verification", "four times the expected wait", "the longest that a wait may be silent")
+_ONE = re.compile(r"((?<![\d.])1 (?:draft )?(?:token|outcome|row|chain))s\b")
 FIGURES = {mark: tuple(names.split()) for mark, (names, *_) in _SAID.items()}
 """The names of each mark's figures."""
 
@@ -166,13 +177,17 @@ def said(mark: Mark, detail: int, figures: Sequence[float]) -> str:
         for name, each in zip(FIGURES[mark], figures, strict=False)
     }
     if mark is Mark.PLAN:
-        other = f"{_plan(*figures[5:])}, {words['other_speed']} tok/s" if figures[4] else "none"
+        other = f"; best of another mode: {_plan(*figures[5:])}, {words['other_speed']} tok/s" if figures[4] else ""
         words |= {"plan": _plan(*figures[1:4]), "other": other}
     elif not mark.of_rows:
+        if mark is Mark.NO_GAIN and figures[0] and figures[1] < 0:
+            sentence, words["gain"] = _FEWER, words["gain"][1:]
+        elif mark is Mark.SILENT:
+            words["limit"] = _LIMITS[int(figures[3]) % len(_LIMITS)]
         gate = "stops waiting, " if mark is Mark.SILENT else "does not wait, "
         what = "" if mark is Mark.HIT else "missed, " if mark.of_look_up else gate
         sentence = f"request {{detail}} {what}{mark.words}: {sentence}"
-    return sentence.format(detail=detail, **words)
+    return _ONE.sub(r"\1", sentence.format(detail=detail, **words))
 
 
 def plan_figures(speed: float, mode: Mode, lookahead: int, chains: int) -> tuple[float, ...]:
@@ -182,9 +197,7 @@ def plan_figures(speed: float, mode: Mode, lookahead: int, chains: int) -> tuple
 
 def _plan(mode: float, lookahead: float, chains: float) -> str:
     name = _MODES[int(mode) % len(_MODES)]
-    numbers = (
-        f", K {lookahead:.0f}" + (f", {chains:.0f} chain" + "s" * (chains != 1)) * (name == "ssd") if lookahead else ""
-    )
+    numbers = f", K {lookahead:.0f}" + f", {chains:.0f} chains" * (name == "ssd") if lookahead else ""
     return name + numbers
 
 

@@ -24,7 +24,9 @@ _WORDS = {
     State.OTHER: "scheduling and messages",
     State.SAMPLE: "sampling",
 }
-_SLOW = 1.5  # times the median
+_SLOW, _LONG = 1.5, 5  # times the median
+_STEPS = (State.DEPTH.words, State.PROMOTE.words)  # how long a prefill takes depends on its tokens
+_STOPPED = "It was stopped, descheduled or short of cores, or had more to do."
 
 Event = dict[str, Any]
 Traces = Mapping[str, tuple[list[Span], list[Moment]]]
@@ -80,13 +82,14 @@ def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
     starts, ends = [span.begin for span in draft], [span.end for span in draft]
     for spans, part in zip(cut, parts, strict=True):
         first, last = spans[0].begin, spans[-1].end
+        lasted = (last - first) / 1e6
         marks = moments[bisect_left(times, first) : bisect_left(times, last)]
         beside = draft[bisect_left(ends, first + 1) : bisect_left(starts, last)]
         longer = sorted((usual[state] - part[state], state) for state in _WORDS if part[state] > usual[state])
         said = []
         for excess, state in longer:
             if 4 * excess <= sum(each for each, _ in longer):
-                about = f" ({spans[-1].detail} tokens, usually {tokens:.0f})" if state in _FORWARDS else ""
+                about = f" (tokens: {spans[-1].detail}, usually {tokens:.0f})" if state in _FORWARDS else ""
                 said.append(f"{_WORDS[state]} took {part[state]:.1f} ms, usually {usual[state]:.1f}{about}")
                 if state is State.WAIT_FOR_DRAFT:
                     said += [moment.line for moment in marks if moment.mark not in (Mark.HIT, Mark.PLAN)]
@@ -101,6 +104,9 @@ def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
                 "usually, ms": round(most, 2),
                 "target, ms": {state.words: round(ms, 2) for state, ms in part.items() if ms},
                 "draft, ms": {name: round(ms, 2) for name, ms in _sums(beside, title, first, last).items()},
+                "draft, whole ms": {
+                    title(span): round(ms, 2) for span in beside if (ms := (span.end - span.begin) / 1e6) > lasted
+                },
             },
         }
 
@@ -116,7 +122,7 @@ def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: i
 def slowest(document: Event) -> Iterator[str]:
     """Yield a line for each of a trace's three slowest rounds that decode, and for the one that waited longest.
 
-    It says when that was, and the cause."""
+    It says when that was, and the cause. The last line names the draft's steps that took much longer than usual."""
     found = [event for event in document["traceEvents"] if "verify" in event.get("args", {}).get("target, ms", ())]
     slow = sorted(found, key=lambda event: -event["dur"])[:3]
     waited = [event for event in found if State.WAIT_FOR_DRAFT.words in event["args"]["target, ms"]]
@@ -124,10 +130,22 @@ def slowest(document: Event) -> Iterator[str]:
     for event in slow + [event for event in waited[:1] if event not in slow]:
         about = event["args"]
         most = sorted(about["draft, ms"].items(), key=lambda part: -part[1])[:3]
-        draft = ", ".join(f"{name} {ms:.1f} ms" for name, ms in most)
+        whole = {name: f" (of {ms:.1f})" for name, ms in about["draft, whole ms"].items()}
+        draft = ", ".join(f"{name} {ms:.1f} ms{whole.get(name, '')}" for name, ms in most)
         when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
         kind = "slow round" if event in slow else "longest wait, round"
         yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
+    steps = [event for event in document["traceEvents"] if event["pid"] == 3 and event["name"].startswith(_STEPS)]
+    names = {event["name"] for event in steps}
+    usual = {name: median(event["dur"] for event in steps if event["name"] == name) for name in names}
+    long = [event for event in steps if event["dur"] > _LONG * usual[event["name"]]]
+    if long := sorted(long, key=lambda event: -event["dur"])[:3]:
+        times = (
+            f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s ({event['name']}, usually "
+            f"{usual[event['name']] / 1e3:.1f})"
+            for event in long
+        )
+        yield f"longest steps of the draft: {', '.join(times)}. {_STOPPED}"
 
 
 def _slice(process: int, span: Span, begin: int) -> Event:

@@ -122,9 +122,8 @@ def depth_worth_waiting_for(
     def expects(depth: int) -> tuple[float, float]:
         fresh, row = (expected_tokens(acceptance, depth), 1 + depth) if depth else (otherwise, otherwise)
         waited = away_s + depth * depth_s if depth else 0.0
-        return certain + missed * fresh, max(
-            1e-6, verify.at(verified + missed * row) + waited
-        )  # a clock may see nothing
+        seconds = max(1e-6, verify.at(verified + missed * row) + waited)  # a clock may see nothing
+        return certain + missed * fresh, seconds
 
     def worth(depth: int) -> float:
         tokens, seconds = expects(depth)

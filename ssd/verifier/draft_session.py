@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ssd.config.params import DRAFTED
 from ssd.ipc.board import BoardReader, Key
 from ssd.ipc.draft_probs import DraftProbsArena
-from ssd.ipc.messages import Admit, DraftState, Launched, Leave, Outcomes, Rejoin, Release
+from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S, Breaker, Seen
 from ssd.verifier.sequence import Sequence
@@ -144,7 +144,7 @@ class DraftSession:
         self._hears = self._told_to_rejoin = self._parked = False
         self._progress = self._rejected = 0
         self._silent_since: int | None = None  # the draft's progress counter when a wait in vain ended
-        self._told = 0.0, 0  # time of the last news of a round, and the draft's steps until then
+        self._moved = time.perf_counter(), 0  # when the progress counter was last seen to move, and its value
         self._announced: DraftState = "down"
         self._now = self._next_warning = 0.0
 
@@ -160,10 +160,11 @@ class DraftSession:
         """Return True while the draft has made no progress since the target waited for it in vain."""
         return self.board.telemetry().progress == self._silent_since
 
-    def since_told(self) -> tuple[float, int]:
-        """Return the seconds since the draft was last told of outcomes or a launch, and its steps since then."""
-        at, steps = self._told
-        return time.perf_counter() - at, self.board.telemetry().steps - steps
+    def still_s(self, now: float) -> float:
+        """Return the seconds for which the target, which looks at least once a round, has seen no progress."""
+        if (progress := self.board.telemetry().progress) != self._moved[1]:
+            self._moved = now, progress
+        return now - self._moved[0]
 
     # -- what the draft is told -----------------------------------------------------------------------------------
 
@@ -202,8 +203,6 @@ class DraftSession:
 
     def tell(self, message: Message) -> None:
         """Post to the draft. After a lost message its state is wrong: it must start over when it reads again."""
-        if isinstance(message, Outcomes | Launched):
-            self._told = time.perf_counter(), self.board.telemetry().steps
         if self._hears and not self._send(message):
             self._hears = False
             self.tracked.clear()
@@ -290,6 +289,7 @@ class DraftSession:
 
         If the breaker has opened, release all tracked requests."""
         self._now = now
+        self.still_s(now)
         progress, rejected = self.board.telemetry().progress, self.board.rejected
         self.seen.ticked, self.seen.rejected = progress != self._progress, rejected != self._rejected
         self.seen.reading = self.tracked.reading

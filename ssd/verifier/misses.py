@@ -130,13 +130,11 @@ class MissPolicy:
         """Return by request how many fresh draft tokens the missed rows wait for."""
         return {}
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        """Return True if the row should neither wait nor propose now. Only called if `decides_later`."""
-        return False
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+        """Return why the row should neither wait nor propose now: a proposal's price and worth in tokens; () if it may.
 
-    def price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
-        """Return the figures, in tokens, by which `hopeless` decides: a proposal's price, and what it brings."""
-        return 0.0, 0.0
+        Only called if `decides_later`."""
+        return ()
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return tokens to verify for a row that got none from the draft. Called at the launch.
@@ -218,16 +216,16 @@ class ModelFree(MissPolicy):
         ]
         self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        """Return True if verifying one token costs more than the best proposal brings, or asking more than came of it.
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+        """Return both if verifying one token costs more than the best proposal brings, or asking than came of it.
 
-        Now and then return False, to learn if it still does."""
+        Now and then return (), to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
-            return False
-        price, worth = self.price_and_worth(sequence, costs)
-        return price >= worth
+            return ()
+        price, worth = self._price_and_worth(sequence, costs)
+        return (price, worth) if price >= worth else ()
 
-    def price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
+    def _price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
         guesser, asking = self._guessers.get(sequence.request), _ASKING_S * costs.estimates.speed(costs.batch)
         if guesser is not None and guesser.gain.value < asking:
             return asking, guesser.gain.value
@@ -297,8 +295,8 @@ class Auto(ModelFree):
     def __init__(self) -> None:
         super().__init__(PromptLookup)
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> bool:
-        return False  # it may wait
+    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+        return ()  # it may wait
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
         ideas = {s.request for s in rows if self.propose(s, costs)}
@@ -435,10 +433,9 @@ class MissedRows:
     def _wait(self, depths: dict[int, int], began: float) -> None:
         """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
         known, away_s, deepest = self._costs.estimates, self._costs.away_s, max(depths.values())
-        patience = known.verify_s.value
-        if self._session.breaker.patient:
-            patience = max(patience, 4 * deepest * known.token_s.value)
-        patience = min(patience + away_s, _LONGEST_SILENCE_S)
+        expected_s = 4 * deepest * known.token_s.value * self._session.breaker.patient
+        patience, limit = max((known.verify_s.value, 0), (expected_s, 1))  # as `Mark.SILENT` numbers the limits
+        patience, limit = min((patience + away_s, limit), (_LONGEST_SILENCE_S, 2))
         waiting = [(self.rows[request], depth) for request, depth in depths.items()]
         arrived = began
         while True:
@@ -454,7 +451,7 @@ class MissedRows:
             if done or now >= arrived + patience:
                 for row, wanted in waiting:
                     if (came := len(row.sequence.proposal)) < wanted:
-                        self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted)
+                        self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted, limit)
                 break
             time.sleep(_POLL_S)
         got = max(len(row.sequence.proposal) for row, _ in waiting)

@@ -462,11 +462,9 @@ class BoardProposer(Proposer):
         if guess is not None:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy, guess)
             in_flight = None
-        elif missed and policy.hopeless(sequence, self._costs):
+        elif missed and (price_and_worth := policy.hopeless(sequence, self._costs)):
             if policy.uses_draft:
-                self._misses.note_reason(
-                    sequence.request, Mark.HOPELESS, *policy.price_and_worth(sequence, self._costs)
-                )
+                self._misses.note_reason(sequence.request, Mark.HOPELESS, *price_and_worth)
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None
@@ -508,8 +506,7 @@ class BoardProposer(Proposer):
     def _figures(self, verdict: Cache, key: Key, entry: int | None, prepared: dict[int, int]) -> tuple[float, ...]:
         """Return the figures of a look-up's result for the trace."""
         if verdict == "late":
-            told_s, steps = self.session.since_told()
-            return entry is not None, 1e3 * told_s, steps
+            return entry is not None, 1e3 * self.session.still_s(time.perf_counter())
         if verdict == "token_not_covered":
             return prepared[key.accepted], key.accepted
         return (sum(prepared.values()), key.accepted) if verdict == "k_not_covered" else ()

@@ -59,13 +59,13 @@ def test_a_mark_has_its_figures_and_a_state_or_a_mark_after_it_has_none(descript
     trace, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
     for _ in range(CAPACITY):
         trace.note(Mark.NO_GAIN, 3, *range(1, 8))
-    trace.looked_up(7, "late", 1.0, 2.5, math.nan)
+    trace.looked_up(7, "late", 1.0, math.nan)
     trace.looked_up(7, "hit")
     trace.note(Mark.UNSEEN, 7)
     trace.enter(State.OTHER)
     _, moments = spans(reader.news(), until=2**62)
     assert moments[0].figures == (1, 2, 3, 4, 5, 6, 7)
-    assert [moment.figures for moment in moments[-3:]] == [(1.0, 2.5, 0.0), (), (0.0, 0.0)]
+    assert [moment.figures for moment in moments[-3:]] == [(1.0, 0.0), (), (0.0, 0.0)]
 
 
 @pytest.mark.parametrize("mark", Mark)
@@ -148,3 +148,23 @@ def test_what_was_overwritten_is_lost_and_not_a_long_state() -> None:
     records = np.array([[0, 100, State.VERIFY, 5], [7, 150, Mark.HIT, 1], [8, 160, State.IDLE, 0]], dtype=np.int64)
     states, _ = spans(records, until=200)
     assert [(state, end - begin) for state, begin, end, _ in states] == [(State.LOST, 60), (State.IDLE, 40)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "figures", "words"),
+    [
+        (
+            Mark.NO_GAIN,
+            (1, -0.766, 2, -380, 140, 1, 2),
+            "1 draft token, 2 ms each, for 1 row would bring 0.766 tokens fewer",
+        ),
+        (Mark.K_NOT_COVERED, (1, 1), "the draft prepared 1 outcome, none with 1 accepted token"),
+        (Mark.K_NOT_COVERED, (11, 0), "the draft prepared 11 outcomes, none with 0 accepted tokens"),
+        (Mark.HOPELESS, (1.1, 0.1), "a proposal would bring 0.1 tokens, and costs the time of 1.1 tokens"),
+        (Mark.SILENT, (9, 0, 2, 1), "nothing for 9 ms, four times the expected wait"),
+        (Mark.PLAN, (9, 3, 1, 1), "plan for 1 row: sd, K 1, 9 tok/s expected"),
+    ],
+)
+def test_numbers_are_said_as_one_speaks(mark: Mark, figures: tuple[float, ...], words: str) -> None:
+    line = Moment(mark, 0, 1, figures).line
+    assert words in line and "-" not in line and "another mode" not in line

@@ -110,7 +110,7 @@ def test_trace_ring_look_ups_and_arrows() -> None:
     assert document["otherData"] == {"model": "m"}
 
 
-LATE = Moment(Mark.LATE, 51 * MS, 4, (0.0, 20.0, 0.0))
+LATE = Moment(Mark.LATE, 51 * MS, 4, (0.0, 20.0))
 WAITED = Moment(Mark.WAITED, 91 * MS, 1, (90.0, 0.0, 2.0, 40.0, 0.9, 10.0, 60.0, 5.0))
 PLAN = Moment(Mark.PLAN, 92 * MS, 1, (88.0, 4.0, 3.0, 6.0, 66.0, 3.0, 2.0, 3.0))
 
@@ -140,15 +140,17 @@ def test_a_slow_round_says_what_took_long_and_why() -> None:
         "usually, ms": 32.5,
         "target, ms": {"other": 5.0, "wait for draft": 40.0, "verify": 21.0},
         "draft, ms": {"depth 2": 66.0},
+        "draft, whole ms": {"depth 2": 221.0},
     }
     assert found[0]["args"]["draft, ms"] == {"wait for target": 25.0} and found[0]["args"]["cause"] == ""
 
 
 def test_the_slowest_rounds_are_told_with_their_causes() -> None:
     longest, waited, other = slowest(slow_round(40))
-    forward = "the target's verification took 80.0 ms, usually 23.0 (3 tokens, usually 3)"
+    forward = "the target's verification took 80.0 ms, usually 23.0 (tokens: 3, usually 3)"
     assert longest == (
-        f"slow round: 85.0 ms at 0.146 s, usually 32.5. Cause: {forward}. Meanwhile the draft: depth 2 85.0 ms."
+        f"slow round: 85.0 ms at 0.146 s, usually 32.5. Cause: {forward}. "
+        "Meanwhile the draft: depth 2 85.0 ms (of 221.0)."
     )
     assert waited.startswith("slow round: 66.0 ms at 0.050 s, usually 32.5. Cause: waiting for the draft took 40.0 ms")
     assert LATE.line in waited and WAITED.line in waited and PLAN.line not in waited
@@ -160,6 +162,21 @@ def test_the_slowest_rounds_are_told_with_their_causes() -> None:
     assert list(slowest(trace({"target": ([], []), "draft": ([], [])}, [], 0, {}))) == []
 
 
+def test_steps_of_the_draft_that_took_far_longer_than_usual_are_told() -> None:
+    """Not a long wait for the target, nor the prefill of a long prompt."""
+    draft, begin = list[Span](), 0
+    for number in range(12):
+        for state, ms in (
+            (State.DEPTH, {5: 100, 8: 40}.get(number, 2)),
+            (State.WAIT_FOR_TARGET, 1 + 90 * (number == 3)),
+        ):
+            draft.append(Span(state, begin, begin := begin + ms * MS, 1))
+    lines = list(slowest(trace({"target": ([], []), "draft": (draft, [])}, [], 0, {})))
+    assert len(lines) == 1 and lines[0].startswith(
+        "longest steps of the draft: 100.0 ms at 0.105 s (depth 1, usually 2.0), 40.0 ms at 0.212 s (depth 1"
+    ), lines
+
+
 def test_a_record_is_the_same_sentence_in_the_trace_in_top_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     descriptor = memory_file("test", SIZE_BYTES)
     ring, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
@@ -168,21 +185,19 @@ def test_a_record_is_the_same_sentence_in_the_trace_in_top_and_in_the_log(caplog
         for moment in (LATE, WAITED, PLAN):
             ring.note(moment.mark, moment.detail, *moment.figures)
         ring.looked_up(4, "hit")
-        ring.looked_up(5, "late", 1.0, 7.5, 3.0)
+        ring.looked_up(5, "late", 1.0, 7.5)
     history, now = History(), time.monotonic_ns()
     news = TraceNews("target", reader.news().tobytes())
     history.add(Snapshot("e", now, "m", "d", Speculation("ar"), True, [], [news], []))
     document = trace({"target": history.traces["target"].since(0, now)}, [], 0, {})
     written = [event["args"] for event in events(document, "i") if event["name"] != "hit"]
     os.close(descriptor)
-    lines = [LATE.line, WAITED.line, PLAN.line, Moment(Mark.LATE, 0, 5, (1.0, 7.5, 3.0)).line]
+    lines = [LATE.line, WAITED.line, PLAN.line, Moment(Mark.LATE, 0, 5, (1.0, 7.5)).line]
     assert [args["line"] for args in written] == lines == caplog.messages
     assert [line for _, line in figures(history, 60).decisions] == lines[::-1]
     named = dict(zip(FIGURES[Mark.WAITED], WAITED.figures, strict=True))
     assert written[1] == {"rows": 1, "line": WAITED.line, **named}
-    assert (
-        PLAN.line == "plan for 1 row(s): ssd, K 3, 6 chains, 88 tok/s expected; best of another mode: sd, K 2, 66 tok/s"
-    )
+    assert PLAN.line == "plan for 1 row: ssd, K 3, 6 chains, 88 tok/s expected; best of another mode: sd, K 2, 66 tok/s"
 
 
 def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
