@@ -36,7 +36,7 @@ def trace(last: float | None, following: float | None, output: Path, address: st
 
     Open the file at https://ui.perfetto.dev or chrome://tracing. Each process has a track. Arrows lead from a
     verification to its cache lookup, and from there to the draft, which goes on from the outcome. The three slowest
-    rounds, and why they took long, are printed."""
+    rounds, why they took long, and the draft's longest steps are printed."""
     if last is not None and following is not None:
         raise UsageError("give --last or --next, not both")
     check_writable("--output", output)
