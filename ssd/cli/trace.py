@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -58,8 +59,10 @@ def trace(last: float | None, following: float | None, output: Path, address: st
         output.write_text(json.dumps(written))
     except OSError as error:
         raise SsdError(f"cannot write {output}: {error.strerror}") from None
-    rounds = sum(moment.mark.of_look_up for _, moments in traces.values() for moment in moments)
-    click.echo(f"{output}: {(history.now - begin) / 1e9:.1f} s, {rounds} look-ups; open it at https://ui.perfetto.dev")
+    marks = [moment.mark for _, moments in traces.values() for moment in moments if moment.mark.of_look_up]
+    counts = "".join(f", {count} {mark.words}" for mark, count in Counter(marks).most_common())
+    seconds = (history.now - begin) / 1e9
+    click.echo(f"{output}: {seconds:.1f} s, {len(marks)} look-ups{counts}; open it at https://ui.perfetto.dev")
     for line in slowest(written):
         click.echo(line)
 

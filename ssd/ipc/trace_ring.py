@@ -151,7 +151,7 @@ _SAID: dict[Mark, tuple[str, ...]] = {
     ),
     Mark.WAITED: (
         "rate came depth took_ms gain ms speed token_ms",
-        f"{_CAME}it was to bring {_PAYS}",
+        f"{_CAME}waiting was to bring {_PAYS}",
         f"{_CAME}its policy always waits",
     ),
     Mark.PLAN: (

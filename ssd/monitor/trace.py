@@ -25,7 +25,7 @@ _WORDS = {
     State.SAMPLE: "sampling",
 }
 _SLOW, _LONG = 1.5, 5  # times the median
-_STEPS = (State.DEPTH.words, State.PROMOTE.words)  # how long a prefill takes depends on its tokens
+_STEPS = (State.DEPTH.words, State.PROMOTE.words, State.OTHER.words)  # how long a prefill takes depends on its tokens
 _STOPPED = "It was stopped, descheduled or short of cores, or had more to do."
 
 Event = dict[str, Any]
@@ -133,7 +133,7 @@ def slowest(document: Event) -> Iterator[str]:
         whole = {name: f" (of {ms:.1f})" for name, ms in about["draft, whole ms"].items()}
         draft = ", ".join(f"{name} {ms:.1f} ms{whole.get(name, '')}" for name, ms in most)
         when = f"{event['dur'] / 1e3:.1f} ms at {event['ts'] / 1e6:.3f} s, usually {about['usually, ms']:.1f}"
-        kind = "slow round" if event in slow else "longest wait, round"
+        kind = "slow round" if event in slow else "round with the longest wait"
         yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
     steps = [event for event in document["traceEvents"] if event["pid"] == 3 and event["name"].startswith(_STEPS)]
     names = {event["name"] for event in steps}

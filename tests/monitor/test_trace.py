@@ -157,7 +157,7 @@ def test_the_slowest_rounds_are_told_with_their_causes() -> None:
     assert other.startswith("slow round: 35.0 ms at 0.231 s")
     (*_, waited) = found = list(slowest(slow_round(3)))
     assert len(found) == 4 and waited.startswith(
-        "longest wait, round: 29.0 ms at 0.050 s, usually 29.5. Cause: waiting"
+        "round with the longest wait: 29.0 ms at 0.050 s, usually 29.5. Cause: waiting"
     )
     assert list(slowest(trace({"target": ([], []), "draft": ([], [])}, [], 0, {}))) == []
 

@@ -74,7 +74,7 @@ STILL = f"the target has seen no progress of the draft for {NUMBER} ms"
 CASES = {
     Mark.TOKEN_NOT_COVERED: (
         {},
-        "missed, .*: the draft prepared 1 token after 0 accepted tokens, not the one that came",
+        "missed, .*: the draft prepared [1-9] tokens? after [0-4] accepted tokens?, not the one that came",
     ),
     Mark.K_NOT_COVERED: (
         {"steps": 1},
@@ -87,9 +87,12 @@ CASES = {
         {"rtt": 10**9},
         f"does not wait, .*: [1-4] draft tokens?, {NUMBER} ms each, for (1|2) rows? would bring {PAYS}",
     ),
-    Mark.STALLED: ({"steps": 0}, f"does not wait, .*: 1 token would pay, but .* a wait in vain {NUMBER} ms ago"),
-    Mark.SILENT: ({"steps": 0}, f"stops waiting, silent: 0 of 1 draft token came, and nothing for {NUMBER} ms, .+"),
-    Mark.WAITED: ({}, f"{WAITED}; it was to bring {PAYS}"),
+    Mark.STALLED: ({"steps": 0}, f"does not wait, .*: [1-4] tokens? would pay, but .* a wait in vain {NUMBER} ms ago"),
+    Mark.SILENT: (
+        {"steps": 0},
+        f"stops waiting, silent: 0 of [1-4] draft tokens? came, and nothing for {NUMBER} ms, .+",
+    ),
+    Mark.WAITED: ({}, f"{WAITED}; waiting was to bring {PAYS}"),
     Mark.FIRST_ROUND: ({}, "missed, first round: nothing can be prepared for it"),
     Mark.HIT: ({}, "hit: draft tokens were prepared"),
 }
