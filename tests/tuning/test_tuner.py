@@ -151,7 +151,8 @@ def test_a_good_draft_looks_far_and_a_poor_one_does_not() -> None:
 
 @pytest.mark.parametrize(("rate", "wants"), [(0.95, True), (0.0, False)])
 def test_without_a_draft_it_knows_whether_the_plan_would_have_one(rate: float, wants: bool) -> None:
-    world = World(rate)
+    """By what is expected: a tuner with dice tries a useless draft out now and then."""
+    world = World(rate, tuning=Tuning())
     world.play(600)
     world.tuning.situate([0], False)
     world.tuning._plans.clear()
