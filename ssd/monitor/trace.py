@@ -136,6 +136,7 @@ def slowest(document: Event) -> Iterator[str]:
         kind = "slow round" if event in slow else "round with the longest wait"
         yield f"{kind}: {when}. Cause: {about['cause']}. Meanwhile the draft: {draft or 'nothing'}."
     steps = [event for event in document["traceEvents"] if event["pid"] == 3 and event["name"].startswith(_STEPS)]
+    steps = [event for event in steps if found and event["ts"] >= found[0]["ts"]]  # before, the engine measures itself
     names = {event["name"] for event in steps}
     usual = {name: median(event["dur"] for event in steps if event["name"] == name) for name in names}
     long = [event for event in steps if event["dur"] > _LONG * usual[event["name"]]]
