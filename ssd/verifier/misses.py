@@ -222,14 +222,11 @@ class ModelFree(MissPolicy):
         Now and then return (), to learn if it still does."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return ()
-        price, worth = self._price_and_worth(sequence, costs)
-        return (price, worth) if price >= worth else ()
-
-    def _price_and_worth(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, float]:
         guesser, asking = self._guessers.get(sequence.request), _ASKING_S * costs.estimates.speed(costs.batch)
         if guesser is not None and guesser.gain.value < asking:
             return asking, guesser.gain.value
-        return costs.pricing()(1), max(chances[0].value for chances in self._chances[sequence.kind])
+        price, worth = costs.pricing()(1), max(chances[0].value for chances in self._chances[sequence.kind])
+        return (price, worth) if price >= worth else ()
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
         """Return the tokens that the grammar forces, else those of the speculator.
