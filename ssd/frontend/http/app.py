@@ -12,11 +12,12 @@ import socket
 
 from ssd.errors import RequestError
 from ssd.frontend.http.cors import CrossOrigin
-from ssd.frontend.http.endpoints import MODELS, ROUTES, Service
+from ssd.frontend.http.endpoints import ROUTES
 from ssd.frontend.http.errors import HttpError, cut, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.page import Page
+from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.listening import is_loopback
 
@@ -38,6 +39,7 @@ class App:
         page = [Route("GET", "/", Page().show, "A chat page.", open=True)] if server.ui else []
         for route in [*ROUTES, *page]:
             self._by_path.setdefault(route.path, {})[route.method] = route
+        self._patterns = {_pattern(path): self._by_path[path] for path in self._by_path if "{" in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -63,14 +65,15 @@ class App:
         if self._checks_host:
             self._check_host(exchange)
         path = exchange.scope["path"]
-        # A model's name may have slashes of its own.
-        methods = self._by_path.get(MODELS + "{model}" if path.startswith(MODELS) else path)
+        methods = self._by_path.get(path) or self._matching(exchange, path)
         preflight = None if methods is None else self._cross_origin.preflight(exchange, methods)
         if preflight is not None:  # it never has a key
             await exchange.reply(b"", 204, headers=preflight)
             return
         method = exchange.scope["method"]
         route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
+        if route is not None:
+            exchange.error_object = route.error
         if self._service.keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:
@@ -80,6 +83,14 @@ class App:
             message, headers = f"{method} is not for this path; {allowed} is", {b"allow": allowed.encode()}
             raise HttpError(405, message, "method_not_allowed", headers=headers)
         await route.handler(self._service, exchange)
+
+    def _matching(self, exchange: Exchange, path: str) -> dict[str, Route] | None:
+        """Return the routes whose path has names that fit this path, by method, and note the values of the names."""
+        for pattern, methods in self._patterns.items():
+            if found := pattern.fullmatch(path):
+                exchange.path = found.groupdict()
+                return methods
+        return None
 
     def _check_host(self, exchange: Exchange) -> None:
         """Refuse pages of a site whose name was made to lead to this machine (DNS rebinding).
@@ -103,3 +114,10 @@ class App:
         if not any(matches):
             message = "give a valid key as Authorization: Bearer KEY, or as X-Api-Key: KEY"
             raise HttpError(401, message, "invalid_api_key", headers={b"www-authenticate": b"Bearer"})
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the regular expression of a path with names in braces; a model's name may have slashes."""
+    return re.compile(
+        re.sub(r"{(\w+)}", lambda name: f"(?P<{name[1]}>{'.+' if name[1] == 'model' else '[^/]+'})", path)
+    )

@@ -1,105 +1,36 @@
-"""The endpoints of HTTP: their handlers and the table of routes. A new one is a function and a line in `ROUTES`."""
+"""The endpoints of HTTP: their handlers and the table of routes.
+
+A new one is a function and a line in `ROUTES`, or a door of its own, a module with both, as `responses.py`."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
-from ssd.frontend.admission import no_chat
 from ssd.frontend.http import answers, bodies, chat, completions, responses
-from ssd.frontend.http.decoding import BodyDecoder
-from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
+from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
-from ssd.frontend.http.style import ParsingStyle
-from ssd.frontend.http.tools import offered
-from ssd.frontend.prometheus import PrometheusExporter
+from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Decoded, Encode
-from ssd.ipc.listening import api_keys
 
-MODELS = "/v1/models/"
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
-_Body = TypeVar("_Body", bound=bodies.Sampling | bodies.TokenizeRequest | bodies.DetokenizeRequest)
-
-
-class Service:
-    """The state that handlers share, and the reading of bodies. Raises UsageError for keys that cannot be used."""
-
-    def __init__(self, manager: RequestManager) -> None:
-        server = manager.config.server
-        self.manager, self.created = manager, int(time.time())
-        self.keys = api_keys(server)
-        self.metrics = PrometheusExporter(manager, server.metrics_compat)
-        self.turns = asyncio.Lock()
-        kinds = [route.body for route in ROUTES if route.body is not None]
-        self._decoders: dict[type, BodyDecoder[Any]] = {kind: BodyDecoder(kind, server.strict_fields) for kind in kinds}
-
-    async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
-        """Return the body of a request, with the model's name and its salt filled in.
-
-        If there are several API keys, only requests with the same key share prefix-cached prompts. Raises HttpError,
-        RequestError or Gone."""
-        content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if content != b"application/json":
-            raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
-        raw = await exchange.body(self.manager.config.server.limits.max_body_bytes, self.manager.budget)
-        body: _Body = self._decoders[kind].decode(raw)
-        self.check_model(body.model)
-        if isinstance(body, bodies.Sampling):
-            body.model = body.model or self.manager.config.server.names[0]
-            if len(self.keys) > 1:
-                owner = hashlib.blake2b(exchange.key, digest_size=16).hexdigest()
-                body.cache_salt = f"{owner}/{body.cache_salt or ''}"
-        return body
-
-    def check_model(self, name: str | None) -> None:
-        names = self.manager.config.server.names
-        if name is not None and name not in names:
-            message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
-            raise HttpError(404, message, "model_not_found", "model")
-
-    def check_ready(self) -> None:
-        """Raise HttpError while the tokenizer may not have been loaded."""
-        if self.manager.state == "loading":
-            raise refusal("loading", "the model is still loading")
 
 
 async def _chat(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, bodies.ChatRequest)
-    await _converse(service, exchange, body, body, chat.ChatStyle)
-
-
-async def _response(service: Service, exchange: Exchange) -> None:
-    body = await service.read(exchange, bodies.ResponseRequest)
-    await _converse(service, exchange, body, responses.as_chat(body), responses.ResponseStyle)
-
-
-async def _converse(
-    service: Service, exchange: Exchange, body: bodies.Sampling, asked: bodies.ChatRequest, kind: type[ParsingStyle]
-) -> None:
-    """Answer a chat in the style of `body`.
-
-    Raises HttpError, which blames the style's prompt where the model has no chat."""
-    service.check_ready()
-    vocabulary, format = service.manager.texts.vocabulary, service.manager.texts.answer_format
-    if not vocabulary.has_chat:
-        raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
-    offer = offered(asked, format)
-    style = kind(body, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
-    requests = chat.generates(asked, service.manager.config, offer)
-    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+    await service.converse(exchange, body, chat.ChatStyle)
 
 
 async def _completion(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, bodies.CompletionRequest)
+    service.own(exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
     requests = completions.generates(body, service.manager.config)
     await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
@@ -159,7 +90,7 @@ async def _models(service: Service, exchange: Exchange) -> None:
 
 
 async def _model(service: Service, exchange: Exchange) -> None:
-    name = exchange.scope["path"].removeprefix(MODELS)
+    name = exchange.path["model"]
     service.check_model(name)
     await exchange.reply_json(_named(service, name))
 
@@ -227,14 +158,13 @@ def server_info(manager: RequestManager) -> dict[str, object]:
 
 
 _CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
-_RESPONSE = bodies.ResponseRequest, answers.Response, answers.Response
 _COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
-    Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_RESPONSE),
+    *responses.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
     Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
-    Route("GET", MODELS + "{model}", _model, "One of them.", answer=answers.Model),
+    Route("GET", "/v1/models/{model}", _model, "One of them.", answer=answers.Model),
     Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),
     Route("POST", "/detokenize", _detokenize, "Ids to text.", bodies.DetokenizeRequest, answers.Detokenized),
     Route("GET", "/health", _health, "200 when requests are answered, else 503.", open=True),

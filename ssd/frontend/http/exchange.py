@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,6 +21,7 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
 GONE = "gone"  # key in a request's state: the callback for a client that leaves before its answer
 _UNCOUNTED = 16 * 2**10  # bytes
 _PART = 2**20  # bytes of an answer that are copied for a slow client at a time
@@ -45,6 +46,8 @@ class Exchange:
         self.scope = scope
         self.started = False
         self.more_headers: Headers = {}  # every answer has these, errors too
+        self.error_object: Callable[[HttpError], Any] = error_object  # in the shape of the door
+        self.path: Mapping[str, str] = {}  # the values of the names in the route's path
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
@@ -118,11 +121,11 @@ class Exchange:
         await self.reply(encoder.encode(answer))
 
     async def fail(self, error: HttpError) -> None:
-        await self.reply(encoder.encode(error_object(error)), error.status, headers=error.headers)
+        await self.reply(encoder.encode(self.error_object(error)), error.status, headers=error.headers)
 
-    async def start_events(self) -> None:
-        """Begin a stream of server-sent events."""
-        await self._head(200, b"text/event-stream; charset=utf-8", {b"cache-control": b"no-cache"})
+    async def start_stream(self, kind: bytes) -> None:
+        """Begin a stream of this content type."""
+        await self._head(200, kind, {b"cache-control": b"no-cache"})
 
     async def write(self, data: bytes, more: bool = True) -> None:
         """Send part of a stream, and return when the connection can take more."""

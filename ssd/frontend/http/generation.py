@@ -106,7 +106,7 @@ class Generation:
     async def _write(self, events: list[Any], ended: bool) -> None:
         """Send events, and with the first ones the head, so that an earlier error has a status of its own."""
         if not self._exchange.started:
-            await self._exchange.start_events()
+            await self._exchange.start_stream(self._style.kind)
             events = [event for choice in self._choices for event in self._style.first(choice)] + events
         data = b"".join(map(self._style.encode, events))
         await self._exchange.write(data + self._style.end if ended else data, more=not ended)

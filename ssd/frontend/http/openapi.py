@@ -4,6 +4,7 @@ msgspec makes all schemas. It knows no paths, statuses and keys: these are writt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 from ssd import __version__
 from ssd.config.engine import EngineConfig
 from ssd.frontend.http import answers
+from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import Exchange
 
 _REF = "#/components/schemas/{name}"
@@ -31,8 +33,9 @@ _ERRORS = {
 class Route(NamedTuple):
     """One endpoint.
 
-    `handler` gets the application's `Service` and the request. `body`, `answer` and `events` are the structs that the
-    document describes; `open` needs no key."""
+    A name in braces in `path` stands for a part without slashes, `{model}` for any rest. `handler` gets the
+    application's `Service` and the request. `body`, `answer` and `events` are the structs that the document describes;
+    `open` needs no key. `error` returns the body of an error."""
 
     method: str
     path: str
@@ -42,6 +45,7 @@ class Route(NamedTuple):
     answer: type | None = None
     events: type | None = None
     open: bool = False
+    error: Callable[[HttpError], Any] = error_object
 
 
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
@@ -88,10 +92,10 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": named[route.body]}}}
         errors |= _ERRORS
-    if "{model}" in route.path:
-        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        operation["parameters"] = [name]
-        errors["404"] = _ERRORS["404"]
+    if names := re.findall(r"{(\w+)}", route.path):
+        text = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+        errors["404"] = "There is none of this name."
     if keys and not route.open:
         operation["security"] = [{"key": []}, {"header": []}]
         errors["401"] = "No valid key."

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec import UNSET
@@ -32,7 +33,9 @@ from ssd.frontend.http.bodies import (
     Tool,
 )
 from ssd.frontend.http.errors import HttpError, invalid, missing
-from ssd.frontend.http.exchange import encoder
+from ssd.frontend.http.exchange import Exchange, encoder
+from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
@@ -139,11 +142,17 @@ class ResponseStyle(ParsingStyle):
     end = b""
 
     def __init__(
-        self, body: ResponseRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer
+        self,
+        body: ResponseRequest,
+        asked: ChatRequest,
+        name: str,
+        vocabulary: Vocabulary,
+        format: AnswerFormat,
+        offer: Offer,
     ) -> None:
-        super().__init__(body, name, vocabulary, format, offer)
+        super().__init__(asked, name, vocabulary, format, offer)
         self._parses = True
-        if self.structured is None and _format(body).type != "text":
+        if self.structured == "response_format" and body.response_format is None:
             self.structured = "text.format"
         self._numbers = itertools.count()
         self._items = _Items(name)
@@ -296,3 +305,12 @@ def _part(type: str, text: str) -> dict[str, Any]:
 
 def _no_logprobs(type: str) -> dict[str, Any]:
     return {"logprobs": []} if type == "output_text" else {}
+
+
+async def _response(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, ResponseRequest)
+    await service.converse(exchange, as_chat(body), ResponseStyle, partial(ResponseStyle, body))
+
+
+_KINDS = ResponseRequest, answers.Response, answers.Response
+ROUTES = [Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS)]

@@ -14,7 +14,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import Sampling, StreamOptions
 from ssd.frontend.http.errors import HttpError, error_object
-from ssd.frontend.http.exchange import encoder
+from ssd.frontend.http.exchange import EVENTS, encoder
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
@@ -71,6 +71,8 @@ class Style(ABC):
     prompt: ClassVar[str]
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
     """The bytes after the last event."""
+    kind: ClassVar[bytes] = EVENTS
+    """The content type of a stream."""
     shown: frozenset[int] = frozenset()
     """Special tokens that the text of choices must have."""
     by_origin = False

@@ -1,0 +1,90 @@
+"""The state that HTTP endpoints share: what reads a body, and what answers a chat in the style of a door."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from ssd.frontend.admission import no_chat
+from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.http import bodies, chat
+from ssd.frontend.http.decoding import BodyDecoder
+from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
+from ssd.frontend.http.exchange import Exchange
+from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.style import ParsingStyle
+from ssd.frontend.http.tools import Offer, offered
+from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.prometheus import PrometheusExporter
+from ssd.frontend.request_manager import RequestManager
+from ssd.ipc.listening import api_keys
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+class Service:
+    """The state that handlers share, and the reading of bodies. Raises UsageError for keys that cannot be used."""
+
+    def __init__(self, manager: RequestManager) -> None:
+        server = manager.config.server
+        self.manager, self.created = manager, int(time.time())
+        self.keys = api_keys(server)
+        self.metrics = PrometheusExporter(manager, server.metrics_compat)
+        self.turns = asyncio.Lock()
+        self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
+
+    async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
+        """Return the body of a request. Raises HttpError, RequestError or Gone."""
+        content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if content != b"application/json":
+            raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
+        raw = await exchange.body(self.manager.config.server.limits.max_body_bytes, self.manager.budget)
+        body: _Body = self._decoder(kind).decode(raw)
+        self.check_model(getattr(body, "model", None))
+        return body
+
+    def own(self, exchange: Exchange, asked: bodies.Sampling) -> None:
+        """Fill in the model's name and the salt of a request.
+
+        If there are several API keys, only requests with the same key share prefix-cached prompts."""
+        asked.model = asked.model or self.manager.config.server.names[0]
+        if len(self.keys) > 1:
+            owner = hashlib.blake2b(exchange.key, digest_size=16).hexdigest()
+            asked.cache_salt = f"{owner}/{asked.cache_salt or ''}"
+
+    async def converse(
+        self,
+        exchange: Exchange,
+        asked: bodies.ChatRequest,
+        kind: type[ParsingStyle],
+        style: Callable[[bodies.ChatRequest, str, Vocabulary, AnswerFormat, Offer], ParsingStyle] | None = None,
+    ) -> None:
+        """Answer a chat in the style of a door: of `kind`, made by `style` if it needs more than the chat.
+
+        Raises HttpError, which blames the style's prompt where the model has no chat."""
+        self.own(exchange, asked)
+        self.check_ready()
+        vocabulary, format = self.manager.texts.vocabulary, self.manager.texts.answer_format
+        if not vocabulary.has_chat:
+            raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
+        offer = offered(asked, format)
+        made = (style or kind)(asked, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
+        requests = chat.generates(asked, self.manager.config, offer)
+        await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
+
+    def check_model(self, name: str | None) -> None:
+        names = self.manager.config.server.names
+        if name is not None and name not in names:
+            message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
+            raise HttpError(404, message, "model_not_found", "model")
+
+    def check_ready(self) -> None:
+        """Raise HttpError while the tokenizer may not have been loaded."""
+        if self.manager.state == "loading":
+            raise refusal("loading", "the model is still loading")
