@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -24,7 +25,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     `text` leaves out special tokens and ends before a stop string; `token_ids` has all tokens.
 
     `logprobs` has one entry for each of `token_ids`, `prompt_logprobs` one for each prompt token but the first. Both
-    are None unless asked for."""
+    are None unless asked for. `SamplingParams.pooling` asks for the `embedding`."""
 
     text: str
     token_ids: list[int]
@@ -34,6 +35,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics: Metrics
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    embedding: list[float] | None = None
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
@@ -95,6 +97,7 @@ def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Comple
         metrics=done.metrics,
         logprobs=None if params.logprobs is None else _joined(chunk.logprobs for chunk in chunks),
         prompt_logprobs=None if params.prompt_logprobs is None else _joined(chunk.prompt_logprobs for chunk in chunks),
+        embedding=None if done.embedding is None else array("f", done.embedding).tolist(),
     )
 
 

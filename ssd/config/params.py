@@ -51,6 +51,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
+Pooling = Literal["last", "mean"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
 MAX_GRAMMAR = 256 * 2**10
 """Most characters of a client's grammar; the engine's limits may be lower."""
@@ -188,6 +189,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - The output ends before a stop string, or with it if `include_stop_str_in_output`. Special tokens are no part of
       its text, unless `skip_special_tokens` is false.
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
+    - With `pooling` nothing is generated. The result is an embedding: the mean of the target's last hidden states over
+      the prompt, or its last one. Only `truncate_prompt_tokens` and `cache_salt` have an effect then.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token.
     - With `store` false the engine's suffix memory neither keeps the text nor guesses from others (docs/serving.md)."""
 
@@ -215,6 +218,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: CacheSalt = ""
     store: bool = True
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    pooling: Pooling | None = None
 
     def check(self) -> None:
         """Raise RequestError for values that a decoder would refuse; a plain constructor checks nothing."""

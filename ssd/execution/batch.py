@@ -14,6 +14,9 @@ from ssd.layers.attention import CachePlaces
 from ssd.layers.norm import Residual
 from ssd.layers.recurrent import Recurrence
 
+FINAL = -1
+"""Names, among the layers of `BaseContext`, the hidden states that the logits are made of."""
+
 
 class StateUse(NamedTuple):
     """A row's use of its sequence's state, where layers have one.
@@ -78,6 +81,8 @@ class Recurs(Protocol):
 
 class BaseContext:
     """The base of all forward contexts: keeps the hidden states [tokens, width] after some `layers` in `hidden`.
+
+    `FINAL` may be among the layers.
 
     `states` are those of the rows, where layers have states."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import SsdError, UsageError
-from ssd.execution.batch import BaseContext, Row, output_indices
+from ssd.execution.batch import FINAL, BaseContext, Row, output_indices
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.paged import PagedContext
@@ -140,7 +140,7 @@ class Runner:
         return None
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
-        """Make the context for a forward of the rows that keeps the hidden states after these `layers`."""
+        """Make the context for a forward of the rows that keeps the hidden states after these `layers`, or `FINAL`."""
         return self.context(rows, layers)
 
     def context(self, rows: Sequence[Row], layers: Collection[int] = ()) -> PagedContext | TableContext:
@@ -178,6 +178,8 @@ class Runner:
         if len(wanted) < len(token_ids):  # a copy sent after the launches would wait for them
             index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
         hidden = self.model.forward(ids, context)
+        if isinstance(context, BaseContext):
+            context.keep_hidden(FINAL, hidden)
         return hidden if index is None else hidden[index]
 
     def warm_up(self, rows: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd.execution.adjustments import AdjustmentTable
-from ssd.execution.batch import BaseContext, Row, output_indices
+from ssd.execution.batch import FINAL, BaseContext, Row, output_indices
 from ssd.execution.graph_shapes import MOST_TOKENS, GraphShape, smallest_fitting, target_shapes
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Once, Task, nothing
@@ -65,12 +65,13 @@ class StaticContext(BaseContext):
 class Step:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
-    `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers`.
+    `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers` and
+    `FINAL` ones.
     Each of `draws` then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured graphs, or plain
     functions."""
 
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
-        self._runner, self._layers, self.shape = runner, layers, shape
+        self._runner, self._layers, self.shape = runner, (*layers, FINAL), shape
         self.batch = BatchTensors(*shape.sizes, runner.model.device)
         self.logits = self.greedy = torch.empty(0)
         # One tensor for every draw: a replayed graph writes where it was captured, and sets no attribute.
@@ -85,7 +86,9 @@ class Step:
     def _forward(self) -> None:
         runner = self._runner
         context = self.batch.context(runner.tables.tensor, runner.cache, runner.attention, self._layers)
-        self.logits = runner.model.logits(runner.model.forward(self.batch.ids, context))
+        final = runner.model.forward(self.batch.ids, context)
+        context.keep_hidden(FINAL, final)
+        self.logits = runner.model.logits(final)
         self.greedy = runner.tokens(self.logits)
         self.hidden = context.hidden
 

@@ -136,6 +136,9 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
     Raises RequestError for parameters that are invalid or that this engine cannot serve."""
     params = config.sampling.params() if params is None else params
     params.check()
+    if params.pooling is not None:
+        keep = {name: getattr(params, name) for name in ("pooling", "truncate_prompt_tokens", "cache_salt")}
+        params = SamplingParams(max_tokens=1, seed=0, speculation=Speculation("ar"), store=False, **keep)
     speculation = params.speculation or config.speculation
     cause = _unable(speculation, speculation.rule(params.temperature), config)
     if cause is not None:

@@ -52,6 +52,7 @@ class Request:
         self.ended = False
         self.number = -1
         self.metrics = Metrics()
+        self.embedding: bytes | None = None
         self.completion_tokens = 0
         self.wake, self.shown, self.by_origin = wake, shown, by_origin
         self.detokenizer: Detokenizer | None = None
@@ -64,7 +65,7 @@ class Request:
     def add(self, emission: Emission) -> int:
         """Add a step's tokens and their text to the output, up to a stop; return the number of tokens."""
         assert self.detokenizer is not None, "admitted requests have one"
-        self.metrics = emission.metrics or self.metrics
+        self.metrics, self.embedding = emission.metrics or self.metrics, emission.embedding
         used = 0
         for origin, ids in by_origin(emission) if self.by_origin else ((None, emission.token_ids),):
             ended = emission.finish_reason == "stop" and used + len(ids) == len(emission.token_ids)

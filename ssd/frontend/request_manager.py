@@ -246,7 +246,9 @@ class RequestManager:
         text = request.detokenizer.finish() if request.detokenizer else ""
         reason = "stop" if request.detokenizer and request.detokenizer.stopped else reason
         usage = Usage(len(request.prompt), request.completion_tokens)
-        request.output.end(Done(request.output.name, reason, text, request.prompt.tolist(), usage, request.metrics))
+        prompt = request.prompt.tolist()
+        done = Done(request.output.name, reason, text, prompt, usage, request.metrics, request.embedding)
+        request.output.end(done)
         self._close(request, reason)
         request.wake(request)
 

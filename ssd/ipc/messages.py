@@ -12,10 +12,22 @@ from msgspec import Meta
 
 from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
 from ssd.ipc import public
-from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
+from ssd.ipc.public import (
+    Count,
+    Embedding,
+    Logprobs,
+    Message,
+    Metrics,
+    Name,
+    Number,
+    PromptIds,
+    RequestId,
+    Source,
+    Tokens,
+)
 from ssd.tuning.costs import NEAR
 
-INTERNAL_VERSION = 130
+INTERNAL_VERSION = 131
 """Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
 
 HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
@@ -106,7 +118,7 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `finish_reason` ends the request; `error` explains the reason `error`. The step verified `drafted` tokens and
     accepted `accepted` of them; `source` proposed them, and is empty if there were none. `cache` is the result of the
     look-up in the speculation cache: "hit", the reason of a miss (the names of `ssd.ipc.trace_ring.Mark`), or empty
-    without a look-up."""
+    without a look-up. An `embedding` ends its request."""
 
     request: RequestId
     token_ids: Tokens
@@ -119,6 +131,7 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     cache: Name = ""
     prompt_logprobs: Logprobs | None = None
     source: Source | Literal[""] = ""
+    embedding: Embedding | None = None
 
 
 class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

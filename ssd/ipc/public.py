@@ -15,7 +15,7 @@ from msgspec import Meta
 from ssd.config.params import SamplingDefaults, SamplingParams, Speculation, TokenId
 
 MAGIC = b"SSD"
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 _HEADER = struct.Struct("<3sBI")
 
 MAX_PROMPT_TOKENS = 1_048_576
@@ -32,6 +32,8 @@ Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 PromptIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Tokens = Annotated[list[TokenId], Meta(max_length=65536)]
+Embedding = Annotated[bytes, Meta(max_length=2**18)]
+"""float32 numbers, little-endian."""
 FinishReason = Literal["stop", "length", "abort", "error"]
 Source = Literal["draft", "lookup", "memory", "grammar"]
 """Proposers of draft tokens: the draft model; a lookup in the request's own text, or a plugin; texts of this and
@@ -204,7 +206,9 @@ class Chunk(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The end of an admitted request, sent once. `text` is the text that was still held back."""
+    """The end of an admitted request, sent once. `text` is the text that was still held back.
+
+    `embedding` is given if `SamplingParams.pooling` asked for it."""
 
     id: RequestId
     finish_reason: FinishReason
@@ -212,6 +216,7 @@ class Done(Message, frozen=True):
     prompt_token_ids: PromptIds
     usage: Usage
     metrics: Metrics
+    embedding: Embedding | None = None
 
 
 class Failed(Message, frozen=True):

@@ -213,9 +213,11 @@ class TargetEngine:
     def _emission(
         self, result: Result, tokens: list[int], reason: FinishReason | None, logprobs: list[TokenLogprob] | None
     ) -> Emission:
-        sequence, prompt_logprobs, metrics = result.sequence, None, None
+        sequence, prompt_logprobs, metrics, embedding = result.sequence, None, None, None
         if sequence.params.prompt_logprobs is not None and result.round == 0 and reason != "error":
             prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
+        if sequence.params.pooling is not None and reason != "error":
+            tokens, reason, embedding = [], "stop", sequence.embedding
         # A stop string ends a request in the frontend: then these are the last figures it has.
         if reason is not None or sequence.params.stop:
             step_s, report = self.proposer.counters.mean_step_seconds, self._config.server.cache_report
@@ -232,6 +234,7 @@ class TargetEngine:
             accepted=result.outcome.accepted,
             cache=result.cache,
             source=result.source if result.drafted else "",
+            embedding=embedding,
         )
 
     def _forget(self, sequences: Items[Sequence]) -> None:

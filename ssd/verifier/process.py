@@ -40,6 +40,9 @@ _DRAFT_LOADS_S = 5.0
 _CALL_AGAIN_S = 0.25  # seconds until the supervisor is asked for a draft again: the last one may just be ending
 
 
+_VECTORS = 16  # embeddings in a message: at most a quarter of it
+
+
 def main(child: Child) -> None:
     """Load, say ready, serve until the supervisor ends this process."""
     torch.set_grad_enabled(False)
@@ -55,14 +58,17 @@ def main(child: Child) -> None:
 
 
 def messages(step: Step) -> list[Step]:
-    """Cut a step into messages: one, unless several prompts have log-probabilities.
+    """Cut a step into messages: one, unless several prompts have log-probabilities, or many have embeddings.
 
     The log-probabilities of one prompt may fill half a message."""
-    scored = [emission for emission in step.emissions if emission.prompt_logprobs]
-    if len(scored) < 2:
+    scored = [[emission] for emission in step.emissions if emission.prompt_logprobs]
+    vectors = [emission for emission in step.emissions if emission.embedding]
+    if len(scored) < 2 and len(vectors) <= _VECTORS:
         return [step]
-    others = [emission for emission in step.emissions if not emission.prompt_logprobs]
-    return [Step([emission], step.load) for emission in scored] + ([Step(others, step.load)] if others else [])
+    others = [emission for emission in step.emissions if not emission.prompt_logprobs and not emission.embedding]
+    starts = range(0, len(vectors), _VECTORS)
+    parts = [*scored, *(vectors[start : start + _VECTORS] for start in starts), others]
+    return [Step(part, step.load) for part in parts if part]
 
 
 class Target:

@@ -107,6 +107,7 @@ class Sequence:
         self.source: Source = "draft"  # who made the proposal
         self.cache: Cache = ""  # result of the look-up for the next round
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's tokens after the first, as far as computed
+        self.pooled: Tensor | None = None  # float64 [width] on the CPU: the hidden states that its embedding is made of
         self.tags: list[int] = []  # of the texts whose features were shown to the draft (`ssd.ipc.features`)
         self.timing, self.counts = Timing(arrived=now), Counts()
 
@@ -127,7 +128,27 @@ class Sequence:
     @property
     def adoptable(self) -> int:
         """Return how many of its tokens may come from the prefix cache. A wanted logit must be computed here."""
+        if self.params.pooling == "mean":
+            return 0
         return len(self.prompt_logprobs) if self.collects else len(self.tokens) - 1
+
+    def pool(self, states: Tensor) -> None:
+        """Add the hidden states [n, width] of its next tokens to its embedding.
+
+        One after the other: no bit depends on the chunks of the prompt."""
+        self.pooled = self.pooled if self.pooled is not None else torch.zeros(states.shape[1], dtype=torch.float64)
+        if self.params.pooling == "last":
+            self.pooled.copy_(states[-1])
+        else:
+            for state in states.cpu():
+                self.pooled += state
+
+    @property
+    def embedding(self) -> bytes:
+        """Return the embedding of its prompt, float32 [width]. All of the prompt has been pooled."""
+        assert self.pooled is not None
+        count = self.prompt_length if self.params.pooling == "mean" else 1
+        return (self.pooled / count).float().numpy().tobytes()
 
     def uncollected(self, stop: int) -> int:
         """Return how many of the prompt's tokens 1..`stop` still get log-probabilities from a row up to `stop`."""
@@ -147,6 +168,7 @@ class Sequence:
         self.table.free()
         self.computed, self.cache = 0, ""
         self.proposal, self.source, self.draft_probs = [], "draft", None
+        self.pooled = None
         if self.round == 0:
             self.cached = 0
 

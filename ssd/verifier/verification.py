@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ssd.errors import RequestError
-from ssd.execution.batch import BaseContext
+from ssd.execution.batch import FINAL, BaseContext
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.board import Cached
@@ -159,11 +159,15 @@ class PlainVerification:
         rows, laws = [part.row for part in batch], laws_of(batch)
         if any(part.sequence.grammar is not None for part in batch):
             host_work = partial(_work_out_masks, batch, host_work)
-        context = self.runner.prepare(rows, () if self._features is None else self._features.layers)
+        pools = any(part.sequence.params.pooling for part in batch)
+        layers = () if self._features is None else self._features.layers
+        context = self.runner.prepare(rows, (*layers, FINAL) if pools else layers)
         own = None if laws is None else self.runner.sample(rows, laws, context, host_work, texts_of(batch))
         logits = self.runner.forward(rows, context, host_work) if own is None else NO_LOGITS
         if self._features is not None:
             self._features.write(batch, context)
+        if pools:
+            _pool(batch, context.hidden[FINAL])
         self.trace.enter(State.SAMPLE)
         ended = time.perf_counter()
         if own is None:
@@ -172,6 +176,14 @@ class PlainVerification:
             samples = by_row(batch, own)
             outcomes = outcomes_of(batch, samples)
         return VerifiedBatch(batch, samples, outcomes, logits, began, ended)
+
+
+@torch.inference_mode()
+def _pool(batch: Items[Scheduled], states: Tensor) -> None:
+    """Add hidden states [tokens, width] of a batch to the sequences that wait for an embedding."""
+    for rows, part in zip(states.split([len(part.row.token_ids) for part in batch]), batch, strict=True):
+        if part.sequence.params.pooling is not None:
+            part.sequence.pool(rows)
 
 
 class FeatureExport:

@@ -63,6 +63,9 @@ class _Request:
     def advance(self, round_s: float) -> Emission:
         """Compute the next round and return its emission."""
         params, position = self.submit.params, self.position
+        if params.pooling is not None:
+            why = "the mock computes no hidden states, and so no embedding"
+            return Emission(self.submit.request, [], finish_reason="error", error=why)
         now = self.answer.round(position)
         if position == 0:
             self.first_token = time.perf_counter()

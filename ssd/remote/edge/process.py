@@ -241,7 +241,8 @@ class Relay:
             last = asked.fresh() or Emission(asked.submit.request, [])
             if asked.seen < len(asked.given):
                 raise _Differs
-            self._end(asked, replace(last, finish_reason=answer.finish_reason, metrics=answer.metrics))
+            end = {"finish_reason": answer.finish_reason, "metrics": answer.metrics, "embedding": answer.embedding}
+            self._end(asked, replace(last, **end))
 
     def _ask_again(self, asked: Asked, code: str) -> None:
         """Send a request again after a while."""
