@@ -51,7 +51,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
-Pooling = Literal["last", "mean"]
+Pooling = Literal["auto", "last", "mean"]
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "compiled"]
 MAX_GRAMMAR = 256 * 2**10
 """Most characters of a client's grammar; the engine's limits may be lower."""
@@ -190,7 +190,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       its text, unless `skip_special_tokens` is false.
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
     - With `pooling` nothing is generated. The result is an embedding: the mean of the target's last hidden states over
-      the prompt, or its last one. Only `truncate_prompt_tokens` and `cache_salt` have an effect then.
+      the prompt, or its last one; `auto` is as the checkpoint says. Only `truncate_prompt_tokens` and `cache_salt` have
+      an effect then.
     - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token.
     - With `store` false the engine's suffix memory neither keeps the text nor guesses from others (docs/serving.md)."""
 

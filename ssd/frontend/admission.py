@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, MAX_SEED, SamplingParams, Speculation
-from ssd.errors import RequestError
+from ssd.config.params import DRAFTED, MAX_SEED, Pooling, SamplingParams, Speculation
+from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.grammars import GrammarChecker
 from ssd.frontend.parsers.answer import AnswerFormat
@@ -24,6 +24,7 @@ from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, Te
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
+from ssd.models.checkpoint import pooling_of
 from ssd.speculation import backups as speculators
 from ssd.speculation.rules import AcceptanceRule
 
@@ -137,8 +138,15 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
     params = config.sampling.params() if params is None else params
     params.check()
     if params.pooling is not None:
-        keep = {name: getattr(params, name) for name in ("pooling", "truncate_prompt_tokens", "cache_salt")}
-        params = SamplingParams(max_tokens=1, seed=0, speculation=Speculation("ar"), store=False, **keep)
+        params = SamplingParams(
+            max_tokens=1,
+            seed=0,
+            speculation=Speculation("ar"),
+            store=False,
+            pooling=_pooling(config) if params.pooling == "auto" else params.pooling,
+            truncate_prompt_tokens=params.truncate_prompt_tokens,
+            cache_salt=params.cache_salt,
+        )
     speculation = params.speculation or config.speculation
     cause = _unable(speculation, speculation.rule(params.temperature), config)
     if cause is not None:
@@ -149,6 +157,14 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
             raise RequestError("invalid_request", _outside(max(tokens), config), name)
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
     return msgspec.structs.replace(params, seed=seed, speculation=speculation)
+
+
+def _pooling(config: EngineConfig) -> Pooling:
+    """Return how the checkpoint pools. Raises RequestError for a way that is not computed."""
+    try:
+        return pooling_of(Path(config.target))
+    except UsageError as error:
+        raise RequestError("invalid_request", str(error), "pooling") from None
 
 
 def text_of(

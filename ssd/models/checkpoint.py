@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models.gguf.header import read_header
@@ -51,6 +52,26 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
+
+
+# Ways of sentence-transformers to pool hidden states -> our names.
+_POOLINGS: Mapping[str, Literal["last", "mean"]] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+@cache
+def pooling_of(target: Path) -> Literal["last", "mean"]:
+    """Return how a checkpoint's hidden states become an embedding: as sentence-transformers' file beside it says.
+
+    Without the file it is the mean. Raises `UsageError` for a pooling that is not computed."""
+    file = target / "1_Pooling" / "config.json"
+    given = read_json(file) if file.is_file() else {}
+    modes = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
+    if modes and (len(modes) > 1 or modes[0] not in _POOLINGS):
+        raise UsageError(f"this model pools by {' and '.join(modes)}, which is not computed: ask for mean or last")
+    return _POOLINGS[modes[0]] if modes else "mean"
 
 
 class Translation(NamedTuple):

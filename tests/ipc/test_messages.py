@@ -50,6 +50,7 @@ TO_CLIENT: list[p.Message] = [
     ),
     p.Chunk(1, "text", [5, 6], [LOGPROB]),
     p.Done(1, "length", "", [1], p.Usage(1, 2), METRICS),
+    p.Done(1, "stop", "", [1], p.Usage(1, 0), METRICS, bytes(8)),
     p.Failed(1, "invalid_request", "why"),
 ]
 TO_TARGET: list[p.Message] = [

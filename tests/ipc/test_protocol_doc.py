@@ -105,6 +105,8 @@ def words(kind: Any) -> str:
         case inspect.StrType():
             pattern = f" like `{kind.pattern}`" if kind.pattern else ""
             return "text" + length(kind.min_length, kind.max_length, "characters") + pattern
+        case inspect.BytesType():
+            return f"bytes, at most {number(kind.max_length or 0)}"
         case inspect.BoolType():
             return "boolean"
         case inspect.NoneType():

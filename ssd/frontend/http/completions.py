@@ -25,7 +25,7 @@ _DEFAULT_TOKENS = 16
 
 def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
     """Return a request to the engine for each choice: all of the first prompt, then of the next."""
-    prompts = _prompts(body, config.server.limits.max_prompts)
+    given = prompts(body.prompt, config.server.limits.max_prompts)
     n = count(body, config)
     tokens = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if tokens == 0 and not body.echo:
@@ -49,7 +49,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
             None if isinstance(prompt, str) else prompt,
             params=own,
         )
-        for index, prompt in enumerate(prompts)
+        for index, prompt in enumerate(given)
         for choice, own in enumerate(choices)
     ]
 
@@ -139,15 +139,14 @@ def _take_back(choice: Choice) -> None:
     choice.done = replace(end, finish_reason=reason, usage=Usage(end.usage.prompt_tokens, 0))
 
 
-def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
-    """Return the prompts of a request, as texts or lists of token ids."""
-    given = body.prompt
+def prompts(given: str | Sequence[str | int | list[int]], most: int, field: str = "prompt") -> list[str | list[int]]:
+    """Return the prompts in a `field` of a body, as texts or lists of token ids: at most `most`."""
     if isinstance(given, str):
         return [given]
     if given and all(isinstance(entry, int) for entry in given):
         return [given]  # type: ignore[list-item]  # one prompt of token ids
     if not given or not (all(isinstance(e, str) for e in given) or all(isinstance(e, list) for e in given)):
-        raise invalid("prompt", "prompt must be a text, token ids, or a list of texts or of lists of token ids")
+        raise invalid(field, f"{field} must be a text, token ids, or a list of texts or of lists of token ids")
     if len(given) > most:
-        raise invalid("prompt", f"{len(given)} prompts in a request; at most {most} are accepted")
+        raise invalid(field, f"{len(given)} prompts in a request; at most {most} are accepted")
     return given  # type: ignore[return-value]

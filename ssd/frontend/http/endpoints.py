@@ -11,7 +11,7 @@ import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
-from ssd.frontend.http import answers, bodies, chat, completions, responses
+from ssd.frontend.http import answers, bodies, chat, completions, embeddings, responses
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
@@ -163,6 +163,7 @@ ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
     *responses.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
+    *embeddings.ROUTES,
     Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
     Route("GET", "/v1/models/{model}", _model, "One of them.", answer=answers.Model),
     Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),

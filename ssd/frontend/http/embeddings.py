@@ -1,0 +1,260 @@
+"""`/v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`: texts to vectors.
+
+Each input is a request to the engine with `SamplingParams.pooling`. Functions raise HttpError for a wrong field."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from ssd.config.params import Pooling, SamplingParams
+from ssd.errors import RequestError
+from ssd.frontend.http.bodies import _PROMPT, Anything, Sampling, Text, _ignored, _Name, _Prompts, _unsupported
+from ssd.frontend.http.completions import prompts
+from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
+from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.parameters import sampling
+from ssd.frontend.http.service import Service
+from ssd.frontend.request import Request
+from ssd.ipc.public import Done, Failed, Generate
+
+_Input: TypeAlias = str | list[int]
+_MOST_INPUTS = 2048  # as many as OpenAI takes
+_OPEN = 64  # inputs of one body that are open at once
+_PART = 2**18  # bytes of an answer that are made before they are sent
+_Dimensions = Annotated[int, Meta(ge=1, le=2**20, description="The first numbers of each vector, to its unit length.")]
+_LOADED = "the model stays loaded"
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`/v1/embeddings`, whose `input` is a text, token ids, or a list of either."""
+
+    input: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
+    model: _Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: _Dimensions | None = None
+    # beyond OpenAI's
+    pooling: Pooling | None = None
+    normalize: Annotated[bool, Meta(description="Vectors have length 1; the default.")] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    user: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
+    priority: Annotated[Anything, _ignored("requests are served in order of arrival")] = UNSET
+    add_special_tokens: Annotated[Anything, _unsupported(True)] = UNSET
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Ollama's `/api/embed`."""
+
+    model: _Name
+    input: Text | Annotated[list[Text], Meta(max_length=_MOST_INPUTS)]
+    truncate: bool | None = None
+    dimensions: _Dimensions | None = None
+    options: Annotated[Anything, _ignored("they are about sampling")] = UNSET
+    keep_alive: Annotated[Anything, _ignored(_LOADED)] = UNSET
+
+
+class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Ollama's `/api/embeddings`."""
+
+    model: _Name
+    prompt: Text
+    options: Annotated[Anything, _ignored("they are about sampling")] = UNSET
+    keep_alive: Annotated[Anything, _ignored(_LOADED)] = UNSET
+
+
+class Embedding(msgspec.Struct):
+    """`embedding` has float32 numbers, or their little-endian bytes in Base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct):
+    model: str
+    usage: EmbeddingUsage
+    data: list[Embedding]
+    object: Literal["list"] = "list"
+
+
+class _Job:
+    """The embeddings of one HTTP request: asked of the engine, some at a time, then written.
+
+    `field` is the one to blame. The end of its block ends what is open."""
+
+    def __init__(self, service: Service, exchange: Exchange, inputs: Sequence[_Input], field: str) -> None:
+        self._service, self._exchange, self._inputs, self._field = service, exchange, inputs, field
+        self._vectors: list[array[float]] = [array("f")] * len(inputs)
+        self._open: dict[int, Request] = {}
+        self._news = asyncio.Event()
+        self._gone = False
+        self.tokens = 0
+
+    def __enter__(self) -> Self:
+        self._exchange.when_gone(self._left)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.when_gone(None)
+        for request in self._open.values():
+            self._service.manager.cancel(request)
+
+    async def compute(self, params: SamplingParams, dimensions: int | None = None, normalize: bool = True) -> None:
+        """Get all vectors. Raises Gone and HttpError."""
+        todo, held = 0, 0
+        try:
+            while todo < len(self._inputs) or self._open:
+                while todo < len(self._inputs) and self._has_room():
+                    self._ask(todo, params)
+                    todo += 1
+                await self._news.wait()
+                self._news.clear()
+                for index, done in self._ended():
+                    vector = _shaped(array("f", done.embedding or b""), dimensions, normalize)
+                    self._vectors[index] = vector
+                    self.tokens += done.usage.prompt_tokens
+                    held += 4 * len(vector)
+                self._exchange.hold(held)
+        except RequestError as error:
+            raise refusal(error.code, str(error), error.param or self._field) from None
+
+    async def write(self, made: Callable[[int, array[float]], bytes], head: bytes, tail: bytes) -> None:
+        """Send the JSON `made` of all vectors between `head` and `tail`, a large answer in parts. Raises Gone."""
+        ready = bytearray(head)
+        for index, vector in enumerate(self._vectors):
+            if len(ready) > _PART:
+                if not self._exchange.started:
+                    await self._exchange.start_stream(JSON)
+                await self._exchange.write(bytes(ready))
+                ready.clear()
+            async with self._service.turns:
+                await asyncio.sleep(0)
+            if self._gone:
+                raise Gone
+            ready += b"," * (index > 0) + made(index, vector)
+        ready += tail
+        if self._exchange.started:
+            await self._exchange.write(bytes(ready), more=False)
+        else:
+            await self._exchange.reply(bytes(ready))
+
+    def _left(self) -> None:
+        self._gone = True
+        self._news.set()
+
+    def _has_room(self) -> bool:
+        """Return True if another input may be open: others leave room for it, or none is, and the engine decides."""
+        manager = self._service.manager
+        room = manager.open_requests < manager.config.server.limits.max_open_requests
+        return not self._open or (room and len(self._open) < _OPEN)
+
+    def _ask(self, index: int, params: SamplingParams) -> None:
+        given = self._inputs[index]
+        text, ids = (given, None) if isinstance(given, str) else (None, given)
+        message = Generate(index, text, ids, params=params)
+        request = self._service.manager.open(message, lambda _: self._news.set(), trace=self._exchange.trace)
+        self._open[index] = request
+        self._news.set()  # it may have failed already
+
+    def _ended(self) -> list[tuple[int, Done]]:
+        """Return the results of requests that have ended. Raises HttpError for one that failed, and Gone."""
+        if self._gone:
+            raise Gone
+        found = []
+        for index, request in list(self._open.items()):
+            if isinstance(end := request.output.head, Failed):
+                where = f"{self._field}[{index}]: " if len(self._inputs) > 1 else ""
+                raise refusal(end.code, f"{where}{end.message}", request.blamed or self._field)
+            if isinstance(end, Done):
+                if end.embedding is None:  # the engine shuts down
+                    raise refusal("shutting_down", "the request was ended without a result")
+                del self._open[index]
+                found.append((index, end))
+        return found
+
+
+async def _embeddings(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, EmbeddingRequest)
+    inputs = prompts(body.input, _MOST_INPUTS, "input")
+    asked = Sampling(model=body.model, cache_salt=body.cache_salt, truncate_prompt_tokens=body.truncate_prompt_tokens)
+    params = _params(service, exchange, asked, body.pooling)
+
+    def made(index: int, vector: array[float]) -> bytes:
+        value: Any = msgspec.Raw(_numbers(vector))
+        if body.encoding_format == "base64":
+            value = base64.b64encode(vector).decode()
+        return encoder.encode(Embedding(index, value))
+
+    with _Job(service, exchange, inputs, "input") as job:
+        await job.compute(params, body.dimensions, body.normalize is not False)
+        about = Embeddings(str(asked.model), EmbeddingUsage(job.tokens, job.tokens), [])
+        head, tail = encoder.encode(about).rsplit(b"[]", 1)
+        await job.write(made, head + b"[", b"]" + tail)
+
+
+async def _embed(service: Service, exchange: Exchange) -> None:
+    began = time.monotonic_ns()
+    body = await service.read(exchange, EmbedRequest)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    inputs: list[_Input] = [] if texts == [""] else [*texts]  # without a text, Ollama loads the model
+    asked = Sampling(model=body.model, truncate_prompt_tokens=None if body.truncate is False else -1)
+    params = _params(service, exchange, asked)
+    with _Job(service, exchange, inputs, "input") as job:
+        await job.compute(params, body.dimensions)
+        took = {"total_duration": time.monotonic_ns() - began, "load_duration": 0, "prompt_eval_count": job.tokens}
+        head = encoder.encode({"model": body.model, **took})[:-1]
+        await job.write(lambda _, vector: _numbers(vector), head + b',"embeddings":[', b"]}")
+
+
+async def _old_embed(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, OldEmbedRequest)
+    params = _params(service, exchange, Sampling(model=body.model, truncate_prompt_tokens=-1))
+    with _Job(service, exchange, [body.prompt], "prompt") as job:
+        await job.compute(params, normalize=False)
+        await job.write(lambda _, vector: _numbers(vector), b'{"embedding":', b"}")
+
+
+def _params(service: Service, exchange: Exchange, asked: Sampling, pooling: Pooling | None = None) -> SamplingParams:
+    """Return the parameters of each input's request."""
+    service.own(exchange, asked)
+    return sampling(asked, service.manager.config, max_tokens=1, pooling=pooling or "auto")
+
+
+def _shaped(vector: array[float], dimensions: int | None, normalize: bool) -> array[float]:
+    """Return the first `dimensions` numbers of a vector, scaled to length 1 if asked to."""
+    if dimensions is not None and dimensions > len(vector):
+        raise invalid("dimensions", f"dimensions is {dimensions}; this model's vectors have {len(vector)}")
+    vector = vector[:dimensions]
+    length = math.hypot(*vector) if normalize else 1.0
+    return array("f", [number / length for number in vector]) if length not in (0.0, 1.0) else vector
+
+
+def _numbers(vector: array[float]) -> bytes:
+    """Return a vector as JSON: nine digits tell any two float32 numbers apart."""
+    return b"[%b]" % ",".join([f"{number:.9g}" for number in vector]).encode()
+
+
+def _ollama_error(error: HttpError) -> dict[str, str]:
+    return {"error": error.message}
+
+
+ROUTES = [
+    Route("POST", "/v1/embeddings", _embeddings, "Texts or token ids to vectors.", EmbeddingRequest, Embeddings),
+    Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=_ollama_error),
+    Route("POST", "/api/embeddings", _old_embed, "The older one.", OldEmbedRequest, dict, error=_ollama_error),
+]
