@@ -6,6 +6,7 @@ with LLM("smollm2", "smollm2-draft") as llm:
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -21,7 +22,7 @@ from ssd.client import Client, Completion, Conversation, Prompt, StreamChunk
 from ssd.client.results import conversations
 from ssd.config.descriptions import described
 from ssd.config.engine import EngineConfig
-from ssd.config.params import FanOutName, SamplingParams
+from ssd.config.params import FanOutName, Pooling, SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -164,6 +165,17 @@ class LLM:
         batch = conversations(messages)
         with self._turn():
             return self.client.chat(batch, params, timeout=timeout)
+
+    def embed(
+        self, prompts: str | Sequence[Prompt], pooling: Pooling = "auto", *, timeout: float | None = None
+    ) -> list[list[float]]:
+        """Return a vector of length 1 for each text or token id list: the target's last hidden states, pooled.
+
+        `pooling` is `mean`, `last`, or `auto`: as the checkpoint says, else the mean. Raises as `generate`."""
+        found = [
+            done.embedding or [] for done in self.generate(prompts, SamplingParams(pooling=pooling), timeout=timeout)
+        ]
+        return [[number / (math.hypot(*vector) or 1.0) for number in vector] for vector in found]
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None

@@ -99,6 +99,20 @@ def test_every_mode_says_the_same(llm: LLM, temperature: float, batched: bool) -
     assert_every_mode_says_the_same(llm, temperature, batched)
 
 
+def test_embeddings(llm: LLM) -> None:
+    """Whatever else the parameters say; over ZeroMQ the vector is not scaled."""
+    first, second = llm.embed([PROMPTS[0], PROMPTS[1]])
+    assert len(first) == 576 and first != second
+    assert sum(number * number for number in first) == pytest.approx(1.0, abs=1e-6)
+    assert llm.embed(PROMPTS[0], "mean") == [first] != llm.embed(PROMPTS[0], "last")
+    asked = SamplingParams(pooling="auto", logprobs=2, min_tokens=3, prompt_logprobs=1, speculation=Speculation("sd"))
+    (completion,) = llm.generate(PROMPTS[0], asked)
+    assert completion.embedding is not None
+    assert (completion.token_ids, completion.usage.completion_tokens, completion.metrics.mode) == ([], 0, "ar")
+    length = sum(number * number for number in completion.embedding) ** 0.5
+    assert [number / length for number in completion.embedding] == pytest.approx(first)
+
+
 def test_weights_in_8_bits_say_the_same_in_every_mode_and_the_draft_is_still_good() -> None:
     with LLM(max_num_seqs=4, quantize="int8") as llm:
         assert_every_mode_says_the_same(llm, 0.0, batched=True)

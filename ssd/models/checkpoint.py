@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -66,12 +66,16 @@ def pooling_of(target: Path) -> Literal["last", "mean"]:
     """Return how a checkpoint's hidden states become an embedding: as sentence-transformers' file beside it says.
 
     Without the file it is the mean. Raises `UsageError` for a pooling that is not computed."""
-    file = target / "1_Pooling" / "config.json"
+    file = _pooling_file(target)
     given = read_json(file) if file.is_file() else {}
     modes = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
     if modes and (len(modes) > 1 or modes[0] not in _POOLINGS):
         raise UsageError(f"this model pools by {' and '.join(modes)}, which is not computed: ask for mean or last")
     return _POOLINGS[modes[0]] if modes else "mean"
+
+
+def _pooling_file(directory: Path) -> Path:
+    return directory / "1_Pooling" / "config.json"
 
 
 class Translation(NamedTuple):
@@ -131,6 +135,13 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         running.update(sample(listed))
     if weights and not ggufs:
         _check_index(directory, tensors)
+    if _pooling_file(directory).is_file() and tensors and not any(name.startswith("model.") for name in tensors):
+        # An embedding model, stored without what only its language model has.
+        tensors = {
+            name if name == "lm_head.weight" else f"model.{name}": replace(found, stored=found.stored or name)
+            for name, found in tensors.items()
+        }
+        config["tie_word_embeddings"] = config.get("tie_word_embeddings", True) or "lm_head.weight" not in tensors
     try:
         tensors = named(unstacked(tensors, config), config.get(QUANTIZATION))
     except UsageError as error:

@@ -74,6 +74,22 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert all(entry.logprob == max(top.logprob for top in entry.top_logprobs) for entry in content)
 
 
+def test_embeddings(client: openai.OpenAI) -> None:
+    """The client asks for base64 unless told otherwise, and decodes it."""
+    texts = ["The sky is blue.", "Grass is green.", "The sky is blue."]
+    answer = client.embeddings.create(model="smollm2", input=texts)
+    first, second, third = (entry.embedding for entry in answer.data)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    assert first == third != second and len(first) == 576
+    assert sum(number * number for number in first) == pytest.approx(1.0, abs=1e-5)
+    plain = client.embeddings.create(model="smollm2", input=texts[0], encoding_format="float")
+    assert plain.data[0].embedding == pytest.approx(first, rel=1e-6)
+    short = client.embeddings.create(model="smollm2", input=[[1, 2, 3]], dimensions=64)
+    assert len(short.data[0].embedding) == 64 and short.usage.total_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="empty"):
+        client.embeddings.create(model="smollm2", input="")
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)

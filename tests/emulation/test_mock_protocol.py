@@ -177,3 +177,11 @@ def test_log_probabilities_of_a_prompt_come_with_the_first_tokens() -> None:
         assert first.prompt_logprobs is not None
         assert [entry.token_id for entry in first.prompt_logprobs] == [2, 1]
         assert all(each.prompt_logprobs is None and each.logprobs for each in others)
+
+
+def test_an_embedding_is_refused() -> None:
+    with met() as frontend:
+        frontend.send(submit(1, 1, pooling="mean"))
+        (refused,) = frontend.until_the_end(1)
+        assert (refused.finish_reason, refused.token_ids) == ("error", [])
+        assert "hidden states" in refused.error

@@ -111,6 +111,8 @@ def same(one: Completion, other: Completion) -> bool:
         {"temperature": 0.8, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 0.8, "ignore_eos": False, "max_tokens": 40, "stop_token_ids": list(range(0, 300, 9))},
         {"presence_penalty": 1.0, "min_tokens": 3},
+        {"pooling": "mean"},
+        {"pooling": "last"},
     ],
 )
 def test_an_edge_answers_as_its_engine_does(world: World, asked: dict[str, Any]) -> None:
