@@ -10,8 +10,10 @@ import torch
 
 from ssd.errors import UsageError
 from ssd.execution.batch import FINAL, Row
-from ssd.models.checkpoint import pooling_of
-from tests.models import tiny
+from ssd.models.checkpoint import inspect, pooling_of
+from ssd.models.gguf.importing import checkpoint_of
+from ssd.models.pull import BUILTIN
+from tests.models import ggufs, tiny
 
 
 def write(directory: Path, **modes: object) -> Path:
@@ -57,3 +59,13 @@ def test_tensors_without_a_prefix_and_without_a_last_layer(tied: bool, tmp_path:
     with torch.inference_mode():
         expected = model(torch.tensor([text])).last_hidden_state[0]
     torch.testing.assert_close(context.hidden[FINAL], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, "mean"), (3, "last")])
+def test_the_pooling_of_a_gguf(number: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    ggufs.write(file, tokenizer=BUILTIN["smollm2-draft"].directory, llama__pooling_type=number)
+    folder = checkpoint_of(file)
+    assert pooling_of(folder) == expected
+    assert "model.norm.weight" in inspect(folder).tensors

@@ -123,6 +123,7 @@ def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> N
     """Raise UsageError for metadata that may ask for another computation."""
     known = (
         _SIZES
+        | {"pooling_type"}
         | arch.fields.keys()
         | arch.known
         | (_ROPE if arch.rope else set())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.download import building, lock
@@ -31,9 +32,18 @@ def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
         cause = f"lacks {error}" if isinstance(error, KeyError) else f"does not describe a model: {error}"
         raise UsageError(f"{header.file} {cause}") from error
     tensors_of(headers, config)
+    pooling = _POOLINGS.get(header.fields.get(f"{header.fields['general.architecture']}.pooling_type"))
+    if pooling is not None:  # an embedding model
+        (directory / "1_Pooling").mkdir()
+        (directory / "1_Pooling" / "config.json").write_text(json.dumps({pooling: True}))
 
 
-_FORMAT = 2
+_POOLINGS: Mapping[Any, str] = {
+    1: "pooling_mode_mean_tokens",
+    2: "pooling_mode_cls_token",
+    3: "pooling_mode_lasttoken",
+}
+_FORMAT = 3
 """Version of the folders' content; a new number keeps older folders from being used."""
 
 
