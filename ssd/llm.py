@@ -172,10 +172,9 @@ class LLM:
         """Return a vector of length 1 for each text or token id list: the target's last hidden states, pooled.
 
         `pooling` is `mean`, `last`, or `auto`: as the checkpoint says, else the mean. Raises as `generate`."""
-        found = [
-            done.embedding or [] for done in self.generate(prompts, SamplingParams(pooling=pooling), timeout=timeout)
-        ]
-        return [[number / (math.hypot(*vector) or 1.0) for number in vector] for vector in found]
+        done = self.generate(prompts, SamplingParams(pooling=pooling), timeout=timeout)
+        scaled = [(each.embedding or [], math.hypot(*(each.embedding or [])) or 1.0) for each in done]
+        return [[number / length for number in vector] for vector, length in scaled]
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None

@@ -12,19 +12,7 @@ from msgspec import Meta
 
 from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
 from ssd.ipc import public
-from ssd.ipc.public import (
-    Count,
-    Embedding,
-    Logprobs,
-    Message,
-    Metrics,
-    Name,
-    Number,
-    PromptIds,
-    RequestId,
-    Source,
-    Tokens,
-)
+from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
 from ssd.tuning.costs import NEAR
 
 INTERNAL_VERSION = 131
@@ -131,7 +119,7 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     cache: Name = ""
     prompt_logprobs: Logprobs | None = None
     source: Source | Literal[""] = ""
-    embedding: Embedding | None = None
+    embedding: public.Embedding | None = None
 
 
 class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,6 +173,28 @@ def test_a_failing_input_ends_the_others(http: HttpEngine) -> None:
     assert (answer.status, error["code"], error["message"]) == (500, "engine_error", "input[0]: the model broke")
     http.engine.target.wait_abort(second)
     connection.close()
+
+
+def test_a_target_that_has_none_is_an_error(http: HttpEngine) -> None:
+    def script(submit: Submit) -> Iterator[Emission]:
+        yield Emission(submit.request, [], finish_reason="error", error="the mock computes no hidden states")
+
+    with following(http.engine, script):
+        status, answer = http.post(PATH, input="x")
+    assert (status, answer["error"]["message"]) == (500, "the mock computes no hidden states")
+
+
+def test_metrics_count_each_input(http: HttpEngine) -> None:
+    with embedding(http):
+        before = _counted(http)
+        http.post(PATH, input=["one", "two"])
+        assert _counted(http) == before + 2
+
+
+def _counted(http: HttpEngine) -> float:
+    text = http.ask("GET", "/metrics")[2].decode()
+    found = re.findall(r'^ssd:request_success_total\{finished_reason="stop".*\} (.*)$', text, re.MULTILINE)
+    return sum(map(float, found))
 
 
 def test_ollamas_doors(http: HttpEngine) -> None:
