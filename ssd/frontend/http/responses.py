@@ -17,24 +17,20 @@ from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import (
     CalledFunction,
     ChatRequest,
-    ChosenFunction,
     ChosenTool,
     Function,
     FunctionName,
-    InputItem,
-    ItemPart,
     JsonSchema,
     ResponseFormat,
-    ResponseRequest,
     Said,
     SaidCall,
     Sampling,
-    TextFormat,
     Tool,
 )
 from ssd.frontend.http.errors import HttpError, invalid, missing
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.response_bodies import ChosenFunction, InputItem, ItemPart, ResponseRequest, TextFormat
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, new_id
