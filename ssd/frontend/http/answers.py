@@ -107,6 +107,40 @@ class Completion(msgspec.Struct):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
+class Infilling(msgspec.Struct):
+    """An event of a streamed `/infill` but the last."""
+
+    content: str
+    stop: bool
+    tokens: list[int] = []
+
+
+class Timings(msgspec.Struct):
+    """llama.cpp's figures. `prompt_n` leaves out the tokens of the prefix cache."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class Infilled(Infilling, kw_only=True):
+    """An answer of `/infill`, or the last event of a streamed one, whose `content` is what was held back."""
+
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    stop_type: Literal["eos", "limit"]
+    timings: Timings
+    truncated: bool = False
+
+
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
