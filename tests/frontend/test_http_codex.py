@@ -1,19 +1,23 @@
-"""Codex CLI's requests, in the shapes that its public source sends, and the events of a stream that it reads."""
+"""Codex CLI's requests, and the events of a stream that it reads.
+
+`codex.json` has two turns of `codex exec "Say hello"` of two versions, as they came over HTTP, with their texts cut."""
 
 from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.response_bodies import ResponseRequest
-from tests.frontend.http_engine import HttpEngine
 from tests.frontend.test_http_responses import PATH, prompt
-from tests.frontend.tool_model import CALL, WEATHER, Thinker, saying
+from tests.frontend.tool_model import WEATHER, Thinker, saying
 
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("codex.json").read_text())
+VERSIONS = [*RECORDED]
 SHELL: dict[str, Any] = {
     "type": "function",
     "name": "shell",
@@ -43,14 +47,6 @@ LEFT_OUT: list[dict[str, Any]] = [
     {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {"type": "object"}},
     {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [SHELL]},
 ]
-HEADERS = {
-    "openai-beta": "responses=experimental",
-    "originator": "codex_cli_rs",
-    "session_id": "01890a5d-ac96-774b-bcce-b302099a8057",
-    "conversation_id": "01890a5d-ac96-774b-bcce-b302099a8057",
-    "accept": "text/event-stream",
-    "user-agent": "codex_cli_rs/0.60.1 (Debian 12.0.0; x86_64) xterm",
-}
 
 
 def message(role: str, *texts: str, kind: str = "input_text") -> dict[str, Any]:
@@ -108,31 +104,50 @@ TURNS: list[dict[str, Any]] = [
 """What it sends back in later requests, and what came from other providers before."""
 
 
-def stream(engine: HttpEngine, body: dict[str, Any]) -> list[dict[str, Any]]:
-    status, headers, content = engine.ask("POST", PATH, body, HEADERS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_first_request_is_answered_by_the_events_that_codex_reads(thinker: Thinker, version: str) -> None:
+    recorded = RECORDED[version]
+    tool = recorded["first"]["tools"][0]["name"]
+    call = f'<tool_call>\n{{"name": "{tool}", "arguments": {{"cmd": "ls"}}}}\n</tool_call>'
+    with saying(thinker, f"<think>Hm.</think>See:\n{call}") as engine:
+        status, headers, content = engine.ask("POST", PATH, recorded["first"], recorded["headers"])
     assert status == 200 and headers["content-type"].startswith("text/event-stream"), content
-    return [json.loads(part.split("\ndata: ")[1]) for part in content.decode().split("\n\n")[:-1]]
-
-
-def test_a_first_request_is_answered_by_the_events_that_codex_reads(thinker: Thinker) -> None:
-    with saying(thinker, f"<think>Hm.</think>See:\n{CALL}") as engine:
-        events = stream(engine, FIRST)
+    events = [json.loads(part.split("\ndata: ")[1]) for part in content.decode().split("\n\n")[:-1]]
     kinds = [event["type"] for event in events]
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    for delta in ("response.output_text.delta", "response.reasoning_text.delta"):
-        assert delta in kinds
+    assert {"response.output_text.delta", "response.reasoning_text.delta", "response.output_item.added"} <= {*kinds}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["type"] for item in done] == ["reasoning", "message", "function_call"]
-    assert done[0]["summary"] == [] and done[0]["content"][0]["type"] == "reasoning_text"
+    assert done[0]["summary"] == [] and done[0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
     assert done[1]["role"] == "assistant" and done[1]["content"][0]["text"] == "See:"
-    assert (done[2]["name"], json.loads(done[2]["arguments"])) == ("get_weather", {"city": "São Paulo"})
+    assert (done[2]["name"], json.loads(done[2]["arguments"])) == (tool, {"cmd": "ls"})
     completed = events[-1]["response"]
-    assert completed["id"] == events[0]["response"]["id"] and completed["store"] is False
+    assert completed["id"] == events[0]["response"]["id"]
+    assert completed["store"] is recorded["first"]["store"]
     usage = completed["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] == 1
     assert usage["output_tokens_details"]["reasoning_tokens"] == 0
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    assert [tool["name"] for tool in completed["tools"]] == ["shell", "get_weather"]
+    assert [told["name"] for told in completed["tools"]] == [tool]
+
+
+@pytest.mark.parametrize(
+    ("version", "system", "before"),
+    [
+        ("0.171.0", "...\n\n<skills_instructions>...</skills_instructions><permissions>...</permissions>", ""),
+        ("0.20.0", "...", "Let me see."),  # it repeats the text before the thoughts
+    ],
+)
+def test_a_second_turn_is_one_conversation(thinker: Thinker, version: str, system: str, before: str) -> None:
+    body = RECORDED[version]["second"]
+    call, result = body["input"][-2:]
+    said = prompt(thinker, **{**body, "stream": False, "tools": []})
+    begin, _, answered = said.partition("<user>Say hello")
+    assert begin == f"<system>{system}<user><environment_context>...</environment_context>"
+    made = f"<tool_call>{call['call_id']} {call['name']} </tool_call>"
+    assert answered.startswith("<assistant><think>I look.</think>")
+    assert answered.endswith(f"Let me see.{made}<tool {call['name']}>{result['output']}<assistant>")
+    assert answered.count("Let me see.") == 1 + bool(before)
 
 
 def test_the_model_is_told_of_functions_and_of_texts(thinker: Thinker) -> None:
@@ -185,11 +200,13 @@ def test_a_tool_that_is_left_out_is_logged_once(thinker: Thinker, caplog: pytest
 
 
 def test_its_other_questions_are_answered(thinker: Thinker) -> None:
-    status, _, content = thinker.engine.ask("GET", "/v1/models?client_version=0.60.1", None, HEADERS)
+    status, _, content = thinker.engine.ask("GET", "/v1/models?client_version=0.171.0")
     assert (status, json.loads(content)["object"]) == (200, "list")
 
 
 def test_no_field_is_unknown() -> None:
     """A strict decoder refuses unknown fields."""
-    body = BodyDecoder(ResponseRequest, strict=True).decode(json.dumps({**FIRST, "input": TURNS}).encode())
-    assert len(body.input or ()) == len(TURNS)
+    recorded = [body for version in RECORDED.values() for body in (version["first"], version["second"])]
+    for body in ({**FIRST, "input": TURNS}, *recorded):
+        found = BodyDecoder(ResponseRequest, strict=True).decode(json.dumps(body).encode())
+        assert len(found.input or ()) == len(body["input"])

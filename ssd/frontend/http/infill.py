@@ -74,7 +74,7 @@ async def fill(service: Service, exchange: Exchange, body: CompletionRequest) ->
         raise invalid("prompt", f"{len(given)} prompts in a request; at most {most} are accepted")
     if body.echo:
         raise invalid("echo", "echo is of a prompt alone; leave suffix out")
-    prompts = []
+    prompts: list[str | int | list[int]] = []
     for prompt in given:
         if not isinstance(prompt, str):
             raise invalid("suffix", "suffix: the prompt before it must be a text, too")
