@@ -59,6 +59,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=256, le=MAX_GRAMMAR), "Longest JSON schema, regular expression or grammar of a request."
     ] = 64 * 2**10
     grammar_timeout: Annotated[int, Meta(ge=1, le=600), "Seconds of processor time that compiling one may take."] = 2
+    max_stored_responses: Annotated[
+        int, Meta(ge=0, le=65536), "Answers of /v1/responses kept for later requests; 0: none."
+    ] = 1024
+    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**36), "Memory for them; the least recently used go first."] = (
+        32 * 2**20
+    )
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

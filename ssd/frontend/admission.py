@@ -20,7 +20,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.grammars import GrammarChecker
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.request import Request
-from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, TextWorker
+from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, Fill, TextWorker
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
@@ -72,6 +72,13 @@ class Preparation:
             reply = await self._pool.do(TextWorker.LOOKUP, job)
         finally:
             self._lookups -= 1
+        if isinstance(reply, Broken):
+            raise RequestError(reply.code, reply.message)
+        return reply
+
+    async def fill_in(self, job: Fill) -> Encoded:
+        """Return the prompt of a request that fills in the middle. Raises RequestError."""
+        reply = await self._pool.do(TextWorker.LONG if job.is_long else TextWorker.PROMPT, job)
         if isinstance(reply, Broken):
             raise RequestError(reply.code, reply.message)
         return reply

@@ -32,7 +32,8 @@ class Vocabulary(msgspec.Struct, frozen=True):
     It is empty for a model without a tokenizer, which serves token ids only. `pieces`: the bytes that each token adds
     to a text. `first`: the bytes that it adds at the beginning of a text, where they differ. `silent`: special tokens,
     which add nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1.
-    `has_chat`: the model has a usable chat template, which `template` describes; if not, `no_chat` may say why."""
+    `has_chat`: the model has a usable chat template, which `template` describes; if not, `no_chat` may say why.
+    `fill_in_ends`: tokens that end a text filled in between two others, none for a model that cannot do so."""
 
     pieces: dict[int, bytes] = {}
     first: dict[int, bytes] = {}
@@ -41,6 +42,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
     has_chat: bool = False
     no_chat: str = ""
     template: TemplateFacts = TemplateFacts()
+    fill_in_ends: frozenset[int] = frozenset()
 
     def piece(self, token_id: int) -> str:
         """Return the text of one token: special tokens by name, bytes that are no character as \\xNN."""

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ssd.config.params import Structured
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.frontend.fill_in import File
 from ssd.ipc.public import ChatMessage, ChatOptions
 from ssd.system.cgroups import available_bytes
 
@@ -72,6 +73,20 @@ class Encode(_Job, tag=True, frozen=True):
         return len(self.prompt or "") + said + len(self.chat.template_kwargs) + len(self.chat.tools)
 
 
+class Fill(_Job, tag=True, frozen=True):
+    """Encodes the prompt for the text between two texts; with `fits` it is cut to `most` ids."""
+
+    prefix: str
+    suffix: str
+    files: list[File]
+    most: int
+    fits: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.prefix) + len(self.suffix) + sum(len(file.name) + len(file.text) for file in self.files)
+
+
 class Decode(_Job, tag=True, frozen=True):
     """Decodes ids to text without special tokens."""
 
@@ -106,7 +121,9 @@ class Compile(_Job, tag=True, frozen=True):
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
-    """The reply to `Encode`. `ids`: 32-bit integers in native order, or a JSON array where `as_json` was set."""
+    """The reply to `Encode` and `Fill`.
+
+    `ids`: 32-bit integers in native order, or a JSON array where `as_json` was set."""
 
     count: int
     ids: bytes
@@ -147,7 +164,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     vocabulary: Vocabulary
 
 
-Job: TypeAlias = Encode | Decode | Check | Compile
+Job: TypeAlias = Encode | Fill | Decode | Check | Compile
 
 
 def cpu_seconds(job: Job) -> int:

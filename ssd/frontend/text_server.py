@@ -160,21 +160,28 @@ def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Co
     return text_jobs.Compiled(Structured("compiled", text))
 
 
-def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Decode | text_jobs.Check) -> bytes:
+def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Fill | text_jobs.Decode | text_jobs.Check) -> bytes:
     """Return the framed reply to a job."""
     if isinstance(job, text_jobs.Check):
         return frame(text_jobs.Checked(tokenizer.check_chat()))
     if isinstance(job, text_jobs.Decode):
         return frame(text_jobs.Decoded(tokenizer.decode(job.token_ids)))
+    if isinstance(job, text_jobs.Fill):
+        assert tokenizer.fill_in is not None, "the vocabulary says so"
+        return _encoded(tokenizer.fill_in.ids(job.prefix, job.suffix, job.files, job.most if job.fits else None), job)
     if job.messages is not None:
         ids = tokenizer.encode_chat(job.messages, job.chat, job.plain_tools)
     else:
         ids = tokenizer.encode(job.prompt or "", job.add_special_tokens)
     if job.keep is not None:
         ids = ids[-job.keep :]
+    return _encoded(ids, job, job.as_json)
+
+
+def _encoded(ids: list[int], job: text_jobs.Encode | text_jobs.Fill, as_json: bool = False) -> bytes:
     if len(ids) > job.most:
         return frame(text_jobs.Encoded(len(ids), b""))
-    data = msgspec.json.encode(ids) if job.as_json else array.array("I", ids).tobytes()
+    data = msgspec.json.encode(ids) if as_json else array.array("I", ids).tobytes()
     return frame(text_jobs.Encoded(len(ids), data))
 
 

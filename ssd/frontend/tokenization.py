@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.frontend.fill_in import FillIn, fill_in
 from ssd.frontend.parsers.plain import in_plain_text
 from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
 from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
@@ -84,6 +85,18 @@ class Tokenizer:
         # Twice as fast as `encode` for long texts: it keeps no offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    @cached_property
+    def fill_in(self) -> FillIn | None:
+        """Return the maker of prompts to fill in the middle; None where the vocabulary lacks the tokens for it."""
+        if self._tokenizer is None:
+            return None
+        return fill_in(self._tokenizer.get_vocab(), partial(self.encode, add_special_tokens=False), self._begin)
+
+    def _begin(self) -> list[int]:
+        """Return the special tokens with which the post-processor begins every prompt."""
+        plain, whole = (self.encode("a", add_special_tokens=special) for special in (False, True))
+        return whole[: whole.index(plain[0])] if plain and plain[0] in whole else []
 
     def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
@@ -236,6 +249,7 @@ class Tokenizer:
             silent=frozenset(token_id for token_id, token in added.items() if token.special),
             longest_token=max(map(len, written.values()), default=1) or 1,
             has_chat=self.has_chat,
+            fill_in_ends=frozenset() if self.fill_in is None else self.fill_in.ends,
         )
 
     def _decodes(self, written: str, text: str) -> bool:

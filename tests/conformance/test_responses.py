@@ -1,4 +1,4 @@
-"""`/v1/responses` with the `openai` client: the history is the client's, nothing is stored."""
+"""`/v1/responses` with the `openai` client: with the client's history, and with the server's."""
 
 from __future__ import annotations
 
@@ -63,15 +63,58 @@ def test_a_limit_leaves_a_response_incomplete(client: openai.OpenAI) -> None:
         assert [event.type for event in stream][-1] == "response.incomplete"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"background": True}, "background"),
-    ],
-)
-def test_what_is_not_there_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_an_agent_goes_on_from_a_response(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=WEATHER, **ASKED)
+    assert first.store is True
+    calls = [item for item in first.output if item.type == "function_call"]
+    results: list[Any] = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"} for call in calls
+    ]
+    counted = client.responses.input_tokens.count(
+        model="caller", tools=FLAT, input=results, previous_response_id=first.id
+    )
+    last = client.responses.create(input=results, previous_response_id=first.id, **ASKED)
+    assert last.output_text == "It is sunny." and last.previous_response_id == first.id
+    assert last.usage is not None and counted.input_tokens == last.usage.input_tokens
+    by_reference: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+    again = client.responses.create(input=[{"role": "user", "content": WEATHER}, *by_reference, *results], **ASKED)
+    assert again.output_text == last.output_text and again.usage is not None
+    assert again.usage.input_tokens == last.usage.input_tokens
+
+
+def test_a_response_is_fetched_listed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=WEATHER, **ASKED)
+    found = client.responses.retrieve(first.id)
+    assert found.to_dict() == first.to_dict()
+    second = client.responses.create(input="And now?", previous_response_id=first.id, **ASKED)
+    listed = [item.to_dict() for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+    assert len(listed) == len(first.output) + 2 and listed[1:-1] == [item.to_dict() for item in first.output]
+    assert [item["content"][0]["text"] for item in (listed[0], listed[-1])] == [WEATHER, "And now?"]
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(first.id)
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.retrieve(first.id)
+    assert caught.value.code == "response_not_found"
+
+
+def test_what_is_not_kept_is_not_found(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=WEATHER, store=False, **ASKED)
+    assert first.store is False
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.create(input="And now?", previous_response_id=first.id, **ASKED)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_tools_of_other_servers_are_left_out(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "web_search"}, *FLAT]
+    asked = client.responses.create(input=WEATHER, **ASKED | {"tools": tools})
+    assert [tool.type for tool in asked.tools] == ["function"]
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(input=WEATHER, tool_choice={"type": "web_search"}, **ASKED | {"tools": tools})  # type: ignore[call-overload]
+
+
+def test_what_is_not_there_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(**{"input": WEATHER, **ASKED, **fields})
-    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+        client.responses.create(input=WEATHER, background=True, **ASKED)
+    assert (caught.value.param, caught.value.code) == ("background", "unsupported_parameter")

@@ -1,16 +1,20 @@
-"""`/v1/responses`: items in, items out, streamed or not, and nothing stored."""
+"""`/v1/responses`: items in, items out, streamed or not, and what is kept of them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from ssd.config.engine import Limits, ServerConfig
+from ssd.frontend.http import answers
+from ssd.frontend.http.response_store import ResponseStore, Turn
 from ssd.ipc.messages import Emission
-from tests.frontend.http_engine import HttpEngine
-from tests.frontend.tool_model import CALL, WEATHER, Thinker, saying
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, model, saying
 
 PATH = "/v1/responses"
 FLAT = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
@@ -175,7 +179,6 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
         ({"background": True}, "background", "unsupported_parameter"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing_parameter"),
@@ -185,10 +188,27 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
             "text.format",
             "invalid_value",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        (
+            {"tools": [{"type": "custom", "name": "f"}], "tool_choice": {"type": "custom", "name": "f"}},
+            "tool_choice.type",
+            "unsupported_parameter",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+            "invalid_value",
+        ),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_parameter"),
         ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_parameter"),
+        ({"input": None}, "input", "missing_parameter"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            "input[0].content[0].type",
+            "unsupported_parameter",
+        ),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_parameter"),
         ({"input": [{"content": "x"}]}, "input[0].role", "missing_parameter"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments", "missing_parameter"),
@@ -201,3 +221,177 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
 def test_what_cannot_be_answered_is_refused(thinker: Thinker, fields: dict[str, Any], param: str, code: str) -> None:
     status, answer = thinker.engine.post(PATH, **{**ASKED, **fields})
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code), answer
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_on_from_a_response(thinker: Thinker) -> None:
+    with saying(thinker, f"<think>Hm.</think>See:\n{CALL}") as engine:
+        _, first = engine.post(PATH, **ASKED, instructions="Be brief.", tools=[FLAT])
+    assert first["store"] is True and first["previous_response_id"] is None
+    call = first["output"][-1]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Sunny"}
+    said = f"<user>Why?<assistant><think>Hm.</think>See:<tool_call>{call['call_id']} get_weather São Paulo</tool_call>"
+    expected = f"{said}<tool get_weather>Sunny<assistant>"
+    assert prompt(thinker, previous_response_id=first["id"], input=[result]) == expected, "no instructions of before"
+    with saying(thinker, "Warm.") as engine:
+        _, second = engine.post(PATH, input=[result], previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    asked = {"previous_response_id": second["id"], "input": "And now?"}
+    third = expected.removesuffix("<assistant>") + "<assistant>Warm.<user>And now?<assistant>"
+    assert prompt(thinker, **asked) == third
+    assert thinker.engine.ask("DELETE", f"{PATH}/{first['id']}")[0] == 200
+    assert prompt(thinker, **asked) == third, "a later response has the items of its conversation"
+
+
+@pytest.mark.parametrize("of_type", [{"type": "item_reference"}, {}], ids=["typed", "bare"])
+def test_items_are_referred_to_by_their_ids(thinker: Thinker, of_type: dict[str, str]) -> None:
+    with saying(thinker, "<think>Hm.</think>See.") as engine:
+        _, first = engine.post(PATH, input=[{"role": "user", "content": "Why?", "id": "msg_mine"}])
+    ids = ["msg_mine", *(item["id"] for item in first["output"])]
+    items = [*({**of_type, "id": id} for id in ids), {"role": "user", "content": "So?"}]
+    assert prompt(thinker, input=items) == "<user>Why?<assistant><think>Hm.</think>See.<user>So?<assistant>"
+    status, answer = thinker.engine.post(PATH, input=[*items, {**of_type, "id": "msg_none"}])
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (404, "input[4].id", "item_not_found")
+
+
+def test_a_kept_response_is_as_it_was_answered(thinker: Thinker) -> None:
+    with saying(thinker, f"<think>Hm.</think>See:\n{CALL}") as engine:
+        _, whole = engine.post(PATH, **ASKED, tools=[FLAT], metadata={"a": "b"}, text={"verbosity": "low"})
+        streamed = events(engine, tools=[FLAT])
+    for answer in (whole, streamed[-1]["response"]):
+        status, _, content = thinker.engine.ask("GET", f"{PATH}/{answer['id']}")
+        assert (status, json.loads(content)) == (200, answer)
+    assert streamed[0]["response"]["store"] is True and streamed[0]["response"]["id"] == answer["id"]
+    status, _, content = thinker.engine.ask("GET", f"{PATH}/{whole['id']}?stream=true")
+    assert (status, json.loads(content)["error"]["param"]) == (400, "stream")
+    status, _, content = thinker.engine.ask("DELETE", f"{PATH}/{whole['id']}")
+    assert (status, json.loads(content)) == (200, {"id": whole["id"], "object": "response", "deleted": True})
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        assert thinker.engine.ask(method, f"{PATH}/{whole['id']}{path}")[0] == 404
+
+
+def test_what_is_not_to_be_kept_is_not(thinker: Thinker) -> None:
+    with saying(thinker, "See.") as engine:
+        _, whole = engine.post(PATH, **ASKED, store=False)
+        assert whole["store"] is False
+        assert events(engine, store=False)[-1]["response"]["store"] is False
+        status, answer = engine.post(PATH, **ASKED, previous_response_id=whole["id"])
+    assert (status, answer["error"]["param"]) == (404, "previous_response_id")
+    assert "store false" in answer["error"]["message"] and "restart" in answer["error"]["message"]
+    status, answer = thinker.engine.post(PATH, input=[{"type": "item_reference", "id": whole["output"][0]["id"]}])
+    assert (status, answer["error"]["code"]) == (404, "item_not_found")
+
+
+def test_input_items_come_in_pages(thinker: Thinker) -> None:
+    with saying(thinker, "See.") as engine:
+        _, first = engine.post(PATH, **ASKED)
+        _, second = engine.post(PATH, input=[{"role": "user", "content": "So?"}] * 2, previous_response_id=first["id"])
+
+    def page(query: str) -> Any:
+        return json.loads(thinker.engine.ask("GET", f"{PATH}/{second['id']}/input_items{query}")[2])
+
+    whole = page("?order=asc")
+    assert [text(item) for item in whole["data"]] == ["Why?", "See.", "So?", "So?"]
+    assert whole["data"][1] == first["output"][0] and whole["data"][0]["role"] == "user"
+    assert (whole["object"], whole["has_more"]) == ("list", False)
+    assert page("")["data"] == whole["data"][::-1]
+    part = page(f"?order=asc&limit=1&after={whole['first_id']}")
+    assert part["data"] == whole["data"][1:2] and part["has_more"] is True
+    for query, param in (("?limit=0", "limit"), ("?limit=x", "limit"), ("?order=up", "order"), ("?after=x", "after")):
+        assert page(query)["error"]["param"] == param
+
+
+def test_the_tokens_of_a_prompt_are_counted(thinker: Thinker) -> None:
+    with saying(thinker, "See.") as engine:
+        _, first = engine.post(PATH, **ASKED, tools=[FLAT])
+        more = {"input": "So?", "previous_response_id": first["id"], "tools": [FLAT], "instructions": "Be brief."}
+        status, counted = engine.post(f"{PATH}/input_tokens", **more)
+        assert (status, counted["object"]) == (200, "response.input_tokens")
+        _, second = engine.post(PATH, **more)
+    assert counted["input_tokens"] == second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def test_a_running_response_is_cancelled(thinker: Thinker) -> None:
+    connection = thinker.engine.connection()
+    connection.request("POST", PATH, json.dumps({**ASKED, "stream": True}), {"content-type": "application/json"})
+    target = thinker.engine.engine.target
+    request = target.next_submit().request
+    target.step(Emission(request, thinker.tokenizer.encode("One two")))
+    answer = connection.getresponse()
+    answer.readline()
+    name = json.loads(answer.readline().removeprefix(b"data: "))["response"]["id"]
+    assert json.loads(thinker.engine.ask("GET", f"{PATH}/{name}")[2])["status"] == "in_progress"
+    status, _, content = thinker.engine.ask("POST", f"{PATH}/{name}/cancel", b"")
+    assert (status, json.loads(content)["status"]) == (200, "cancelled")
+    target.wait_abort(request)
+    last = json.loads(answer.read().decode().strip().split("data: ")[-1])
+    assert last["type"] == "response.incomplete" and last["response"]["status"] == "cancelled"
+    assert text(last["response"]["output"][0]) == "One two"
+    assert json.loads(thinker.engine.ask("GET", f"{PATH}/{name}")[2]) == last["response"]
+    status, _, content = thinker.engine.ask("POST", f"{PATH}/{name}/cancel", b"")
+    assert (status, "ended" in json.loads(content)["error"]["message"]) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
+    """One with two keys, that keeps three responses in 16 KiB."""
+    directory = tmp_path_factory.mktemp("small")
+    tokenizer = model(directory, TEMPLATE)
+    limits = Limits(max_stored_responses=3, max_stored_bytes=16 * 2**10)
+    server = ServerConfig(names=("scripted",), port=0, api_keys=("a", "b"), limits=limits)
+    with (
+        http_engine(server, target=str(directory), max_model_len=8192) as engine,
+        answering(engine, tokenizer.encode("See.")),
+    ):
+        yield Thinker(engine, tokenizer)
+
+
+def ask(small: Thinker, key: str, **body: Any) -> tuple[int, Any]:
+    return small.engine.post(PATH, {"x-api-key": key}, **{**ASKED, **body})
+
+
+def statuses(small: Thinker, key: str, names: list[str]) -> list[int]:
+    return [small.engine.ask("GET", f"{PATH}/{name}", None, {"x-api-key": key})[0] for name in names]
+
+
+def test_another_key_sees_nothing(small: Thinker) -> None:
+    _, mine = ask(small, "a")
+    name, item = mine["id"], mine["output"][0]["id"]
+    assert ask(small, "a", previous_response_id=name)[0] == 200
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        assert small.engine.ask(method, f"{PATH}/{name}{path}", None, {"x-api-key": "b"})[0] == 404
+    assert ask(small, "b", previous_response_id=name)[0] == 404
+    assert ask(small, "b", input=[{"type": "item_reference", "id": item}])[0] == 404
+    assert statuses(small, "a", [name]) == [200]
+
+
+def test_the_least_recently_used_response_makes_room(small: Thinker) -> None:
+    names = [ask(small, "a")[1]["id"] for _ in range(3)]
+    assert statuses(small, "a", names[:1]) == [200], "it was used"
+    names.append(ask(small, "b")[1]["id"])
+    assert statuses(small, "a", names[:3]) == [200, 404, 200]
+    large = "why " * 2200
+    kept = ask(small, "a", input=large)[1]
+    assert kept["store"] is True and statuses(small, "a", [kept["id"]]) == [200]
+    status, longer = ask(small, "a", input="why " * 2200, previous_response_id=kept["id"])
+    assert (status, longer["store"]) == (200, False), "with what came before it is too large"
+    assert statuses(small, "a", [longer["id"], kept["id"]]) == [404, 200]
+
+
+def test_the_store_counts_what_it_holds() -> None:
+    """A turn that was put out is counted as long as a later one has it."""
+    store = ResponseStore(Limits(max_stored_responses=2))
+    response = answers.Response(id="r", created_at=0, model="m", text={})
+    first = Turn(response, {"i": b"x" * 1000}, {}, None)
+    assert store.add(b"", "1", first) and store.held == first.bytes > 1000
+    second = Turn(response, {"j": b"y"}, {}, first)
+    both = first.bytes + second.bytes
+    assert store.add(b"", "2", second) and store.held == both
+    del first
+    store.remove(b"", "1")
+    assert store.held == both and [*second.conversation()] == ["i", "j"]
+    del second
+    store.remove(b"", "2")
+    assert store.held == 0

@@ -66,7 +66,7 @@ class CompletionStyle(Style):
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Completion:
         if self._most == 0:
             for choice in choices:
-                _take_back(choice)
+                take_back(choice)
         return self._part(
             [await self._choice(choice, each) for choice in choices],
             usage=self._usage(choices),
@@ -130,7 +130,7 @@ class CompletionStyle(Style):
         }
 
 
-def _take_back(choice: Choice) -> None:
+def take_back(choice: Choice) -> None:
     """Drop the one token that the engine made though none was asked for: it makes no fewer."""
     for made in (choice.text, choice.token_ids, choice.logprobs):
         made.clear()

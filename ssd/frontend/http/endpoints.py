@@ -11,7 +11,7 @@ import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
-from ssd.frontend.http import answers, bodies, chat, completions, embeddings, responses
+from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, responses
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
@@ -29,9 +29,13 @@ async def _chat(service: Service, exchange: Exchange) -> None:
 
 
 async def _completion(service: Service, exchange: Exchange) -> None:
-    body = await service.read(exchange, bodies.CompletionRequest)
+    body = await service.read(exchange, infill.CompletionRequest)
     service.own(exchange, body)
+    if body.suffix:
+        await infill.fill(service, exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
+    if body.suffix:
+        style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
     requests = completions.generates(body, service.manager.config)
     await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
 
@@ -158,12 +162,13 @@ def server_info(manager: RequestManager) -> dict[str, object]:
 
 
 _CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
-_COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
+_COMPLETION = infill.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
     *responses.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
     *embeddings.ROUTES,
+    *infill.ROUTES,
     Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
     Route("GET", "/v1/models/{model}", _model, "One of them.", answer=answers.Model),
     Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),

@@ -1,71 +1,116 @@
-"""`/v1/responses`: its requests as chats, and its JSON; nothing is stored.
+"""`/v1/responses`: its requests as chats, its JSON, and what is done with the responses that are kept.
 
 Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Sequence
-from functools import partial
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.http import answers
+from ssd.frontend.http import answers, chat
 from ssd.frontend.http.bodies import (
     CalledFunction,
     ChatRequest,
-    ChosenFunction,
     ChosenTool,
     Function,
     FunctionName,
-    InputItem,
-    ItemPart,
     JsonSchema,
     ResponseFormat,
-    ResponseRequest,
     Said,
     SaidCall,
     Sampling,
-    TextFormat,
     Tool,
 )
-from ssd.frontend.http.errors import HttpError, invalid, missing
-from ssd.frontend.http.exchange import Exchange, encoder
+from ssd.frontend.http.errors import HttpError, cut, invalid, missing, refusal
+from ssd.frontend.http.exchange import Exchange, Gone, encoder
 from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.response_bodies import (
+    ChosenFunction,
+    InputItem,
+    ItemPart,
+    OfferedTool,
+    ResponseRequest,
+    TextFormat,
+)
+from ssd.frontend.http.response_store import ResponseStore, Turn
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, new_id
+from ssd.frontend.http.tools import Offer, new_id, offered
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
 from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
+from ssd.frontend.request import Request
+from ssd.frontend.text_jobs import Encode
 from ssd.ipc.public import Chunk, Done
+
+log = logging.getLogger("ssd.http")
 
 _Event: TypeAlias = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
-def as_chat(body: ResponseRequest) -> ChatRequest:
-    """Return the chat that a request asks for."""
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_RESULTS = tuple(f"{kind}_output" for kind in _CALLS)
+_MOST_LOGGED = 64  # types
+_logged: set[str] = set()
+_stored = msgspec.json.Decoder(InputItem)
+
+
+def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[InputItem] = ()) -> ChatRequest:
+    """Return the chat that a request asks for, whose `items` continue the conversation `before`."""
     for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
         if getattr(body, name) not in (None, False, 1):
             raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
-    choice = body.tool_choice
+    tools, choice = functions(body), body.tool_choice
+    if isinstance(choice, ChosenFunction) and choice.type == "allowed_tools":
+        allowed = {tool.name for tool in choice.tools if tool.type == "function"}
+        tools, choice = [tool for tool in tools if tool.name in allowed], choice.mode
     return ChatRequest(
-        messages=_messages(body),
+        messages=_messages(body.instructions, items, before),
         max_completion_tokens=body.max_output_tokens,
         tools=[
-            Tool("function", Function(tool.name, tool.description, tool.parameters, tool.strict))
-            for tool in body.tools or ()
+            Tool("function", Function(tool.name or "", tool.description, tool.parameters, tool.strict))
+            for tool in tools
         ],
-        tool_choice=ChosenTool("function", FunctionName(choice.name)) if isinstance(choice, ChosenFunction) else choice,
+        tool_choice=ChosenTool("function", FunctionName(_given(choice.name, "tool_choice.name")))
+        if isinstance(choice, ChosenFunction)
+        else choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
+
+
+def functions(body: ResponseRequest) -> list[OfferedTool]:
+    """Return the tools that the model is told of: this server runs none of the other types."""
+    found = []
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type == "function":
+            _given(tool.name, f"tools[{index}].name")
+            found.append(tool)
+        else:
+            _log_left_out("tools", tool.type)
+    return found
+
+
+def _log_left_out(what: str, kind: str) -> None:
+    """Log that parts of requests are left out, once for each type."""
+    if (said := f"{what} of the type {cut(kind)!r}") not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(said)
+        log.warning("%s are left out of /v1/responses: they are for other servers", said)
 
 
 def _format(body: ResponseRequest) -> TextFormat:
@@ -87,39 +132,84 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
 # -- items to messages ----------------------------------------------------------------------------------------------
 
 
-def _messages(body: ResponseRequest) -> list[Said]:
-    """Return the conversation, with thoughts, text and calls that follow each other as one message."""
-    said = [] if body.instructions is None else [Said("system", body.instructions)]
+def given_items(body: ResponseRequest, store: ResponseStore, owner: bytes) -> list[InputItem]:
+    """Return the items of a request, with those of the store in place of references."""
+    if body.input is None:
+        raise missing("input")
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    for index, item in enumerate(items):
-        where = f"input[{index}]"
-        if item.type == "function_call_output":
+    return [
+        _stored.decode(store.item(owner, _given(item.id, f"input[{index}].id"), f"input[{index}].id"))
+        if item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+        else item
+        for index, item in enumerate(items)
+    ]
+
+
+def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequence[InputItem]) -> list[Said]:
+    """Return the conversation, with thoughts, text and calls that follow each other as one message.
+
+    What a system says at the beginning is one message, too: many templates take no second one."""
+    said = [] if instructions is None else [Said("system", instructions)]
+    for index, item in enumerate([*before, *items], -len(before)):
+        where, kind = f"input[{index}]", item.type or "message"
+        if kind in _RESULTS:
             call_id = _given(item.call_id, f"{where}.call_id")
             said.append(Said("tool", _text(_given(item.output, f"{where}.output")), tool_call_id=call_id))
-        elif item.type == "message" and item.role != "assistant":
+        elif kind == "message" and item.role != "assistant":
             role = _given(item.role, f"{where}.role")
-            said.append(Said(role, _text(_given(item.content, f"{where}.content"))))
+            content = _text(_given(item.content, f"{where}.content"))
+            if len(said) == 1 and {role, said[0].role} <= {"system", "developer"}:
+                said[0].content = f"{said[0].content}\n\n{content}"
+            else:
+                said.append(Said(role, content))
+        elif kind in ("message", "reasoning", *_CALLS):
+            _add_to_assistant(said, item, kind, where)
+        elif kind == "computer_call_output":
+            raise invalid(f"{where}.type", f"{where}.type: images are not supported", "unsupported_parameter")
         else:
-            _add_to_assistant(said, item, where)
+            _log_left_out("items", kind)
     return said
 
 
-def _add_to_assistant(said: list[Said], item: InputItem, where: str) -> None:
+def _add_to_assistant(said: list[Said], item: InputItem, kind: str, where: str) -> None:
     """Add an item of an assistant to its message, or begin one."""
-    begins = not said or said[-1].role != "assistant" or (item.type != "function_call" and bool(said[-1].tool_calls))
-    if begins or (item.type == "message" and said[-1].content):
+    begins = not said or said[-1].role != "assistant" or (kind not in _CALLS and bool(said[-1].tool_calls))
+    if begins or (kind == "message" and said[-1].content):
         said.append(Said("assistant", "", []))
     message = said[-1]
-    if item.type == "reasoning":
+    if kind == "reasoning":
         message.reasoning_content = (message.reasoning_content or "") + _text(item.content or "")
-    elif item.type == "message":
+    elif kind == "message":
         message.content = _text(_given(item.content, f"{where}.content"))
     else:
-        function = CalledFunction(
-            _given(item.name, f"{where}.name"), _given(item.arguments, f"{where}.arguments") or "{}"
-        )
         assert message.tool_calls is not None, "those made here have a list"
-        message.tool_calls.append(SaidCall(_given(item.call_id, f"{where}.call_id"), function))
+        called = _called(item, kind, where)
+        message.tool_calls.append(SaidCall(_given(item.call_id or item.id, f"{where}.call_id"), called))
+
+
+def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
+    """Return the call that an item is about, with the input of other kinds of tools as arguments."""
+    if kind == "local_shell_call":
+        if item.action is UNSET:
+            raise missing(f"{where}.action")
+        return CalledFunction("local_shell", bytes(item.action).decode())
+    name = _given(item.name, f"{where}.name")
+    if kind == "custom_tool_call":
+        return CalledFunction(name, encoder.encode({"input": _given(item.input, f"{where}.input")}).decode())
+    return CalledFunction(name, _given(item.arguments, f"{where}.arguments") or "{}")
+
+
+def _kept(items: Sequence[InputItem], name: str) -> dict[str, bytes]:
+    """Return the items that are part of the conversation as JSON, by their ids, as they are kept."""
+    found = {}
+    for index, item in enumerate(items):
+        kind, content = item.type or "message", item.content
+        if kind in ("message", "reasoning", *_CALLS, *_RESULTS):
+            if kind == "message" and isinstance(content, str):
+                content = [ItemPart("output_text" if item.role == "assistant" else "input_text", content)]
+            own = replace(item, type=kind, id=item.id or f"in_{name}_{index}", content=content)
+            found[str(own.id)] = encoder.encode(own)
+    return found
 
 
 def _text(content: str | list[ItemPart]) -> str:
@@ -136,7 +226,9 @@ def _given(value: Any, name: str) -> Any:
 
 
 class ResponseStyle(ParsingStyle):
-    """One choice as items, and as events about them."""
+    """One choice as items, and as events about them.
+
+    `keep` keeps the response at its end, and returns False if there is no room."""
 
     prompt = "input"
     end = b""
@@ -144,8 +236,10 @@ class ResponseStyle(ParsingStyle):
     def __init__(
         self,
         body: ResponseRequest,
-        asked: ChatRequest,
         name: str,
+        keep: Callable[[answers.Response], bool] | None,
+        asked: ChatRequest,
+        _: str,
         vocabulary: Vocabulary,
         format: AnswerFormat,
         offer: Offer,
@@ -156,7 +250,14 @@ class ResponseStyle(ParsingStyle):
             self.structured = "text.format"
         self._numbers = itertools.count()
         self._items = _Items(name)
-        self._response = answers.Response(
+        self._keep = keep
+        self._begun = self._new_response(body, name)
+        self._response = replace(self._begun)
+        self._request: Request | None = None
+        self._cancelled = False
+
+    def _new_response(self, body: ResponseRequest, name: str) -> answers.Response:
+        return answers.Response(
             id=f"resp_{name}",
             created_at=self._named["created"],
             model=self._named["model"],
@@ -164,13 +265,26 @@ class ResponseStyle(ParsingStyle):
             max_output_tokens=body.max_output_tokens,
             metadata={} if body.metadata in (UNSET, b"null") else body.metadata,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            store=self._keep is not None,
             temperature=body.temperature,
             text={"format": _format(body)},
             tool_choice=body.tool_choice or "auto",
-            tools=list(body.tools or ()),
+            tools=functions(body),
             top_p=body.top_p,
         )
-        self._begun = replace(self._response)
+
+    @property
+    def so_far(self) -> answers.Response:
+        """Return the response with the items that are complete."""
+        output = [item for item in self._items.output if item["status"] != "in_progress"]
+        return replace(self._response, output=output, status="cancelled" if self._cancelled else "in_progress")
+
+    def cancel(self) -> Request:
+        """Have the response end as cancelled, and return the request whose end that is."""
+        assert self._request is not None, "its stream has begun"
+        self._cancelled = True
+        return self._request
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Response:
         for part in choices[0].parts:
@@ -179,13 +293,15 @@ class ResponseStyle(ParsingStyle):
         return self._response
 
     def first(self, choice: Choice) -> list[_Event]:
+        self._request = choice.request
         return [_event(f"response.{kind}", response=self._begun) for kind in ("created", "in_progress")]
 
     def events(self, choice: Choice, message: Chunk | Done) -> list[_Event]:
         events = self._items.add(choice.parts[-1])
         if isinstance(message, Done):
             events += self._finish(choice)
-            events.append(_event(f"response.{self._response.status}", response=self._response))
+            end = "completed" if self._response.status == "completed" else "incomplete"
+            events.append(_event(f"response.{end}", response=self._response))
         return events
 
     def last(self, choices: Sequence[Choice]) -> list[_Event]:
@@ -199,14 +315,14 @@ class ResponseStyle(ParsingStyle):
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoder.encode(numbered))
 
     def _finish(self, choice: Choice) -> list[_Event]:
-        """Complete the response, and return the events of its last item."""
+        """Complete the response, keep it, and return the events of its last item."""
         done, response = choice.end, self._response
-        response.status = "completed" if done.finish_reason == "stop" else "incomplete"
-        if response.status == "incomplete":
-            response.incomplete_details = {
-                "reason": "max_output_tokens" if done.finish_reason == "length" else done.finish_reason
-            }
-        events = self._items.close(response.status)
+        complete = done.finish_reason == "stop"
+        if not complete:
+            reason = "max_output_tokens" if done.finish_reason == "length" else done.finish_reason
+            response.incomplete_details = {"reason": reason}
+        events = self._items.close("completed" if complete else "incomplete")
+        response.status = "completed" if complete else "cancelled" if self._cancelled else "incomplete"
         response.output = self._items.output
         usage = self._usage([choice])
         response.usage = answers.ResponseUsage(
@@ -216,6 +332,7 @@ class ResponseStyle(ParsingStyle):
             answers.OutputDetails(),
             usage.total_tokens,
         )
+        response.store = self._keep is not None and self._keep(response)
         return events
 
 
@@ -307,10 +424,119 @@ def _no_logprobs(type: str) -> dict[str, Any]:
     return {"logprobs": []} if type == "output_text" else {}
 
 
+# -- endpoints ------------------------------------------------------------------------------------------------------
+
+
 async def _response(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, ResponseRequest)
-    await service.converse(exchange, as_chat(body), ResponseStyle, partial(ResponseStyle, body))
+    store, owner, name = service.responses, exchange.key, secrets.token_hex(16)
+    asked, items, previous = _conversation(body, store, exchange)
+
+    def keep(response: answers.Response) -> bool:
+        output = {item["id"]: encoder.encode(item) for item in response.output}
+        return store.add(owner, response.id, Turn(response, _kept(items, name), output, previous))
+
+    def style(*given: Any) -> ResponseStyle:
+        made = ResponseStyle(body, name, keep if store.keeps and body.store is not False else None, *given)
+        if body.stream:
+            store.running[running] = made
+        return made
+
+    running = owner, f"resp_{name}"
+    try:
+        await service.converse(exchange, asked, ResponseStyle, style)
+    finally:
+        store.running.pop(running, None)
+
+
+def _conversation(
+    body: ResponseRequest, store: ResponseStore, exchange: Exchange
+) -> tuple[ChatRequest, list[InputItem], Turn | None]:
+    """Return the chat that a request asks for, its own items, and the response that it continues."""
+    previous, before = None, []
+    if body.previous_response_id is not None:
+        previous = store.find(exchange.key, body.previous_response_id, "previous_response_id")
+        said = previous.conversation().values()
+        exchange.hold(sum(map(len, said)))
+        before = [*map(_stored.decode, said)]
+    items = given_items(body, store, exchange.key)
+    return as_chat(body, items, before), items, previous
+
+
+async def _input_tokens(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, ResponseRequest)
+    asked, *_ = _conversation(body, service.responses, exchange)
+    service.check_ready()
+    texts = service.manager.texts
+    options = chat.options(asked, offered(asked, texts.answer_format).tools)
+    job = Encode(messages=chat.conversation(asked.messages), chat=options, plain_tools=texts.answer_format.plain_tools)
+    counting = asyncio.ensure_future(texts.look_up(job))
+    exchange.when_gone(counting.cancel)
+    try:
+        await exchange.reply_json(answers.InputTokens((await counting).count))
+    except RequestError as error:
+        raise refusal(error.code, str(error), "input") from None
+    except asyncio.CancelledError:
+        raise Gone from None
+    finally:
+        exchange.when_gone(None)
+
+
+async def _retrieve(service: Service, exchange: Exchange) -> None:
+    if _query(exchange).get("stream", "false").lower() not in ("false", "0"):
+        raise invalid("stream", "a response that is kept cannot be streamed again", "unsupported_parameter")
+    store, owner, name = service.responses, exchange.key, exchange.path["response_id"]
+    running = store.running.get((owner, name))
+    await exchange.reply_json(running.so_far if running is not None else store.find(owner, name).response)
+
+
+async def _delete(service: Service, exchange: Exchange) -> None:
+    name = exchange.path["response_id"]
+    service.responses.remove(exchange.key, name)
+    await exchange.reply_json(answers.DeletedResponse(name))
+
+
+async def _cancel(service: Service, exchange: Exchange) -> None:
+    store, owner, name = service.responses, exchange.key, exchange.path["response_id"]
+    running = store.running.get((owner, name))
+    if running is None:
+        store.find(owner, name)
+        raise invalid("response_id", "this response has ended: there is nothing to cancel", "invalid_request")
+    service.manager.abort(running.cancel())
+    await exchange.reply_json(running.so_far)
+
+
+async def _input_items(service: Service, exchange: Exchange) -> None:
+    """Send a page of the conversation that a response has answered: the latest item first, unless asked otherwise."""
+    turn, query = service.responses.find(exchange.key, exchange.path["response_id"]), _query(exchange)
+    items = {**(turn.previous.conversation() if turn.previous is not None else {}), **turn.input}
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "order must be asc or desc")
+    if not re.fullmatch("[1-9][0-9]?|100", limit):
+        raise invalid("limit", "limit must be from 1 to 100")
+    names = [*items] if order == "asc" else [*reversed(items)]
+    if after is not None:
+        if after not in items:
+            raise invalid("after", f"after: there is no item {cut(after)!r} in the input")
+        names = names[names.index(after) + 1 :]
+    page, more = names[: int(limit)], len(names) > int(limit)
+    data = [msgspec.Raw(items[name]) for name in page]
+    await exchange.reply_json(answers.InputItems(data, page[0] if page else None, page[-1] if page else None, more))
+
+
+def _query(exchange: Exchange) -> dict[str, str]:
+    return dict(parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
 _KINDS = ResponseRequest, answers.Response, answers.Response
-ROUTES = [Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS)]
+_COUNTED = ResponseRequest, answers.InputTokens
+_ONE = "/v1/responses/{response_id}"
+ROUTES = [
+    Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS),
+    Route("POST", "/v1/responses/input_tokens", _input_tokens, "Count the tokens of its prompt.", *_COUNTED),
+    Route("GET", _ONE, _retrieve, "A response that is kept.", answer=answers.Response),
+    Route("DELETE", _ONE, _delete, "Forget it.", answer=answers.DeletedResponse),
+    Route("POST", f"{_ONE}/cancel", _cancel, "End one whose stream runs.", answer=answers.Response),
+    Route("GET", f"{_ONE}/input_items", _input_items, "The items that it answers.", answer=answers.InputItems),
+]

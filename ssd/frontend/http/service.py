@@ -18,6 +18,7 @@ from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.response_store import ResponseStore
 from ssd.frontend.http.style import ParsingStyle
 from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
@@ -37,6 +38,7 @@ class Service:
         self.keys = api_keys(server)
         self.metrics = PrometheusExporter(manager, server.metrics_compat)
         self.turns = asyncio.Lock()
+        self.responses = ResponseStore(server.limits)
         self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
 
     async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
