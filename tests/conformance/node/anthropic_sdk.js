@@ -7,7 +7,7 @@ const tools = [{
   name: 'get_weather',
   input_schema: { type: 'object', properties: { city: { type: 'string' } } },
 }];
-const given = { model: 'claude-opus-4-5', max_tokens: 300, temperature: 0, tools };
+const given = { model: 'claude-opus-4-8', max_tokens: 300, tools };
 
 const asked = [];
 let answer = await client.messages.create({ ...given, messages });
