@@ -19,6 +19,7 @@ from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.quotas import Accounts
 from ssd.frontend.http.style import ParsingStyle
 from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
@@ -37,6 +38,7 @@ class Service:
         server = manager.config.server
         self.manager, self.created = manager, int(time.time())
         self.keys = api_keys(server)
+        self.accounts = None if server.quotas is None else Accounts(server.quotas, self.keys)
         self.metrics = PrometheusExporter(manager, server.metrics_compat)
         self.turns = asyncio.Lock()
         self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
