@@ -67,6 +67,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
 
+class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The most that one API key may ask for. None is no limit, or that of the quotas' default."""
+
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    concurrent_requests: Positive | None = None
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The quotas of API keys, by their names in the file of keys."""
+
+    default: Quota = Quota()
+    keys: dict[str, Quota] = {}
+
+    def of(self, name: str) -> Quota:
+        """Return the quota of a key. A limit that its own quota leaves out is the default's."""
+        own = self.keys.get(name, self.default)
+        fields = Quota.__struct_fields__
+        return Quota(**{field: getattr(own, field) or getattr(self.default, field) for field in fields})
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ways for clients to reach an engine beside its own ipc socket, and the `names` of its model.
 
@@ -94,6 +115,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     limits: Limits = Limits()
+    quotas: Quotas | None = None
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -80,6 +80,7 @@ class Detokenizer:
     ) -> None:
         """With `include_stop` the text ends with the stop string. It has the special tokens in `shown`."""
         self.stopped = False
+        self.matched: str | None = None  # the stop string that has stopped it
         self._include_stop, self._shown = include_stop, shown
         self._vocabulary = vocabulary
         self._stop, self._min_tokens = tuple(stop), min_tokens
@@ -129,10 +130,10 @@ class Detokenizer:
         if not self._stop or not piece:
             return piece
         text, held = self._held + piece, len(self._held)
-        found = [(text.find(stop, max(0, held - len(stop) + 1)), len(stop)) for stop in self._stop]
+        found = [(text.find(stop, max(0, held - len(stop) + 1)), len(stop), stop) for stop in self._stop]
         if self._count > self._min_tokens and max(found)[0] >= 0:
             self.stopped, self._held = True, ""
-            position, length = min(one for one in found if one[0] >= 0)
+            position, length, self.matched = min(one for one in found if one[0] >= 0)
             return text[: position + length * self._include_stop]
         kept = overlap(text, self._stop)
         self._held = text[len(text) - kept :]

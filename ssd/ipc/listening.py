@@ -134,16 +134,18 @@ def _bound(listening: socket.socket, address: object) -> socket.socket:
     return listening
 
 
-def api_keys(server: ServerConfig) -> list[bytes]:
-    """Return all API keys. Raises UsageError for one that no header can carry, and as `read_api_keys` does."""
+def api_keys(server: ServerConfig) -> dict[bytes, str]:
+    """Return all API keys, each with its name or "".
+
+    Raises UsageError for one that no header can carry, and as `read_api_keys` does."""
     if not all(re.fullmatch(r"[!-~]{1,4096}", key) for key in server.api_keys):
         raise UsageError("--api-key: a key has printable ASCII characters, without spaces")
-    from_file = read_api_keys(server.api_key_file) if server.api_key_file is not None else []
-    return [*from_file, *(key.encode() for key in server.api_keys)]
+    from_file = read_api_keys(server.api_key_file) if server.api_key_file is not None else {}
+    return from_file | {key: "" for name in server.api_keys if (key := name.encode()) not in from_file}
 
 
-def read_api_keys(path: str) -> list[bytes]:
-    """Return the API keys in a file, one per line.
+def read_api_keys(path: str) -> dict[bytes, str]:
+    """Return the API keys in a file, one per line. A name for `--limits` may come after a key and a blank.
 
     Raises UsageError if others can read it, if it has no keys, or if a line is empty."""
     file = Path(path)
@@ -157,4 +159,5 @@ def read_api_keys(path: str) -> list[bytes]:
     keys = [line.strip() for line in lines]
     if not keys or not all(keys):
         raise UsageError(f"--api-key-file {path}: a key, on a line of its own, must not be empty")
-    return keys
+    parts = [key.partition(b" ") for key in keys]
+    return {key: name.strip().decode(errors="replace") for key, _, name in parts}

@@ -9,15 +9,17 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from ssd.config.descriptions import CLIENTS, MAIN
-from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, ServerConfig, check_text
+from ssd.config.descriptions import CLIENTS, LIMITS, MAIN
+from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, Quotas, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
 from ssd.speculation.rules import acceptance_rule
 from ssd.system import registered
+from ssd.system.files import read_bounded
 
+_MOST_BYTES = 2**20
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
@@ -34,6 +36,9 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     uds: Annotated[str | None, "Listen on this Unix socket instead."] = None
     api_key_file: Annotated[
         str | None, "File with the keys that clients must show, one a line; only its owner may read it.", MAIN
+    ] = None
+    limits: Annotated[
+        str | None, "TOML file with the requests and tokens a minute of each API key, and its requests at once.", LIMITS
     ] = None
     api_key: Annotated[tuple[str, ...], "A key that clients must show. Repeatable; SSD_API_KEY is seen by fewer."] = ()
     allowed_host: Annotated[tuple[str, ...], "Another host name that HTTP without keys answers to. Repeatable."] = ()
@@ -86,6 +91,7 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
     given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
     given |= {"names": options.served_model_name or (model,), "allowed_hosts": options.allowed_host}
     given |= {"api_keys": options.api_key, "allow_origins": options.allow_origin}
+    given["quotas"] = None if options.limits is None else read_quotas(options.limits)
     given |= {"limits": {name: getattr(options, name) for name in Limits.__struct_fields__}}
     try:
         server = msgspec.convert(given, ServerConfig)
@@ -94,6 +100,18 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
     if options.http:
         _check_doors(server, options.insecure)
     return server
+
+
+def read_quotas(path: str) -> Quotas:
+    """Return the quotas in a TOML file. Raises UsageError, which names the line or the field that is wrong."""
+    try:
+        return msgspec.toml.decode(read_bounded(Path(path), _MOST_BYTES), type=Quotas)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--limits {path}: {str(error).replace('$.', '')}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"--limits {path}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"--limits: {error}") from None
 
 
 def _check_http(options: ServerOptions) -> None:
@@ -112,6 +130,9 @@ def _check_http(options: ServerOptions) -> None:
 def _check_doors(server: ServerConfig, insecure: bool) -> None:
     """Read keys and certificate. Raises UsageError for access from other machines without keys or `insecure`."""
     keys = api_keys(server)
+    for name in server.quotas.keys if server.quotas is not None else ():
+        if name not in keys.values():
+            raise UsageError(f"--limits: no key of --api-key-file has the name {name!r}; write it behind the key")
     tls_context(server)
     if not keys and server.uds is None and not is_loopback(server.host) and not insecure:
         raise UsageError(

@@ -57,3 +57,14 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
     if client == "ai_sdk":
         assert found["reasoning"] == "The user wants weather." and found["tokens"] > 0
+
+
+@pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")
+def test_anthropics_client_calls_tools_and_reads_a_stream(caller: str) -> None:
+    found = json.loads(node(str(_PROGRAMS / "anthropic_sdk.js"), caller))
+    assert found["asked"] == ["Rome", "Oslo"]
+    assert found["last"] == [{"type": "text", "text": "It is sunny."}] and found["reason"] == "end_turn"
+    assert found["streamed"] == ["thinking", "text", "tool_use", "tool_use"]
+    assert found["counted"] == found["prompt"] > 0
+    assert found["model"] == "caller"
+    assert found["error"] == "NotFoundError" and found["type"] == "not_found_error"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from ssd.models import hub
 
@@ -41,36 +37,6 @@ def test_litellm(server: str) -> None:
     whole = litellm.completion(**given)
     parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**given, stream=True)]
     assert "".join(parts) == whole.choices[0].message.content != ""
-
-
-def test_litellm_speaks_anthropics_messages_for_us(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import litellm
-
-    monkeypatch.setattr(litellm, "use_chat_completions_url_for_anthropic_messages", True)
-    given = {
-        "model": "openai/smollm2",
-        "system": "Be brief.",
-        "messages": [{"role": "user", "content": "Say hello."}],
-        "api_base": f"{server}/v1",
-        "api_key": "none",
-        "max_tokens": 12,
-        "temperature": 0,
-    }
-
-    async def main() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        whole = await litellm.anthropic.messages.acreate(**given)
-        stream = await litellm.anthropic.messages.acreate(**given, stream=True)
-        lines = b"".join([part async for part in stream]).splitlines()
-        return whole, [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: ")]
-
-    whole, events = asyncio.run(main())
-    (block,) = whole["content"]
-    assert (whole["type"], whole["role"], block["type"]) == ("message", "assistant", "text")
-    assert whole["stop_reason"] in ("max_tokens", "end_turn") and 0 < whole["usage"]["output_tokens"] <= 12
-    assert "".join(event["delta"].get("text", "") for event in events if "delta" in event) == block["text"] != ""
-    assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
-    (end,) = [event for event in events if event["type"] == "message_delta"]
-    assert end["delta"]["stop_reason"] == whole["stop_reason"]
 
 
 def test_llm(server: str, tmp_path: Path) -> None:

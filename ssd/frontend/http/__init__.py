@@ -10,5 +10,5 @@ An interface of its own (a door), as responses.py, is a module with its structs,
 a `ChatRequest` or a `CompletionRequest` of its bodies; `Service.converse` answers.
 
 Keys, limits, errors and the OpenAPI document follow from the route. A request goes through server.py (accepts
-connections), connection.py (reads heads and bodies), app.py (dispatches), endpoints.py and service.py (decodes bodies), and for
-completions through generation.py (collects or streams) and chat.py or completions.py (the JSON)."""
+connections), connection.py (reads heads and bodies), app.py (dispatches), endpoints.py and service.py (decode bodies),
+and for completions through generation.py (collects or streams) and chat.py or completions.py (the JSON)."""

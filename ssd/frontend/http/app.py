@@ -82,6 +82,8 @@ class App:
             allowed = ", ".join(methods)
             message, headers = f"{method} is not for this path; {allowed} is", {b"allow": allowed.encode()}
             raise HttpError(405, message, "method_not_allowed", headers=headers)
+        if self._service.accounts is not None:
+            exchange.account = self._service.accounts.of(exchange.key)
         await route.handler(self._service, exchange)
 
     def _matching(self, exchange: Exchange, path: str) -> dict[str, Route] | None:

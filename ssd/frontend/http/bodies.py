@@ -53,6 +53,7 @@ OTHER_VALUES = frozenset(
         *("function", "image_url", "input_audio", "input_image", "input_file", "video_url", "file", "refusal"),
         *("custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
         *("image_generation", "computer_use_preview", "local_shell", "item_reference", "custom_tool_call"),
+        *("image", "document", "search_result", "server_tool_use", "tool_reference", "container_upload"),
         *("structural_tag", "custom_tool_call_output", "web_search_call", "file_search_call", "mcp_call", "compaction"),
     }
 )

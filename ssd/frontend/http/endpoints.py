@@ -4,23 +4,22 @@ A new one is a function and a line in `ROUTES`, or a door of its own, a module w
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 
 from ssd import __version__
-from ssd.errors import RequestError
-from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, responses
-from ssd.frontend.http.errors import invalid, refusal
-from ssd.frontend.http.exchange import Exchange, Gone
+from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, messages, responses
+from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
-from ssd.frontend.text_jobs import Decode, Decoded, Encode
+from ssd.frontend.text_jobs import Decode, Encode
 
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
+_ANTHROPIC = b"anthropic-version"  # a header of clients that read models in Anthropic's shape
 
 
 async def _chat(service: Service, exchange: Exchange) -> None:
@@ -55,7 +54,7 @@ async def _tokenize(service: Service, exchange: Exchange) -> None:
         as_json=True,
         plain_tools=service.manager.texts.answer_format.plain_tools,
     )
-    found = await _look_up(service, exchange, job, "messages" if body.prompt is None else "prompt")
+    found = await service.look_up(exchange, job, "messages" if body.prompt is None else "prompt")
     if found.count > job.most:
         raise invalid(None, f"this text has {found.count} tokens; at most {job.most} are told")
     ids: Any = msgspec.Raw(found.ids)
@@ -67,36 +66,23 @@ async def _detokenize(service: Service, exchange: Exchange) -> None:
     beyond = [token for token in body.tokens if token >= service.manager.config.vocab_size]
     if beyond:
         raise invalid("tokens", f"token id {beyond[0]} is outside of the vocabulary")
-    found = await _look_up(service, exchange, Decode(body.tokens), "tokens")
+    found = await service.look_up(exchange, Decode(body.tokens), "tokens")
     await exchange.reply_json(answers.Detokenized(found.text))
-
-
-async def _look_up(service: Service, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
-    """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
-    service.check_ready()
-    work = asyncio.ensure_future(service.manager.texts.look_up(job))
-    exchange.when_gone(work.cancel)
-    try:
-        found = await work
-        exchange.hold(len(found.text if isinstance(found, Decoded) else found.ids))
-        return found
-    except RequestError as error:
-        raise refusal(error.code, str(error), param) from None
-    except asyncio.CancelledError:
-        raise Gone from None
-    finally:
-        exchange.when_gone(None)
 
 
 async def _models(service: Service, exchange: Exchange) -> None:
     names = service.manager.config.server.names
+    if exchange.header(_ANTHROPIC) is not None:
+        await exchange.reply_json(messages.model_infos(service, names))
+        return
     await exchange.reply_json(answers.Models("list", [_named(service, name) for name in names]))
 
 
 async def _model(service: Service, exchange: Exchange) -> None:
     name = exchange.path["model"]
     service.check_model(name)
-    await exchange.reply_json(_named(service, name))
+    named = _named if exchange.header(_ANTHROPIC) is None else messages.model_info
+    await exchange.reply_json(named(service, name))
 
 
 def _named(service: Service, name: str) -> answers.Model:
@@ -165,6 +151,7 @@ _CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
 _COMPLETION = infill.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
+    *messages.ROUTES,
     *responses.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
     *embeddings.ROUTES,

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ssd.frontend.http.errors import Headers, HttpError, error_object
+from ssd.frontend.http.quotas import Account
 from ssd.frontend.memory_budget import MemoryBudget
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -52,6 +53,7 @@ class Exchange:
         self._headers = dict(scope["headers"])
         self.id = request_id(self._headers)
         self.key = b""  # the API key that it came with
+        self.account: Account | None = None  # of that key, if there are quotas
         self._budget: MemoryBudget | None = None
         self._held = 0
 

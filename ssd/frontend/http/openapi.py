@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
 from ssd import __version__
 from ssd.config.engine import EngineConfig
-from ssd.frontend.http import answers
 from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import Exchange
 
@@ -51,9 +50,10 @@ class Route(NamedTuple):
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
     """Return the document of this engine: its model's names are part of it."""
     kinds = {kind for route in routes for kind in (route.body, route.answer, route.events)}
+    kinds |= {_error(route) for route in routes}
     structs = [kind for kind in kinds if kind is not None and issubclass(kind, msgspec.Struct)]
-    schemas, components = msgspec.json.schema_components([*structs, answers.Error], ref_template=_REF)
-    named = dict(zip([*structs, answers.Error], schemas, strict=True))
+    schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
+    named = dict(zip(structs, schemas, strict=True))
     _narrow(components, config)
     paths: dict[str, Any] = {}
     for route in routes:
@@ -68,6 +68,11 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
         "paths": paths,
         "components": {"schemas": components, **({"securitySchemes": schemes} if keys else {})},
     }
+
+
+def _error(route: Route) -> Any:
+    """Return the struct of a route's errors."""
+    return get_type_hints(route.error)["return"]
 
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
@@ -99,7 +104,7 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
     if keys and not route.open:
         operation["security"] = [{"key": []}, {"header": []}]
         errors["401"] = "No valid key."
-    error = {"application/json": {"schema": named[answers.Error]}}
+    error = {"application/json": {"schema": named[_error(route)]}}
     responses = {status: {"description": text, "content": error} for status, text in errors.items()}
     responses["200"] = {"description": route.summary, **({"content": content} if content else {})}
     if route.path.startswith("/health"):

@@ -11,19 +11,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ssd.errors import RequestError
 from ssd.frontend.admission import no_chat
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import bodies, chat
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
-from ssd.frontend.http.exchange import Exchange
+from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
+from ssd.frontend.http.quotas import Accounts
 from ssd.frontend.http.response_store import ResponseStore
 from ssd.frontend.http.style import ParsingStyle
 from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
+from ssd.frontend.text_jobs import Decode, Decoded, Encode
 from ssd.ipc.listening import api_keys
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -36,6 +39,7 @@ class Service:
         server = manager.config.server
         self.manager, self.created = manager, int(time.time())
         self.keys = api_keys(server)
+        self.accounts = None if server.quotas is None else Accounts(server.quotas, self.keys)
         self.metrics = PrometheusExporter(manager, server.metrics_compat)
         self.turns = asyncio.Lock()
         self.responses = ResponseStore(server.limits)
@@ -79,6 +83,22 @@ class Service:
         made = (style or kind)(asked, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
         requests = chat.generates(asked, self.manager.config, offer)
         await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
+
+    async def look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
+        """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
+        self.check_ready()
+        work = asyncio.ensure_future(self.manager.texts.look_up(job))
+        exchange.when_gone(work.cancel)
+        try:
+            found = await work
+            exchange.hold(len(found.text if isinstance(found, Decoded) else found.ids))
+            return found
+        except RequestError as error:
+            raise refusal(error.code, str(error), param) from None
+        except asyncio.CancelledError:
+            raise Gone from None
+        finally:
+            exchange.when_gone(None)
 
     def check_model(self, name: str | None) -> None:
         names = self.manager.config.server.names

@@ -125,6 +125,11 @@ class Style(ABC):
         """Return the bytes of an event in a stream."""
         return b"data: %b\n\n" % encoder.encode(event)
 
+    def tokens(self, choices: Sequence[Choice]) -> int:
+        """Return how many tokens prompts and choices have so far. A prompt counts once."""
+        prompts = sum(len(choice.request.prompt) for choice in choices[:: self._n])
+        return prompts + sum(choice.request.completion_tokens for choice in choices)
+
     def _part(self, choices: list[Any], **more: Any) -> Any:
         """Return an event with these choices."""
         raise NotImplementedError

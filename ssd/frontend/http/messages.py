@@ -1,0 +1,579 @@
+"""`/v1/messages`: Anthropic's messages as chats, and its JSON; `/v1/messages/count_tokens`.
+
+Functions raise HttpError for a field that is wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw
+
+from ssd.config.params import MAX_STOPS
+from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.http import chat
+from ssd.frontend.http.bodies import (
+    Anything,
+    CalledFunction,
+    ChatRequest,
+    ChosenTool,
+    Function,
+    FunctionName,
+    JsonSchema,
+    ResponseFormat,
+    Said,
+    SaidCall,
+    Sampling,
+    Text,
+    Tool,
+    _Effort,
+    _ignored,
+    _Name,
+    _Stop,
+    _Tokens,
+    _unsupported,
+    _Variables,
+)
+from ssd.frontend.http.errors import HttpError, cut, invalid, missing
+from ssd.frontend.http.exchange import Exchange, encoder
+from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.service import Service
+from ssd.frontend.http.style import Choice, Each, ParsingStyle
+from ssd.frontend.http.tools import Offer, new_id, offered
+from ssd.frontend.parsers.answer import Answer, AnswerFormat
+from ssd.frontend.parsers.reasoning import Thought
+from ssd.frontend.parsers.tools import ToolCall
+from ssd.frontend.text_jobs import Encode
+from ssd.ipc.public import Chunk, Done
+
+log = logging.getLogger("ssd.http")
+
+_Event: TypeAlias = dict[str, Any]
+_ALIASES = "claude-"  # names that begin so stand for the served model
+_BILLING = "x-anthropic-billing-header:"  # begins a block of Claude Code that changes with every request
+_CALL = "toolu_"
+_SIGNATURE = "unsigned"  # clients want some signature of thoughts
+_SAYS = {
+    "system": {"text"},
+    "user": {"text", "tool_result"},
+    "assistant": {"text", "tool_use", "thinking", "redacted_thinking"},
+}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "max_tokens"}
+_EFFORTS = {"xhigh": "high", "max": "high"}  # chat templates know low, medium and high
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_cached = _ignored("every prompt is looked for in the prefix cache")
+_about = _ignored("it is about a text, and no part of it")
+_our_tools = _ignored("the server runs no tools")
+
+
+class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: Text
+    cache_control: Annotated[Anything, _cached] = UNSET
+    citations: Annotated[Anything, _about] = UNSET
+
+
+_Texts = Text | Annotated[list[TextBlock], Meta(max_length=1024)]
+
+
+class Block(msgspec.Struct, forbid_unknown_fields=True):
+    """One block of a message: text, a call of a tool, what it returned, or thoughts."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: Text | None = None
+    thinking: Text | None = None
+    id: _Name | None = None
+    name: _Name | None = None
+    input: Anything = UNSET
+    tool_use_id: _Name | None = None
+    content: _Texts | None = None
+    is_error: bool | None = None
+    cache_control: Annotated[Anything, _cached] = UNSET
+    citations: Annotated[Anything, _about] = UNSET
+    signature: Annotated[Anything, _ignored("thoughts are not signed")] = UNSET
+    data: Annotated[Anything, _ignored("nobody can read it here")] = UNSET
+    caller: Annotated[Anything, _our_tools] = UNSET
+    toolset_name: Annotated[Anything, _our_tools] = UNSET
+
+
+class Turn(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], Meta(max_length=1024)]
+
+
+class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool of the client; one with another type than `custom` is left out."""
+
+    name: _Name
+    type: _Name | None = None
+    description: Text | None = None
+    input_schema: dict[str, Raw] | None = None
+    strict: bool | None = None
+    cache_control: Annotated[Anything, _cached] = UNSET
+    input_examples: Annotated[Anything, _ignored("chat templates know a tool's schema only")] = UNSET
+    defer_loading: Annotated[Anything, _ignored("the prompt has all tools")] = UNSET
+    eager_input_streaming: Annotated[Anything, _ignored("a call is sent when it is complete")] = UNSET
+    allowed_callers: Annotated[Anything, _our_tools] = UNSET
+    max_uses: Annotated[Anything, _our_tools] = UNSET
+    allowed_domains: Annotated[Anything, _our_tools] = UNSET
+    blocked_domains: Annotated[Anything, _our_tools] = UNSET
+    user_location: Annotated[Anything, _our_tools] = UNSET
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: _Name | None = None
+    disable_parallel_tool_use: Annotated[bool, Meta(description="If true, there is one call at most.")] | None = None
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+    """Sets the chat template's variable `enable_thinking`, if it has one."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[Anything, _ignored("chat templates know no budget")] = UNSET
+    display: Annotated[Anything, _ignored("all thoughts are shown")] = UNSET
+
+
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: Anything = UNSET
+    name: Annotated[Anything, _ignored("the prompt says what the model is told")] = UNSET
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    format: OutputFormat | None = None
+    effort: _Effort | None = None
+    task_budget: Annotated[Anything, _ignored("chat templates know no budget")] = UNSET
+
+
+class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`/v1/messages` and `/v1/messages/count_tokens`."""
+
+    messages: Annotated[list[Turn], Meta(min_length=1, max_length=1024)]
+    system: _Texts | None = None
+    max_tokens: _Tokens | None = None
+    stop_sequences: Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None = None
+    tools: Annotated[list[MessageTool], Meta(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Annotated[OutputFormat | None, Meta(description="The older name of output_config.format.")] = None
+    chat_template_kwargs: _Variables | None = None
+    cache_control: Annotated[Anything, _cached] = UNSET
+    betas: Annotated[Anything, _ignored("what works needs no beta")] = UNSET
+    context_management: Annotated[Anything, _ignored("the prompt has the whole conversation")] = UNSET
+    diagnostics: Annotated[Anything, _ignored("no answer is stored")] = UNSET
+    inference_geo: Annotated[Anything, _ignored("there is one place")] = UNSET
+    speed: Annotated[Anything, _ignored("there is one")] = UNSET
+    container: Annotated[Anything, _unsupported()] = UNSET
+    mcp_servers: Annotated[Anything, _unsupported([])] = UNSET
+
+    def __post_init__(self) -> None:
+        if (self.model or "").startswith(_ALIASES):
+            self.model = None
+
+
+# -- messages to a chat ---------------------------------------------------------------------------------------------
+
+
+def as_chat(body: MessageRequest, takes_thinking: bool) -> ChatRequest:
+    """Return the chat that a request asks for. `takes_thinking`: the template has the variable `enable_thinking`.
+
+    As with Anthropic, a model does not think unless it is asked to."""
+    for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
+        if getattr(body, name) not in (None, False, 1):
+            raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
+    messages = _messages(body)
+    output = body.output_config or OutputConfig()
+    thinks = body.thinking is not None and body.thinking.type != "disabled"
+    variables = {"enable_thinking": Raw(encoder.encode(thinks))} if takes_thinking else {}
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    changed = {"stop": [*(body.stop_sequences or ()), *stop], **_format(body, output)}
+    return ChatRequest(
+        messages=messages,
+        max_tokens=body.max_tokens,
+        tools=_tools(body),
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=False if body.tool_choice and body.tool_choice.disable_parallel_tool_use else None,
+        chat_template_kwargs={**variables, **(body.chat_template_kwargs or {})},
+        continue_final_message=messages[-1].role == "assistant" and bool(messages[-1].content),
+        reasoning_effort=_EFFORTS.get(output.effort or "", output.effort),
+        **{name: getattr(body, name) for name in Sampling.__struct_fields__} | changed,
+    )
+
+
+def _format(body: MessageRequest, output: OutputConfig) -> dict[str, ResponseFormat]:
+    """Return `output_config.format` as a field of a chat."""
+    format = output.format or body.output_format
+    if format is None:
+        return {}
+    if body.response_format is not None:
+        raise invalid("response_format", "output_config.format and response_format contradict each other; give one")
+    if format.schema in (UNSET, b"null"):
+        raise missing("output_config.format.schema")
+    return {"response_format": ResponseFormat("json_schema", JsonSchema(format.schema))}
+
+
+def _tools(body: MessageRequest) -> list[Tool]:
+    kept = []
+    for tool in body.tools or ():
+        if tool.type in (None, "custom"):
+            kept.append(Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict)))
+        else:
+            _say_left_out(cut(tool.type))
+    return kept
+
+
+@lru_cache(64)
+def _say_left_out(kind: str) -> None:
+    log.warning("tools of the type %r are left out: the model knows tools with an input_schema only", kind)
+
+
+def _choice(asked: ToolChoice | None) -> Literal["none", "auto", "required"] | ChosenTool | None:
+    if asked is None:
+        return None
+    if asked.type == "tool":
+        return ChosenTool("function", FunctionName(_given(asked.name, "tool_choice.name")))
+    return "required" if asked.type == "any" else asked.type
+
+
+def _messages(body: MessageRequest) -> list[Said]:
+    """Return the conversation, with turns of one role that follow each other as one message.
+
+    Many chat templates want a system message at the beginning only. So text of the system joins it until somebody has
+    answered, and is the user's after that."""
+    said: list[Said] = []
+    system = [] if body.system is None else [_joined(body.system)]
+    for index, turn in enumerate(body.messages):
+        where = f"messages[{index}].content"
+        blocks = [Block("text", turn.content)] if isinstance(turn.content, str) else turn.content
+        for number, block in enumerate(blocks):
+            if block.type not in _SAYS[turn.role]:
+                at = f"{where}[{number}].type"
+                raise invalid(at, f"{at}: a message of the role {turn.role} has no block {block.type}")
+        if turn.role == "assistant":
+            _add_to_assistant(said, blocks, where)
+        elif turn.role == "system" and all(one.role != "assistant" for one in said):
+            system += [_given(block.text, f"{where}.text") for block in blocks]
+        else:
+            _add_told(said, blocks, where)
+    return [Said("system", "\n".join(system)), *said] if system else said
+
+
+def _add_to_assistant(said: list[Said], blocks: Sequence[Block], where: str) -> None:
+    """Add blocks to the assistant's last message, or to a new one."""
+    if not said or said[-1].role != "assistant":
+        said.append(Said("assistant", "", []))
+    message, texts, thoughts = said[-1], [], []
+    assert message.tool_calls is not None, "those made here have a list"
+    for number, block in enumerate(blocks):
+        at = f"{where}[{number}]"
+        if block.type == "text":
+            texts.append(_given(block.text, f"{at}.text"))
+        elif block.type == "thinking":
+            thoughts.append(_given(block.thinking, f"{at}.thinking"))
+        elif block.type == "tool_use":
+            arguments = "{}" if block.input is UNSET else bytes(block.input).decode()
+            function = CalledFunction(_given(block.name, f"{at}.name"), arguments)
+            message.tool_calls.append(SaidCall(_call_id(_given(block.id, f"{at}.id")), function))
+    message.content = "".join([str(message.content), *texts])
+    message.reasoning_content = "".join([message.reasoning_content or "", *thoughts]) or None
+
+
+def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
+    """Add what tools have returned, each as a message, and then the other blocks to the user's text."""
+    texts = []
+    for number, block in enumerate(blocks):
+        at = f"{where}[{number}]"
+        if block.type == "text":
+            texts.append(_given(block.text, f"{at}.text"))
+            continue
+        text = _joined(block.content or "")
+        call_id = _call_id(_given(block.tool_use_id, f"{at}.tool_use_id"))
+        said.append(Said("tool", f"Error: {text}" if block.is_error else text, tool_call_id=call_id))
+    if texts and said and said[-1].role == "user":
+        said[-1].content = "\n".join([str(said[-1].content), *texts])
+    elif texts or not blocks:
+        said.append(Said("user", "\n".join(texts)))
+
+
+def _joined(content: str | list[TextBlock]) -> str:
+    """Return texts as one, without Claude Code's block that would spoil the prefix cache."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if not block.text.startswith(_BILLING))
+
+
+def _call_id(name: str) -> str:
+    """Return a call's name as chat templates get it: without the prefix, since some want a certain length."""
+    return name.removeprefix(_CALL)
+
+
+def _given(value: Any, name: str) -> Any:
+    if value is None:
+        raise missing(name)
+    return value
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+class MessageUsage(msgspec.Struct):
+    """Token counts. `input_tokens` are those of the prompt that the prefix cache did not have."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    """An answer of `/v1/messages`. Blocks of `content` have the types `thinking`, `text` and `tool_use`."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]] = []
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class Counted(msgspec.Struct):
+    input_tokens: int
+
+
+class ModelInfo(msgspec.Struct):
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
+
+
+class ModelInfos(msgspec.Struct):
+    data: list[ModelInfo]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
+class MessageErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessageError(msgspec.Struct):
+    error: MessageErrorDetail
+    request_id: str | None = None
+    type: Literal["error"] = "error"
+
+
+def error_object(error: HttpError, request_id: str | None = None) -> MessageError:
+    """Return the body of an error."""
+    kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return MessageError(MessageErrorDetail(kind, error.message), request_id)
+
+
+class MessageStyle(ParsingStyle):
+    """One choice as blocks, and as events about them."""
+
+    prompt = "messages"
+    prefix = "msg_"
+    end = b""
+
+    def __init__(
+        self,
+        body: MessageRequest,
+        asked: ChatRequest,
+        name: str,
+        vocabulary: Vocabulary,
+        format: AnswerFormat,
+        offer: Offer,
+    ) -> None:
+        super().__init__(asked, name, vocabulary, format, offer)
+        self._parses = True
+        if self.structured == "response_format" and body.response_format is None:
+            self.structured = "output_config.format"
+        self._name = name.removeprefix(self.prefix)
+        self._blocks = _Blocks()
+
+    async def whole(self, choices: Sequence[Choice], each: Each) -> MessageAnswer:
+        for part in choices[0].parts:
+            self._blocks.add(part)
+        self._blocks.close()
+        ended = self._ended(choices[0])
+        return self._answer(content=self._blocks.content, usage=self._used(choices[0]), **ended)
+
+    def first(self, choice: Choice) -> list[_Event]:
+        message = self._answer(usage=MessageUsage(len(choice.request.prompt), 0))
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def events(self, choice: Choice, message: Chunk | Done) -> list[_Event]:
+        events = self._blocks.add(choice.parts[-1])
+        if isinstance(message, Done):
+            events += self._blocks.close()
+            events.append({"type": "message_delta", "delta": self._ended(choice), "usage": self._used(choice)})
+            events.append({"type": "message_stop"})
+        return events
+
+    def last(self, choices: Sequence[Choice]) -> list[_Event]:
+        return []
+
+    def error(self, error: HttpError) -> MessageError:
+        return error_object(error, self._name)
+
+    def encode(self, event: Any) -> bytes:
+        kind = event.type if isinstance(event, MessageError) else event["type"]
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encoder.encode(event))
+
+    def _answer(self, **fields: Any) -> MessageAnswer:
+        return MessageAnswer(id=self._named["id"], model=self._named["model"], **fields)
+
+    def _ended(self, choice: Choice) -> dict[str, str | None]:
+        """Return why a choice ended: `tool_use` if it is complete and has calls."""
+        reason, detokenizer = choice.end.finish_reason, choice.request.detokenizer
+        stop = None if detokenizer is None or reason != "stop" else detokenizer.matched
+        found = "stop_sequence" if stop is not None else _REASONS[reason]
+        if choice.calls and reason == "stop":
+            found, stop = "tool_use", None
+        return {"stop_reason": found, "stop_sequence": stop}
+
+    def _used(self, choice: Choice) -> MessageUsage:
+        usage, cached = choice.end.usage, choice.end.metrics.cached_tokens
+        return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+
+
+class _Blocks:
+    """The blocks of an answer as it grows, and the events about them. A text of white space alone is no block."""
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._kind = ""  # of the open block
+        self._text: list[str] = []  # of it
+        self._blank = ""  # white space that may begin a block
+
+    def add(self, part: Answer) -> list[_Event]:
+        """Add a part of the answer."""
+        events = []
+        for piece in part.pieces:
+            if isinstance(piece, ToolCall):
+                events += self._add_call(piece)
+            elif isinstance(piece, Thought):
+                events += self._add_text("thinking", piece.text)
+            else:
+                events += self._add_text("text", piece)
+        return events
+
+    def close(self) -> list[_Event]:
+        """End the open block, if there is one."""
+        kind, self._kind, self._blank = self._kind, "", ""
+        if not kind:
+            return []
+        block, events = self.content[-1], []
+        block[kind] = "".join(self._text)
+        if kind == "thinking":
+            block["signature"] = _SIGNATURE
+            events.append(self._delta("signature_delta", signature=_SIGNATURE))
+        return [*events, self._of_block("stop")]
+
+    def _add_text(self, kind: str, text: str) -> list[_Event]:
+        """Add text to the open block of this kind, or to a new one. Its text stands in the field of the same name."""
+        events = []
+        if kind != self._kind:
+            text, self._blank = self._blank + text, ""
+            if not text.strip():
+                self._blank = text
+                return []
+            events = self.close()
+            self._kind, self._text = kind, []
+            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            self.content.append(block)
+            events.append(self._of_block("start", content_block={**block}))
+        self._text.append(text)
+        return [*events, self._delta(f"{kind}_delta", **{kind: text})] if text else events
+
+    def _add_call(self, call: ToolCall) -> list[_Event]:
+        """Add a block that is complete at once."""
+        events = self.close()
+        block = {"type": "tool_use", "id": f"{_CALL}{new_id()}", "name": call.name, "input": {}}
+        self.content.append(block | {"input": Raw(call.arguments.encode())})
+        return [
+            *events,
+            self._of_block("start", content_block=block),
+            self._delta("input_json_delta", partial_json=call.arguments),
+            self._of_block("stop"),
+        ]
+
+    def _of_block(self, what: str, **fields: Any) -> _Event:
+        return {"type": f"content_block_{what}", "index": len(self.content) - 1, **fields}
+
+    def _delta(self, kind: str, **fields: Any) -> _Event:
+        return self._of_block("delta", delta={"type": kind, **fields})
+
+
+# -- endpoints ------------------------------------------------------------------------------------------------------
+
+
+def model_info(service: Service, name: str) -> ModelInfo:
+    """Return a model as Anthropic's interface describes it."""
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created))
+    return ModelInfo(name, name, created, service.manager.config.max_model_len)
+
+
+def model_infos(service: Service, names: Sequence[str]) -> ModelInfos:
+    return ModelInfos([model_info(service, name) for name in names], names[0], names[-1])
+
+
+async def _asked(service: Service, exchange: Exchange) -> tuple[MessageRequest, ChatRequest]:
+    """Return a request and its chat. Its answer, and its error too, has the header that Anthropic's SDKs read."""
+    exchange.more_headers = {**exchange.more_headers, b"request-id": exchange.id.encode()}
+    exchange.error_object = partial(error_object, request_id=exchange.id)
+    body = await service.read(exchange, MessageRequest)
+    service.check_ready()
+    return body, as_chat(body, service.manager.texts.vocabulary.template.takes_thinking)
+
+
+async def _message(service: Service, exchange: Exchange) -> None:
+    body, asked = await _asked(service, exchange)
+    await service.converse(exchange, asked, MessageStyle, partial(MessageStyle, body))
+
+
+async def _count_tokens(service: Service, exchange: Exchange) -> None:
+    _, asked = await _asked(service, exchange)
+    format = service.manager.texts.answer_format
+    options = chat.options(asked, offered(asked, format).tools)
+    job = Encode(None, chat.conversation(asked.messages), options, plain_tools=format.plain_tools)
+    found = await service.look_up(exchange, job, MessageStyle.prompt)
+    await exchange.reply_json(Counted(found.count))
+
+
+_TYPES = MessageRequest, MessageAnswer, MessageAnswer
+ROUTES = [
+    Route("POST", "/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES, error=error_object),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        _count_tokens,
+        "The tokens of a conversation's prompt.",
+        MessageRequest,
+        Counted,
+        error=error_object,
+    ),
+]
