@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ssd.config.engine import Limits, ServerConfig
+from ssd.config.engine import Limits, Quota, Quotas, ServerConfig
 from ssd.ipc.messages import Emission, Submit
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.scripted_engine import following
@@ -214,3 +214,15 @@ def test_ollamas_doors(http: HttpEngine) -> None:
         assert status == 400 and list(refused) == ["error"] and "context" in refused["error"]
         status, unknown = http.post("/api/embed", model="other", input="x")
         assert status == 404 and "other" in unknown["error"]
+
+
+def test_quotas_count_embeddings() -> None:
+    server = ServerConfig(names=("scripted",), port=0, quotas=Quotas(default=Quota(tokens_per_minute=60)))
+    with http_engine(server) as engine, embedding(engine):
+        for path, field in ((PATH, "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
+            status, headers, _ = engine.ask("POST", path, {"model": "scripted", field: "one two"})
+            assert status == 200
+        assert 0 < int(headers["x-ratelimit-remaining-tokens"]) < 60
+        assert engine.ask("POST", PATH, {"model": "scripted", "input": ["many words"] * 60})[0] == 200
+        status, headers, content = engine.ask("POST", "/api/embed", {"model": "scripted", "input": "one"})
+        assert status == 429 and headers["retry-after"] and "60 tokens a minute" in json.loads(content)["error"]

@@ -106,11 +106,13 @@ class _Job:
         self.tokens = 0
 
     def __enter__(self) -> Self:
+        self._exchange.begin_use()
         self._exchange.when_gone(self._left)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exchange.when_gone(None)
+        self._exchange.end_use(self.tokens)
         for request in self._open.values():
             self._service.manager.cancel(request)
 

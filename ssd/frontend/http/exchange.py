@@ -112,6 +112,16 @@ class Exchange:
         None ends that."""
         self.scope["state"][GONE] = call
 
+    def begin_use(self) -> None:
+        """Count a generating request in its key's account, if there is one. Raises HttpError 429 for one too many."""
+        if self.account is not None:
+            self.more_headers = {**self.more_headers, **self.account.begin()}
+
+    def end_use(self, tokens: int) -> None:
+        """Count the tokens of a request that `begin_use` has counted."""
+        if self.account is not None:
+            self.account.end(tokens)
+
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
         """Send the whole answer at once."""
         await self._head(status, kind, {**(headers or {}), b"content-length": b"%d" % len(body)})

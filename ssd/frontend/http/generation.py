@@ -45,9 +45,7 @@ class Generation:
         """Send the answer, and end its requests at once when the client leaves.
 
         Raises Gone and HttpError."""
-        exchange, account = self._exchange, self._exchange.account
-        if account is not None:
-            exchange.more_headers = {**exchange.more_headers, **account.begin()}
+        self._exchange.begin_use()
         try:
             self._open()
             self._exchange.when_gone(self._left)
@@ -59,8 +57,7 @@ class Generation:
         finally:
             for choice in self._choices:
                 self._manager.cancel(choice.request)
-            if account is not None:
-                account.end(self._style.tokens(self._choices))
+            self._exchange.end_use(self._style.tokens(self._choices))
             # Breaks a reference cycle, which only the garbage collector would end.
             self._exchange.when_gone(None)
             self._choices.clear()

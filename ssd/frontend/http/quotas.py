@@ -1,6 +1,6 @@
 """Quotas of API keys: requests and tokens a minute, and requests at once.
 
-A request counts when it begins, its tokens when it has ended. `Generation.run` calls `Account.begin` and `end`."""
+A request counts when it begins, its tokens when it has ended. `Exchange.begin_use` and `end_use` do so."""
 
 from __future__ import annotations
 
