@@ -11,10 +11,9 @@ import msgspec
 
 from ssd import __version__
 from ssd.errors import RequestError
-from ssd.frontend.http import answers, bodies, chat, completions, responses
+from ssd.frontend.http import answers, bodies, chat, completions, ollama, responses
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
-from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
@@ -32,8 +31,7 @@ async def _completion(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, bodies.CompletionRequest)
     service.own(exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
-    requests = completions.generates(body, service.manager.config)
-    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+    await service.complete(exchange, body, style)
 
 
 async def _tokenize(service: Service, exchange: Exchange) -> None:
@@ -162,6 +160,7 @@ _COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
     *responses.ROUTES,
+    *ollama.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
     Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
     Route("GET", "/v1/models/{model}", _model, "One of them.", answer=answers.Model),

@@ -13,12 +13,12 @@ import msgspec
 
 from ssd.frontend.admission import no_chat
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.http import bodies, chat
+from ssd.frontend.http import bodies, chat, completions
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
-from ssd.frontend.http.style import ParsingStyle
+from ssd.frontend.http.style import ParsingStyle, Style
 from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.prometheus import PrometheusExporter
@@ -78,9 +78,15 @@ class Service:
         requests = chat.generates(asked, self.manager.config, offer)
         await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
 
+    async def complete(self, exchange: Exchange, asked: bodies.CompletionRequest, style: Style) -> None:
+        """Continue a text in this style."""
+        requests = completions.generates(asked, self.manager.config)
+        await Generation(self.manager, exchange, style, requests, self.turns).run(bool(asked.stream))
+
     def check_model(self, name: str | None) -> None:
+        """Raise HttpError for a model that is not served; a name may have a tag, as Ollama's lists show it."""
         names = self.manager.config.server.names
-        if name is not None and name not in names:
+        if name is not None and name not in names and name.rpartition(":")[0] not in names:
             message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
             raise HttpError(404, message, "model_not_found", "model")
 
