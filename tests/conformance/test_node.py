@@ -46,7 +46,7 @@ def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
 
 
 @pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")
-@pytest.mark.parametrize(("client", "streamed"), [("openai_sdk", ""), ("ai_sdk", "Let me see.")])
+@pytest.mark.parametrize(("client", "streamed"), [("openai_sdk", ""), ("ai_sdk", "Let me see."), ("ollama", "")])
 def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     caller: str, server: str, client: str, streamed: str
 ) -> None:
@@ -57,6 +57,8 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
     if client == "ai_sdk":
         assert found["reasoning"] == "The user wants weather." and found["tokens"] > 0
+    if client == "ollama":
+        assert (found["capabilities"], found["refused"], found["version"]) == (["completion", "tools"], 404, "0.12.11")
 
 
 @pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")

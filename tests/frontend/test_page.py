@@ -46,7 +46,8 @@ def test_a_page_of_a_name_that_leads_here_is_not_served() -> None:
 
 def test_without_ui_there_is_none() -> None:
     with http_engine(ServerConfig(names=("scripted",), port=0, ui=False)) as engine:
-        assert engine.ask("GET", "/")[0] == 404
+        status, headers, content = engine.ask("GET", "/")
+    assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8") and b"<" not in content
 
 
 # -- origins --------------------------------------------------------------------------------------------------------

@@ -342,6 +342,12 @@ class Error(msgspec.Struct):
     error: ErrorDetail
 
 
+class OllamaError(msgspec.Struct):
+    """Ollama's body of an error."""
+
+    error: str
+
+
 def usage(ends: Sequence[Done], n: int) -> Usage:
     """Sum up the choices of one request, `n` of each prompt in turn.
 

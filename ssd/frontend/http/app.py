@@ -16,7 +16,7 @@ from ssd.frontend.http.endpoints import ROUTES
 from ssd.frontend.http.errors import HttpError, cut, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send
 from ssd.frontend.http.openapi import Route
-from ssd.frontend.http.page import Page
+from ssd.frontend.http.page import Page, greet
 from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.listening import is_loopback
@@ -36,8 +36,8 @@ class App:
         self._checks_host = local and not self._service.keys
         self._by_path: dict[str, dict[str, Route]] = {}
         # The page is no part of the API, and so of no OpenAPI document.
-        page = [Route("GET", "/", Page().show, "A chat page.", open=True)] if server.ui else []
-        for route in [*ROUTES, *page]:
+        page = Route("GET", "/", Page().show if server.ui else greet, "A chat page.", open=True)
+        for route in [*ROUTES, page]:
             self._by_path.setdefault(route.path, {})[route.method] = route
         self._patterns = {_pattern(path): self._by_path[path] for path in self._by_path if "{" in path}
 
@@ -72,8 +72,8 @@ class App:
             return
         method = exchange.scope["method"]
         route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
-        if route is not None:
-            exchange.error_object = route.error
+        if methods:
+            exchange.error_object = next(iter(methods.values())).error  # of all routes of a path
         if self._service.keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:

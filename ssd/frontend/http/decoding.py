@@ -120,7 +120,7 @@ def _check_raw(body: msgspec.Struct) -> None:
 
     Raises HttpError or msgspec's errors."""
     _refuse_unsupported(body)
-    for name in ("structured_outputs", "response_format"):
+    for name in ("structured_outputs", "response_format", "options"):
         if (part := getattr(body, name, None)) is not None:
             _refuse_unsupported(part, f"{name}.")
     for index, said in enumerate(getattr(body, "messages", None) or ()):

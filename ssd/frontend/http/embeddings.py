@@ -19,8 +19,9 @@ from ssd.config.params import Pooling, SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.http.bodies import _PROMPT, Anything, Sampling, Text, _ignored, _Name, _Prompts, _unsupported
 from ssd.frontend.http.completions import prompts
-from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
+from ssd.frontend.http.ollama import error_object
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import sampling
 from ssd.frontend.http.service import Service
@@ -251,12 +252,8 @@ def _numbers(vector: array[float]) -> bytes:
     return b"[%b]" % ",".join([f"{number:.9g}" for number in vector]).encode()
 
 
-def _ollama_error(error: HttpError) -> dict[str, str]:
-    return {"error": error.message}
-
-
 ROUTES = [
     Route("POST", "/v1/embeddings", _embeddings, "Texts or token ids to vectors.", EmbeddingRequest, Embeddings),
-    Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=_ollama_error),
-    Route("POST", "/api/embeddings", _old_embed, "The older one.", OldEmbedRequest, dict, error=_ollama_error),
+    Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=error_object),
+    Route("POST", "/api/embeddings", _old_embed, "The older one.", OldEmbedRequest, dict, error=error_object),
 ]

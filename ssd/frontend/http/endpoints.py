@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from ssd import __version__
-from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, messages, responses
+from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, messages, ollama, responses
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
-from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
@@ -30,13 +29,8 @@ async def _chat(service: Service, exchange: Exchange) -> None:
 async def _completion(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, infill.CompletionRequest)
     service.own(exchange, body)
-    if body.suffix:
-        await infill.fill(service, exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
-    if body.suffix:
-        style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
-    requests = completions.generates(body, service.manager.config)
-    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+    await infill.complete(service, exchange, body, style)
 
 
 async def _tokenize(service: Service, exchange: Exchange) -> None:
@@ -153,6 +147,7 @@ ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
     *messages.ROUTES,
     *responses.ROUTES,
+    *ollama.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
     *embeddings.ROUTES,
     *infill.ROUTES,

@@ -17,7 +17,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
 from ssd.frontend.http import answers, bodies
 from ssd.frontend.http.bodies import Anything, Sampling, Text, _ignored
-from ssd.frontend.http.completions import take_back
+from ssd.frontend.http.completions import generates, take_back
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
 from ssd.frontend.http.generation import Generation
@@ -67,7 +67,16 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 
 
-async def fill(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
+async def complete(service: Service, exchange: Exchange, body: CompletionRequest, style: Style) -> None:
+    """Continue a text in this style, up to its suffix if it has one."""
+    if body.suffix:
+        await _fill(service, exchange, body)
+        style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
+    requests = generates(body, service.manager.config)
+    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+
+
+async def _fill(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
     """Replace the texts of a completion with a suffix by the ids of their prompts."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(given) > (most := service.manager.config.server.limits.max_prompts):

@@ -15,6 +15,7 @@ from ssd.config.engine import EngineConfig
 from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import Exchange
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 _REF = "#/components/schemas/{name}"
 # OpenAPI 3.1 describes a stream by its events. The data is a chunk as JSON, or [DONE].
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
@@ -34,7 +35,7 @@ class Route(NamedTuple):
 
     A name in braces in `path` stands for a part without slashes, `{model}` for any rest. `handler` gets the
     application's `Service` and the request. `body`, `answer` and `events` are the structs that the document describes;
-    `open` needs no key. `error` returns the body of an error."""
+    `open` needs no key. `error` returns the body of an error, `stream` is the content type of `events`."""
 
     method: str
     path: str
@@ -45,6 +46,7 @@ class Route(NamedTuple):
     events: type | None = None
     open: bool = False
     error: Callable[[HttpError], Any] = error_object
+    stream: str = EVENTS
 
 
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
     if route.answer is not None:
         content["application/json"] = {"schema": named.get(route.answer, {"type": "object"})}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": _EVENT}
+        content[route.stream] = {"schema": _EVENT} if route.stream == EVENTS else {}
     if route.path == "/metrics":
         content["text/plain"] = {"schema": {"type": "string"}}
     errors: dict[str, str] = {}

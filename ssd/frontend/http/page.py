@@ -42,6 +42,11 @@ class Page:
         await exchange.reply(self._html, kind=_KIND, headers=self._headers)
 
 
+async def greet(_: object, exchange: Exchange) -> None:
+    """Answer, where there is no page, as Ollama does: its clients look whether it runs."""
+    await exchange.reply(b"Ollama is running", kind=b"text/plain; charset=utf-8")
+
+
 def _hash_of(tag: bytes, html: bytes) -> str:
     """Return the source of the only element of this name, as a policy names it."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)

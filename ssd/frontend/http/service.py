@@ -101,8 +101,9 @@ class Service:
             exchange.when_gone(None)
 
     def check_model(self, name: str | None) -> None:
+        """Raise HttpError for a model that is not served; a name may have a tag, as Ollama's lists show it."""
         names = self.manager.config.server.names
-        if name is not None and name not in names:
+        if name is not None and name not in names and name.rpartition(":")[0] not in names:
             message = f"the model {cut(name)!r} is not served here; {', '.join(names)} is"
             raise HttpError(404, message, "model_not_found", "model")
 

@@ -1,0 +1,250 @@
+"""Ollama's interface, `/api/chat`, `/api/generate` and their neighbours: chats and completions, streamed as lines."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw
+
+from ssd.config.engine import ServerConfig
+from ssd.frontend.http import answers, bodies, chat, infill
+from ssd.frontend.http.bodies import Anything, Said, Text, _ignored, _Name, _unsupported
+from ssd.frontend.http.errors import HttpError, invalid
+from ssd.frontend.http.exchange import Exchange, encoder
+from ssd.frontend.http.openapi import LINES, Route
+from ssd.frontend.http.service import Service
+from ssd.frontend.http.style import Choice, Each
+from ssd.frontend.http.tools import Offer
+from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.ipc.public import Chunk, Done
+from ssd.models.checkpoint import described
+
+_NOT_PASSED = {"model", "n", "stream", "stream_options", "n_predict", "repeat_penalty", "return_metrics"}
+
+
+class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
+    num_predict: int | None = None  # below 1: until the end
+    repeat_penalty: float | None = None  # type: ignore[assignment]
+    num_ctx: Annotated[Anything, _ignored("the context is --max-model-len")] = UNSET
+    repeat_last_n: Annotated[Anything, _ignored("penalties count the whole text")] = UNSET
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: _Name | None = None
+    stream: bool | None = None  # true
+    format: Literal["", "json"] | dict[str, Raw] | None = None
+    options: OllamaOptions | None = None
+    think: bool | bodies._Effort | None = None
+    logprobs: bool | None = None
+    top_logprobs: bodies._Alternatives | None = None
+    keep_alive: Annotated[Anything, _ignored("the model stays loaded")] = UNSET
+
+
+class OllamaFunction(bodies.CalledFunction, forbid_unknown_fields=True):
+    arguments: dict[str, Raw] | Text = "{}"  # type: ignore[assignment]
+
+
+class OllamaCall(bodies.SaidCall, kw_only=True, forbid_unknown_fields=True):
+    function: OllamaFunction
+    id: _Name = ""
+
+
+class OllamaMessage(Said, kw_only=True, forbid_unknown_fields=True):
+    tool_calls: Annotated[list[OllamaCall], Meta(max_length=1024)] | None = None  # type: ignore[assignment]
+    tool_name: _Name | None = None
+    thinking: Text | None = None
+    images: Annotated[Anything, _unsupported([])] = UNSET
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[OllamaMessage], Meta(max_length=1024)] | None = None
+    tools: bodies.Tools | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+    prompt: Text | None = None
+    system: Text | None = None
+    raw: bool | None = None  # a text to continue, and no chat
+    suffix: Text | None = None
+    images: Annotated[Anything, _unsupported([])] = UNSET
+    template: Annotated[Anything, _unsupported("")] = UNSET
+    context: Annotated[Anything, _unsupported([])] = UNSET
+
+
+def _shared(body: OllamaRequest) -> dict[str, Any]:
+    """Return the fields that chats and completions have in common."""
+    options = body.options or OllamaOptions()
+    asked = {name: getattr(options, name) for name in {*bodies.Sampling.__struct_fields__} - _NOT_PASSED}
+    asked |= {"model": body.model, "stream": body.stream is not False}
+    asked["repetition_penalty"] = options.repeat_penalty or options.repetition_penalty
+    asked["max_tokens"] = options.num_predict if (options.num_predict or 0) > 0 else 2**31 - 1  # the context ends it
+    if body.format == "json":
+        asked["response_format"] = bodies.ResponseFormat("json_object")
+    elif body.format:
+        asked["json_schema"] = Raw(encoder.encode(body.format))
+    return asked
+
+
+def as_chat(body: OllamaRequest, messages: list[Said]) -> bodies.ChatRequest:
+    """Return the chat that a request asks for."""
+    effort = (body.think or None) if isinstance(body.think, str) else None
+    thinks = {} if body.think is None else {"enable_thinking": Raw(encoder.encode(bool(body.think)))}
+    asked = _shared(body) | {name: getattr(body, name, None) for name in ("logprobs", "top_logprobs", "tools")}
+    return bodies.ChatRequest(messages=messages, reasoning_effort=effort, chat_template_kwargs=thinks, **asked)
+
+
+def _conversation(messages: list[OllamaMessage]) -> list[OllamaMessage]:
+    """Give calls ids, and arguments as texts. A result is that of the next call without one, of its tool if named."""
+    waiting: list[OllamaCall] = []
+    for index, one in enumerate(messages):
+        for at, call in enumerate(one.tool_calls or ()):
+            call.id = call.id or f"call{index:03}{at:02}"
+            if not isinstance(given := call.function.arguments, str):
+                call.function.arguments = encoder.encode(given).decode()
+            waiting.append(call)
+        id, name, one.content = one.tool_call_id, one.tool_name or one.name, one.content or ""
+        fitting = [call for call in waiting if id in (None, call.id) and name in (None, call.function.name)]
+        if one.role == "tool" and fitting:
+            waiting.remove(fitting[0])
+            id = fitting[0].id
+        one.tool_call_id, one.name, one.reasoning_content = id, name, one.thinking or one.reasoning_content
+    return messages
+
+
+def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessage, **more: Any) -> dict[str, Any]:
+    """Return a line of an answer, or all of it: a message, or with `texts` a text."""
+    shown: dict[str, Any] = {"response" if texts else "content": said.content or ""}
+    if said.reasoning_content:
+        shown["thinking"] = said.reasoning_content
+    for call in said.tool_calls or ():  # line ends in arguments only stand between the parts of JSON
+        arguments = Raw(call.function.arguments.translate({10: " ", 13: " "}).encode())
+        called = {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}
+        shown.setdefault("tool_calls", []).append(called)
+    answer = shown if texts else {"message": {"role": "assistant", **shown}}
+    return {"model": model, "created_at": datetime.now(UTC).isoformat(), **answer, "done": False, **more}
+
+
+def error_object(error: HttpError) -> answers.OllamaError:
+    """Return the body of an error."""
+    return answers.OllamaError(error.message)
+
+
+class OllamaStyle(chat.ChatStyle):
+    """One choice as lines: messages, or texts."""
+
+    end, kind = b"", LINES.encode()
+    error = staticmethod(error_object)
+
+    def __init__(self, texts: bool, *given: Any) -> None:
+        super().__init__(*given)
+        self._line = partial(_line, self._named["model"], texts)
+
+    async def whole(self, choices: Any, each: Each) -> Any:
+        told = {"logprobs": await each(self._content_logprob, choices[0].logprobs)} if self._with_logprobs else {}
+        return self._line(self._message(choices[0]), **told, **_end(choices[0].end))
+
+    def first(self, choice: Choice) -> list[Any]:
+        return []
+
+    def events(self, choice: Choice, message: Chunk | Done) -> list[Any]:
+        deltas = self._deltas(choice, message)
+        lines = [self._line(one) for one in deltas if one.content or one.reasoning_content or one.tool_calls]
+        if isinstance(message, Done):
+            return [*lines, self._line(answers.Delta(), **_end(message))]
+        if self._with_logprobs and message.logprobs:
+            lines = lines or [self._line(answers.Delta())]
+            lines[0]["logprobs"] = list(map(self._content_logprob, message.logprobs))
+        return lines
+
+    def encode(self, event: Any) -> bytes:
+        return encoder.encode(event) + b"\n"
+
+
+def _end(done: Done) -> dict[str, Any]:
+    """Return the fields of the last line. Its nanoseconds are above 0, since clients divide by them."""
+    first, rest = done.metrics.time_to_first_token_ms, done.metrics.generation_time_ms
+    times = {"total": first + rest, "prompt_eval": first - done.metrics.queue_time_ms, "eval": rest}
+    counts = {"prompt_eval_count": done.usage.prompt_tokens, "eval_count": done.usage.completion_tokens}
+    durations = {f"{name}_duration": max(1, round(ms * 1e6)) for name, ms in times.items()}
+    return {"done": True, "done_reason": done.finish_reason, "load_duration": 0, **counts, **durations}
+
+
+async def _chat(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, OllamaChatRequest)
+    await _answer(service, exchange, body, [*_conversation(body.messages or [])])
+
+
+async def _generate(service: Service, exchange: Exchange) -> None:
+    body = await service.read(exchange, OllamaGenerateRequest)
+    said = [Said("system", body.system or ""), Said("user", body.prompt or "")]
+    await _answer(service, exchange, body, [one for one in said if one.content and body.prompt])
+
+
+async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, said: list[Said]) -> None:
+    """Answer messages, or the text in them; where there are none, only say that the model is loaded."""
+    service.check_ready()
+    body.model = body.model or service.manager.config.server.names[0]
+    vocabulary, format = service.manager.texts.vocabulary, service.manager.texts.answer_format
+    if body.think and not (format.reasoning or vocabulary.template.takes_thinking):
+        raise invalid("think", f"{body.model} does not support thinking", "unsupported_parameter")
+    texts, asked = isinstance(body, OllamaGenerateRequest), as_chat(body, said)
+    if not said:
+        return await exchange.reply_json(_line(body.model, texts, answers.Delta(), done=True, done_reason="load"))
+    if not isinstance(body, OllamaGenerateRequest) or (vocabulary.has_chat and not body.raw and not body.suffix):
+        return await service.converse(exchange, asked, OllamaStyle, partial(OllamaStyle, texts))
+    tops = (body.top_logprobs or 0) if body.logprobs else None
+    text = infill.CompletionRequest(prompt=body.prompt or "", logprobs=tops, suffix=body.suffix, **_shared(body))
+    service.own(exchange, text)
+    plain = AnswerFormat(ServerConfig(tool_call_parser="none", reasoning_parser="none"), vocabulary)
+    style = OllamaStyle(texts, asked, exchange.id, vocabulary, plain, Offer())
+    await infill.complete(service, exchange, text, style)
+
+
+async def _models(service: Service, exchange: Exchange) -> None:
+    """Describe the model to `/api/show`, or list it under each of its names."""
+    if shows := exchange.scope["method"] == "POST":
+        await service.read(exchange, OllamaRequest)
+    config, texts = service.manager.config, service.manager.texts
+    found = await asyncio.to_thread(described, config.target)
+    size = f"{found.parameters / 1e9:.1f}B" if found.parameters >= 1e9 else f"{found.parameters / 1e6:.1f}M"
+    details = {"format": found.format, "family": found.family, "families": [found.family], "parameter_size": size}
+    can = {"completion": True, "tools": texts.vocabulary.has_chat, "thinking": texts.answer_format.reasoning}
+    info = {"general.architecture": found.family, "general.basename": config.target_name}
+    facts = {
+        "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
+        "expires_at": "9999-12-31T23:59:59Z",
+        "size": found.nbytes,
+        "digest": config.digest,
+        "details": {**details, "quantization_level": found.dtype},
+        "capabilities": [name for name, able in can.items() if able],
+        "model_info": {**info, f"{found.family}.context_length": config.max_model_len},
+        "template": "",
+    }
+    names = [name if ":" in name else f"{name}:latest" for name in config.server.names]
+    lists = {"models": [{"name": name, "model": name, **facts} for name in names]}
+    await exchange.reply_json(facts if shows else lists)
+
+
+async def _version(service: Service, exchange: Exchange) -> None:
+    await exchange.reply_json({"version": "0.12.11"})  # this is like; clients refuse older ones
+
+
+async def _elsewhere(service: Service, exchange: Exchange) -> None:
+    name = service.manager.config.target_name
+    raise HttpError(404, f"there is no {exchange.scope['path']}; {name} was loaded at the start", "not_found")
+
+
+_ROUTES = [
+    Route("POST", "/api/chat", _chat, "Continue a conversation, as Ollama does.", OllamaChatRequest, dict, dict),
+    Route("POST", "/api/generate", _generate, "Answer a text, as Ollama does.", OllamaGenerateRequest, dict, dict),
+    Route("POST", "/api/show", _models, "Describe the model.", OllamaRequest, dict),
+    Route("GET", "/api/tags", _models, "List what is served.", answer=dict),
+    Route("GET", "/api/ps", _models, "List what is loaded.", answer=dict),
+    Route("GET", "/api/version", _version, "The version of Ollama that this interface is like.", answer=dict),
+    *(Route(method, "/api/{name}", _elsewhere, "Not here.") for method in ("GET", "POST", "DELETE")),
+]
+ROUTES = [route._replace(error=error_object, stream=LINES) for route in _ROUTES]
