@@ -121,7 +121,7 @@ def _check_raw(body: msgspec.Struct) -> None:
     Raises HttpError or msgspec's errors."""
     _refuse_unsupported(body)
     for name in ("structured_outputs", "response_format", "options"):
-        if (part := getattr(body, name, None)) is not None:
+        if isinstance(part := getattr(body, name, None), msgspec.Struct):
             _refuse_unsupported(part, f"{name}.")
     for index, said in enumerate(getattr(body, "messages", None) or ()):
         _refuse_unsupported(said, f"messages[{index}].")
