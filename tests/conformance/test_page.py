@@ -537,6 +537,7 @@ PIECES = [
     *("```", "```py", "~~~", "   ```", "| a | b |", "|---|---|", "a | b", "--|--", "text", "  text", "**bold", "end**"),
     *("`code", "` x", "[l](https://x.example)", "[half](", "", "", "", "\r", "- [x] t", "1", "+", "<br>", "\\"),
 ]
+MARKS = [*"*_`[]()<>#|-~  \n\n1.:a\\!", "https://a.example", "**", "```", "](https://a.example)"]
 
 
 def test_a_stream_cut_anywhere_is_shown_as_the_whole(page: Page, mock_server: str) -> None:
@@ -544,6 +545,7 @@ def test_a_stream_cut_anywhere_is_shown_as_the_whole(page: Page, mock_server: st
     dice = random.Random(47)
     texts = ["\n\n".join(text for text, _ in BLOCKS + INLINE)]
     texts += ["\n".join(dice.choices(PIECES, k=dice.randrange(2, 16))) for _ in range(400)]
+    texts += ["".join(dice.choices(MARKS, k=dice.randrange(5, 80))) for _ in range(400)]
     for text in texts:
         whole = shown(page, text)
         assert shown(page, text, list(range(1, len(text)))) == whole, text
@@ -611,6 +613,7 @@ HARD = [
         "1. " * HUGE,
         "\\" * HUGE,
     ),
+    " ".join("`" * length for length in range(450)),
     "\n".join("  " * depth + "- a" for depth in range(300)),
     "\n".join("> " * depth + "a" for depth in range(300)),
 ]
