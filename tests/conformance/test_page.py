@@ -381,6 +381,42 @@ def test_what_others_wrote_in_the_store_does_no_harm_and_the_oldest_go(page: Pag
     assert page.evaluate("Object.keys(localStorage).filter(key => key.includes('old')).length") == 2
 
 
+def test_two_tabs_share_their_conversations(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    say(page, "first")
+    wait_for_the_end(page)
+    with page.expect_popup() as opened:
+        page.evaluate(
+            "window.open(location.href, '_blank')"
+        )  # with a copy of this tab's session: the same conversation
+    other = opened.value
+    expect(other.locator(".user .text")).to_have_text(["first"])
+    say(page, "second")
+    wait_for_the_end(page)
+    expect(other.locator(".user .text")).to_have_text(["first", "second"])
+    press(other, "New chat")
+    say(other, "third")
+    wait_for_the_end(other)
+    names = page.locator("#chats li > :first-child")
+    expect(names).to_have_text(["third", "first"])
+    expect(page.locator(".user .text")).to_have_text(["first", "second"])
+
+
+def test_a_running_answer_is_coloured_at_once(page: Page, slow: str) -> None:
+    page.goto(slow)
+    say(page, "Tell me everything.")
+    expect(page.locator(".answer > .text p")).to_be_attached()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Colour answers").check()
+    expect(page.locator(".answer > .text > span").nth(2)).to_be_attached()
+    expect(page.locator(".answer > .text p")).to_have_count(0)
+    page.get_by_role("button", name="Done").click()
+    press(page, "Stop")
+    wait_for_the_end(page)
+    told = page.evaluate("chat.messages.at(-1).parts.map(([text]) => text).join('')")
+    assert page.evaluate("document.querySelector('.answer > .text').textContent") == told
+
+
 def test_a_question_is_edited_and_an_answer_made_again(page: Page, mock_server: str) -> None:
     page.goto(mock_server)
     for text in ("one", "two"):
@@ -623,5 +659,6 @@ def test_hostile_text_takes_a_bounded_time(page: Page, mock_server: str) -> None
     """Work that is not linear in the text would take minutes."""
     page.goto(mock_server)
     for index, text in enumerate(HARD):
-        page.evaluate(f"text => setTimeout(() => (({SHOWN})([text, [text.length]]), document.title = '{index}'))", text)
-        expect(page).to_have_title(str(index), timeout=_PATIENCE_S * 1e3)
+        then = f"document.body.dataset.shown = '{index}'"
+        page.evaluate(f"text => setTimeout(() => {{ ({SHOWN})([text, [text.length]]); {then}; }})", text)
+        expect(page.locator("body")).to_have_attribute("data-shown", str(index), timeout=_PATIENCE_S * 1e3)
