@@ -411,6 +411,12 @@ def test_a_running_answer_is_coloured_at_once(page: Page, slow: str) -> None:
     expect(page.locator(".answer > .text > span").nth(2)).to_be_attached()
     expect(page.locator(".answer > .text p")).to_have_count(0)
     page.get_by_role("button", name="Done").click()
+    moving = []
+    motions: list[Literal["no-preference", "reduce"]] = ["no-preference", "reduce"]
+    for motion in motions:
+        page.emulate_media(reduced_motion=motion)
+        moving.append(page.evaluate("document.getAnimations().length"))
+    assert moving == [1, 0]
     press(page, "Stop")
     wait_for_the_end(page)
     told = page.evaluate("chat.messages.at(-1).parts.map(([text]) => text).join('')")
