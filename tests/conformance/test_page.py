@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
@@ -37,7 +38,7 @@ FAINT = """() => {
     const color = getComputedStyle(each).backgroundColor;
     return color === "rgba(0, 0, 0, 0)" && each.parentElement ? backgroundOf(each.parentElement) : color;
   };
-  const texts = document.querySelectorAll("h1, h2, button, .text, .text span, .figures, .origins b, #served");
+  const texts = document.querySelectorAll("h1, h2, button, .text, .text *, .figures, #origins b, .note, #served");
   return [...texts].some((each) => {
     const [a, b] = [getComputedStyle(each).color, backgroundOf(each)].map(luminance);
     return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
@@ -92,12 +93,20 @@ def wait_for_the_end(page: Page) -> None:
     expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=_PATIENCE_S * 1e3)
 
 
-def the_ask(page: Page, text: str) -> dict[str, object]:
-    """The body of the request that the page makes when the user says `text`."""
+def the_ask(page: Page, act: str | Callable[[], object]) -> dict[str, Any]:
+    """The body of the request that the page makes when the user says a text, or does what makes one."""
     with page.expect_request("**/v1/chat/completions") as caught:
-        say(page, text)
+        say(page, act) if isinstance(act, str) else act()
     asked: Request = caught.value
     return dict(json.loads(asked.post_data or ""))
+
+
+def press(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).last.click()
+
+
+def contents(body: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in body["messages"]]
 
 
 def test_a_conversation_with_the_pair_and_its_figures(page: Page) -> None:
@@ -107,25 +116,33 @@ def test_a_conversation_with_the_pair_and_its_figures(page: Page) -> None:
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Max tokens").fill("48")
+        page.get_by_label("Colour answers").check()
         page.get_by_role("button", name="Done").click()
         say(page, "Write a Python function that reverses a string.")
         wait_for_the_end(page)
-        shown = page.locator(".answer .text").inner_text()
+        shown = page.locator(".answer > .text").inner_text()
         again = the_ask(page, "Shorter, please.")
         wait_for_the_end(page)
     assert "def reverse_string" in shown
-    roles = [(said["role"], said["content"]) for said in again["messages"]]  # type: ignore[index, attr-defined]
+    roles = [(said["role"], said["content"]) for said in again["messages"]]
     assert [role for role, _ in roles] == ["user", "assistant", "user"] and roles[1][1].strip() == shown.strip()
+    counted = page.locator(".origins:not(.sources)")
     for index in range(2):
         figures = page.locator(".figures").nth(index).inner_text()
         assert re.search(r"^\d+ tokens · \d+ tok/s · \d\.\d\d tokens a round · .*mode ssd", figures)
         tokens = int(figures.split()[0])
-        counts = re.findall(r"(hit|miss|draft|rejected|plain) (\d+)", page.locator(".origins").nth(index).inner_text())
+        counts = re.findall(r"(hit|miss|draft|rejected|plain) (\d+)", counted.nth(index).inner_text())
         assert sum(int(count) for _, count in counts) == tokens
         for origin, _ in counts:  # the legend has all that is in the text, in the same colour
-            swatch = page.locator(".origins").nth(index).locator(f".{origin}")
-            text = page.locator(".answer .text").nth(index).locator(f".{origin}").first
-            assert origin == "plain" or colour(swatch) == colour(text) != "rgba(0, 0, 0, 0)"
+            swatches = [counted.nth(index).locator(f".{origin}"), page.locator(f"#legend .{origin}")]
+            text = page.locator(".answer > .text").nth(index).locator(f".{origin}").first
+            assert origin == "plain" or {colour(each) for each in swatches} == {colour(text)} != {"rgba(0, 0, 0, 0)"}
+    for source in re.findall(r"from (\w+) \d", page.locator(".sources").first.inner_text()):
+        expect(page.locator("#legend")).to_contain_text(f"{source}: ")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Colour answers").uncheck()  # what is here becomes Markdown
+    expect(page.locator("#legend")).to_be_hidden()
+    expect(page.locator(".answer > .text > .code code").first).to_contain_text("def reverse_string")
 
 
 def colour(found: object) -> str:
@@ -136,7 +153,7 @@ def test_an_answer_comes_as_it_is_made_and_can_be_stopped(page: Page, slow: str)
     page.goto(slow)
     for stop in (lambda: page.get_by_role("button", name="Stop").click(), lambda: page.keyboard.press("Escape")):
         say(page, "Tell me everything.")
-        expect(page.locator(".answer .text span").nth(1)).to_be_attached()
+        expect(page.locator(".answer > .text p")).to_be_attached()
         assert info(slow)["requests"]["open"] == 1
         stop()
         wait_for_the_end(page)
@@ -164,9 +181,9 @@ def test_settings_are_sent(page: Page, mock_server: str) -> None:
     given = {"Temperature": "0.5", "Top p": "0.9", "Max tokens": "7", "Seed": "11", "System prompt": "Be brief."}
     for label, value in given.items():
         page.get_by_label(label).fill(value)
-    page.get_by_label("Colour answers").uncheck()
     page.keyboard.press("Escape")
-    page.reload()  # settings stay with the tab, what was said does not
+    page.reload()  # settings stay with the tab
+    press(page, "New chat")
     body = the_ask(page, "b")
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "b"}]
     assert {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == {
@@ -175,11 +192,11 @@ def test_settings_are_sent(page: Page, mock_server: str) -> None:
         "max_tokens": 7,
         "seed": 11,
     }
-    assert "return_origins" not in body
     wait_for_the_end(page)
     expect(page.locator(".figures")).to_contain_text("7 tokens")
     expect(page.locator(".figures")).to_contain_text("cut at max tokens")
-    expect(page.locator(".origins")).to_have_count(0)
+    expect(page.locator("#legend")).to_be_hidden()  # until it is asked for
+    expect(page.locator(".origins:visible")).to_have_count(0)
 
 
 def test_hostile_text_stays_text(page: Page, tmp_path: Path) -> None:
@@ -192,11 +209,15 @@ def test_hostile_text_stays_text(page: Page, tmp_path: Path) -> None:
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("Thinking").select_option("on")
         page.keyboard.press("Escape")
-        assert the_ask(page, HOSTILE[1])["chat_template_kwargs"] == {"enable_thinking": True}
+        asked = the_ask(page, HOSTILE[1])
+        assert asked["chat_template_kwargs"] == {"enable_thinking": True}
         wait_for_the_end(page)
+        assert asked["temperature"] == 0.6  # this model's card names none, and the server's own is 1
+        expect(page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.6")
+        expect(page.locator("#card")).to_contain_text("The page then asks for temperature 0.6.")
         assert page.locator(".user .text").inner_text() == HOSTILE[1]
         assert page.locator(".answer > .text").inner_text() == "".join(HOSTILE)
-        page.get_by_text("Thoughts").click()
+        expect(page.locator(".thoughts .text")).to_be_hidden()
         page.get_by_text("Thoughts").click()
         assert page.locator(".thoughts .text").inner_text().strip() == " ".join(HOSTILE)
     assert page.locator("img, iframe, h1:not(header h1), #log script").count() == 0
@@ -211,18 +232,20 @@ def test_a_key_is_asked_for_and_sent(page: Page) -> None:
         page.keyboard.press("Escape")
         say(page, "Hello.")
         expect(page.get_by_role("alert")).to_be_visible()
-        expect(page.get_by_label("Message")).to_have_value("Hello.")
-        expect(page.locator("article")).to_have_count(0)
+        expect(page.locator("article")).to_have_text(re.compile("Hello."))  # what was typed stays
         page.keyboard.type("open-sesame")
         page.keyboard.press("Enter")
         expect(page.locator("#served")).to_contain_text("smollm2")
-        page.keyboard.press("Enter")  # the question is still there
+        expect(page.get_by_role("button", name="Try again")).to_be_focused()
+        assert contents(the_ask(page, lambda: page.keyboard.press("Enter"))) == ["Hello."]
         wait_for_the_end(page)
+        stored = page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage)]")
+        assert "Hello." in stored[0] and "open-sesame" not in stored[0] and "open-sesame" in stored[1]
         expect(page.locator(".figures")).to_contain_text("tokens a round")
         expect(page.get_by_role("alert")).to_be_hidden()
     say(page, "Are you there?")  # it has ended
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
-    expect(page.get_by_label("Message")).to_have_value("Are you there?")
+    expect(page.locator(".user .text").last).to_have_text("Are you there?")
 
 
 def test_an_answer_that_breaks_off_is_an_error_and_no_question_is_lost(page: Page, slow: str) -> None:
@@ -232,17 +255,32 @@ def test_an_answer_that_breaks_off_is_an_error_and_no_question_is_lost(page: Pag
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(event)}\n\n"))
     say(page, "Why?")
     expect(page.get_by_role("alert")).to_have_text("The connection was lost before the answer was complete.")
-    expect(page.locator(".answer .text")).to_have_text("half of")
+    expect(page.locator(".answer > .text")).to_have_text("half of")
     page.unroute("**/v1/chat/completions")
     page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
     say(page, "And why?")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
-    expect(page.get_by_label("Message")).to_have_value("And why?")
+    page.reload()  # the question is kept
+    expect(page.get_by_role("alert")).to_have_text("This has no answer yet.")
     page.unroute("**/v1/chat/completions")
-    page.keyboard.press("Enter")
+    assert contents(the_ask(page, lambda: press(page, "Try again"))) == ["Why?", "half of", "And why?"]
     expect(page.get_by_role("alert")).to_have_count(0)
-    expect(page.locator(".answer .text span").nth(3)).to_be_attached()
+    expect(page.locator(".answer > .text").nth(1)).not_to_be_empty()
     page.keyboard.press("Escape")
+    wait_for_the_end(page)
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    old = page.locator(".answer > .text").nth(1).inner_text()
+    press(page, "Regenerate")
+    expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
+    assert page.locator(".answer > .text").nth(1).inner_text() == old  # until there is another one
+
+
+def test_a_question_that_failed_and_one_after_it_are_one(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    say(page, "a")
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert contents(the_ask(page, "b")) == ["a\n\nb"]
 
 
 def test_an_error_of_the_api_is_shown_in_its_words(page: Page, mock_server: str) -> None:
@@ -260,6 +298,9 @@ def test_it_fits_a_phone_and_all_can_read_it(page: Page, mock_server: str, schem
     page.set_viewport_size({"width": 340, "height": 640})
     page.emulate_media(color_scheme=scheme)
     page.goto(mock_server)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Colour answers").check()
+    page.keyboard.press("Escape")
     say(page, "word" * 100)
     wait_for_the_end(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 340
@@ -268,7 +309,362 @@ def test_it_fits_a_phone_and_all_can_read_it(page: Page, mock_server: str, schem
     expect(page.get_by_role("log")).to_have_attribute("aria-live", "polite")
     expect(page.get_by_role("status")).to_contain_text("Answer complete")
     assert not page.evaluate(FAINT), "text that is hard to read on its background"
-    page.get_by_label("Message").press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Settings").press("Enter")
     expect(page.get_by_label("API key")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Conversations")).to_be_hidden()
+    page.get_by_role("button", name="Chats").press("Enter")
+    expect(page.get_by_label("Conversations")).to_be_visible()
+    press(page, "New chat")
+    expect(page.get_by_label("Conversations")).to_be_hidden()
+    expect(page.get_by_label("Message")).to_be_focused()
+
+
+# -- conversations --------------------------------------------------------------------------------------------------
+
+
+def test_conversations_are_kept_until_they_are_deleted(page: Page, mock_server: str) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(mock_server)
+    for text in ("first\nof all", "second"):
+        press(page, "New chat")
+        say(page, text)
+        wait_for_the_end(page)
+    answer = page.locator(".answer").inner_text()
+    page.get_by_label("Message").fill("not sent")
+    page.reload()
+    expect(page.get_by_label("Message")).to_have_value("not sent")
+    assert page.locator(".answer").inner_text() == answer
+    names = page.locator("#chats li > :first-child")
+    expect(names).to_have_text(["second", "first"])
+    names.nth(1).click()
+    expect(page.locator(".user .text")).to_have_text("first\nof all")
+    assert contents(the_ask(page, "more"))[::2] == ["first\nof all", "more"]
+    wait_for_the_end(page)
+    expect(names).to_have_text(["first", "second"])
+    page.get_by_role("button", name="Delete: first").click()
+    expect(names).to_have_text(["second"])
+    expect(page.locator("article")).to_have_count(0)
+    page.reload()
+    expect(names).to_have_text(["second"])
+    press(page, "Delete all")
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_an_answer_under_way_is_kept_by_a_reload(page: Page, slow: str) -> None:
+    page.goto(slow)
+    say(page, "Tell me everything.")
+    expect(page.locator(".answer > .text p")).to_be_attached()
+    page.reload()
+    expect(page.locator(".answer > .text")).not_to_be_empty()
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+
+
+def test_what_others_wrote_in_the_store_does_no_harm_and_the_oldest_go(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    say(page, "good")
+    wait_for_the_end(page)
+    page.evaluate("""() => {
+      const bad = ["", "{", "null", "[]", '{"messages":[]}', '{"messages":[{"role":"user"}]}', '{"messages":[null]}',
+                   '{"messages":[{"role":"user","content":"a"},{"role":"assistant","parts":[[1]],"figures":[]}]}'];
+      bad.forEach((text, index) => localStorage.setItem(CHAT + index, text));
+      const old = (content) => JSON.stringify({ changed: 1, messages: [{ role: "user", content }] });
+      for (let index = 0; index < 3; index++) localStorage.setItem(CHAT + "old" + index, old("x".repeat(900_000)));
+    }""")
+    page.reload()
+    names = page.locator("#chats li > :first-child")
+    expect(names).to_have_count(4)
+    say(page, "more")
+    wait_for_the_end(page)
+    expect(names).to_have_count(3)
+    expect(names.first).to_have_text("good")
+    assert page.evaluate("Object.keys(localStorage).filter(key => key.includes('old')).length") == 2
+
+
+def test_two_tabs_share_their_conversations(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    say(page, "first")
+    wait_for_the_end(page)
+    with page.expect_popup() as opened:
+        page.evaluate(
+            "window.open(location.href, '_blank')"
+        )  # with a copy of this tab's session: the same conversation
+    other = opened.value
+    expect(other.locator(".user .text")).to_have_text(["first"])
+    say(page, "second")
+    wait_for_the_end(page)
+    expect(other.locator(".user .text")).to_have_text(["first", "second"])
+    press(other, "New chat")
+    say(other, "third")
+    wait_for_the_end(other)
+    names = page.locator("#chats li > :first-child")
+    expect(names).to_have_text(["third", "first"])
+    expect(page.locator(".user .text")).to_have_text(["first", "second"])
+
+
+def test_a_running_answer_is_coloured_at_once(page: Page, slow: str) -> None:
+    page.goto(slow)
+    say(page, "Tell me everything.")
+    expect(page.locator(".answer > .text p")).to_be_attached()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Colour answers").check()
+    expect(page.locator(".answer > .text > span").nth(2)).to_be_attached()
+    expect(page.locator(".answer > .text p")).to_have_count(0)
+    page.get_by_role("button", name="Done").click()
+    moving = []
+    motions: list[Literal["no-preference", "reduce"]] = ["no-preference", "reduce"]
+    for motion in motions:
+        page.emulate_media(reduced_motion=motion)
+        moving.append(page.evaluate("document.getAnimations().length"))
+    assert moving == [1, 0]
+    press(page, "Stop")
+    wait_for_the_end(page)
+    told = page.evaluate("chat.messages.at(-1).parts.map(([text]) => text).join('')")
+    assert page.evaluate("document.querySelector('.answer > .text').textContent") == told
+
+
+def test_a_question_is_edited_and_an_answer_made_again(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    for text in ("one", "two"):
+        say(page, text)
+        wait_for_the_end(page)
+    again = the_ask(page, lambda: press(page, "Regenerate"))
+    wait_for_the_end(page)
+    assert [message["role"] for message in again["messages"]] == ["user", "assistant", "user"]
+    expect(page.locator("article")).to_have_count(4)
+    page.get_by_role("button", name="Edit").first.click()
+    page.keyboard.press("Escape")
+    expect(page.locator("article")).to_have_count(4)
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Edited text").fill("three")
+    assert contents(the_ask(page, lambda: page.keyboard.press("Enter"))) == ["three"]
+    wait_for_the_end(page)
+    expect(page.locator(".user .text")).to_have_text(["three"])
+    page.reload()
+    expect(page.locator(".user .text")).to_have_text(["three"])
+
+
+def test_answers_and_code_are_copied(page: Page, mock_server: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(mock_server)
+    text = "**Look:**\n\n```python\ndef f():\n\treturn 1\n```"
+    event = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
+    say(page, "Why?")
+    wait_for_the_end(page)
+    page.locator(".answer .acts").get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("status")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == text
+    expect(page.locator(".code span")).to_have_text("python")
+    page.locator(".code button").click()
+    expect(page.locator(".code button")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "def f():\n\treturn 1"
+
+
+# -- Markdown -------------------------------------------------------------------------------------------------------
+
+SHOWN = """([text, cuts]) => {
+  const root = document.createElement("div");
+  const view = new Markdown(root);
+  for (const [index, cut] of cuts.entries()) {
+    view.write(text.slice(cuts[index - 1] ?? 0, cut));
+    view.paint();
+  }
+  root.normalize();
+  return root.innerHTML.replaceAll(' target="_blank" rel="noopener noreferrer nofollow"', "");
+}"""
+
+
+def shown(page: Page, text: str, cuts: list[int] | None = None) -> str:
+    """The HTML of a text that comes in parts, which end at `cuts`."""
+    return str(page.evaluate(SHOWN, [text, [*(cuts or []), len(text)]]))
+
+
+def code(label: str, text: str) -> str:
+    bar = f'<div><span>{label}</span><button type="button">Copy</button></div>'
+    return f'<div class="code">{bar}<pre><code>{text}</code></pre></div>'
+
+
+def link(href: str, text: str) -> str:
+    return f'<a href="{href}">{text}</a>'
+
+
+BLOCKS = [
+    ("one\ntwo\n\nthree", "<p>one\ntwo</p><p>three</p>"),
+    ("one\r\ntwo\r\n\r\nthree", "<p>one\ntwo</p><p>three</p>"),
+    ("# One\n## Two ##\n#### Four\n###### Six\n#no", "<h3>One</h3><h4>Two</h4><h6>Four</h6><h6>Six</h6><p>#no</p>"),
+    ("a\n---\nb\n***\n* * *", "<p>a</p><hr><p>b</p><hr><hr>"),
+    ("- a\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
+    ("- a\n\n- b\n\nc", "<ul><li><p>a</p></li><li><p>b</p></li></ul><p>c</p>"),
+    ("- a\n  - b\n    - c\n- d", "<ul><li><p>a</p><ul><li><p>b</p><ul><li><p>c</p></li></ul></li></ul></li>"
+     "<li><p>d</p></li></ul>"),
+    ("1. a\n   - b\n2. c", "<ol><li><p>a</p><ul><li><p>b</p></li></ul></li><li><p>c</p></li></ol>"),
+    ("1. a\n  - b", "<ol><li><p>a</p><ul><li><p>b</p></li></ul></li></ol>"),
+    ("1. a\n```\nx\n```\n2. b", f'<ol><li><p>a</p></li></ol>{code("code", "x")}<ol start="2"><li><p>b</p></li></ol>'),
+    ("1. a\n   ```py\n   x\n     y\n   ```\n", f"<ol><li><p>a</p>{code('py', 'x' + chr(10) + '  y')}</li></ol>"),
+    ("- a\nb\n\n  c", "<ul><li><p>a\nb</p><p>c</p></li></ul>"),
+    ("- [ ] a\n- [x] b", "<ul><li><p>☐ a</p></li><li><p>☑ b</p></li></ul>"),
+    ("2) a\n3) b", '<ol start="2"><li><p>a</p></li><li><p>b</p></li></ol>'),
+    ("-", "<ul><li></li></ul>"),
+    ("a\n- b", "<p>a</p><ul><li><p>b</p></li></ul>"),
+    ("> a\n> - b\n>\n> > c\nd", "<blockquote><p>a</p><ul><li><p>b</p></li></ul>"
+     "<blockquote><p>c</p></blockquote></blockquote><p>d</p>"),
+    ("```python\n# no\n\n- no\n\t*x*\n```\nafter", code("python", "# no\n\n- no\n\t*x*") + "<p>after</p>"),
+    ("````md\n```\nx\n```\n````", code("md", "```\nx\n```")),
+    ("~~~\n<b>&amp;\n~~~", code("code", "&lt;b&gt;&amp;amp;")),
+    ("```js\nhalf of", code("js", "half of")),
+    ("```one line```", "<p><code>one line</code></p>"),
+    ("see\n| a | b |\n|:-:|--:|\n| 1 | `x\\|y` |\n| 2 | 3 | 4 |\n\nend",
+     '<p>see</p><div class="table"><table><tr><th class="center">a</th><th class="right">b</th></tr>'
+     '<tr><td class="center">1</td><td class="right"><code>x|y</code></td></tr>'
+     '<tr><td class="center">2</td><td class="right">3</td></tr></table></div><p>end</p>'),
+    ("a | b\n--- | ---\n1 |",
+     '<div class="table"><table><tr><th>a</th><th>b</th></tr><tr><td>1</td></tr></table></div>'),
+    ("| a | b |\n|---|", "<p>| a | b |\n|---|</p>"),
+]  # fmt: skip
+INLINE = [
+    ("*a* **b** ***c*** _d_ __e__ ~~f~~", "<em>a</em> <strong>b</strong> <strong><em>c</em></strong> <em>d</em> "
+     "<strong>e</strong> <del>f</del>"),
+    ("**a *b* c**, **d *e***", "<strong>a <em>b</em> c</strong>, <strong>d <em>e</em></strong>"),
+    ("**half and *half", "**half and *half"),
+    ("**a *b** c", "<strong>a *b</strong> c"),
+    ("a * b * c, 2 ** 3, ****, snake_case_name, a*", "a * b * c, 2 ** 3, ****, snake_case_name, a*"),
+    ("\\*a\\* \\_ \\\\ \\(x\\) \\[y\\]", "*a* _ \\ \\(x\\) \\[y\\]"),
+    ("`*a*` ``b`c`` ` d` `", "<code>*a*</code> <code>b`c</code> <code> d</code> `"),
+    ("**`a`**", "<strong><code>a</code></strong>"),
+    ("<b>a</b> &lt;<br>c", "&lt;b&gt;a&lt;/b&gt; &amp;lt;<br>c"),
+    ("[a *b*](https://x.example/y?z=1 \"t\") c", link("https://x.example/y?z=1", "a <em>b</em>") + " c"),
+    ("[w](https://x.example/a_(b)_c)", link("https://x.example/a_(b)_c", "w")),
+    ("![alt](http://x.example/i.png)", link("http://x.example/i.png", "alt")),
+    ("see https://x.example/a, (https://y.example/) <https://z.example>.",
+     f"see {link('https://x.example/a', 'https://x.example/a')}, ({link('https://y.example/', 'https://y.example/')}) "
+     f"{link('https://z.example/', 'https://z.example')}."),
+    ("**https://x.example/**", f"<strong>{link('https://x.example/', 'https://x.example/')}</strong>"),
+    ("[https://x.example](https://y.example)", link("https://y.example/", "https://x.example")),
+    ("[a [b](https://x.example) c](https://y.example)",
+     f"[a {link('https://x.example/', 'b')} c]({link('https://y.example/', 'https://y.example')})"),
+    ("[1] a[0] [ ] [a] (b)", "[1] a[0] [ ] [a] (b)"),
+    ("[half](https://x.exam", f"[half]({link('https://x.exam/', 'https://x.exam')}"),
+]  # fmt: skip
+NO_LINKS = [
+    "[a](javascript:alert(1))", "[a](JaVaScRiPt:alert)", "[a](java\tscript:x)", "[a](data:text/html,x)",
+    "[a](//x.example)", "[a](/v1/models)", "[a](vbscript:x)",
+    "[a](file:///etc)", "[a](<javascript:x>)", "<javascript:alert(1)>", "[a]( )",
+    "[a](blob:https//x)", "[a](https:)", "![a](javascript:x)", "[a](\x01javascript:x)", "[a](&#106;avascript:x)",
+]  # fmt: skip
+
+
+def test_markdown_becomes_elements(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    cases = BLOCKS + [(text, f"<p>{html}</p>") for text, html in INLINE]
+    assert [(text, shown(page, text)) for text, _ in cases] == cases
+
+
+def test_only_addresses_of_the_web_become_links(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    for text in NO_LINKS:
+        assert "<a" not in shown(page, text), text
+    made = page.evaluate("""() => {
+      const root = document.createElement("div");
+      addBlock(root, { kind: "paragraph", text: "[a](https://x.example/)" });
+      const { href, target, rel } = root.querySelector("a");
+      return { href, target, rel };
+    }""")
+    assert made == {"href": "https://x.example/", "target": "_blank", "rel": "noopener noreferrer nofollow"}
+
+
+PIECES = [
+    *("- a", "* b", "1. c", "  - d", "    e", "\t- f", "2) g", "-", "---", "***", "# h", "##", "> q", "> - r", ">"),
+    *("```", "```py", "~~~", "   ```", "| a | b |", "|---|---|", "a | b", "--|--", "text", "  text", "**bold", "end**"),
+    *("`code", "` x", "[l](https://x.example)", "[half](", "", "", "", "\r", "- [x] t", "1", "+", "<br>", "\\"),
+]
+MARKS = [*"*_`[]()<>#|-~  \n\n1.:a\\!", "https://a.example", "**", "```", "](https://a.example)"]
+
+
+def test_a_stream_cut_anywhere_is_shown_as_the_whole(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    dice = random.Random(47)
+    texts = ["\n\n".join(text for text, _ in BLOCKS + INLINE)]
+    texts += ["\n".join(dice.choices(PIECES, k=dice.randrange(2, 16))) for _ in range(400)]
+    texts += ["".join(dice.choices(MARKS, k=dice.randrange(5, 80))) for _ in range(400)]
+    for text in texts:
+        whole = shown(page, text)
+        assert shown(page, text, list(range(1, len(text)))) == whole, text
+        cuts = sorted(dice.sample(range(len(text) + 1), min(4, len(text))))
+        assert shown(page, text, cuts) == whole, (text, cuts)
+
+
+def test_what_is_settled_is_not_made_again(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    found = page.evaluate("""() => {
+      const root = document.createElement("div");
+      const view = new Markdown(root);
+      const longest = [];
+      for (const unit of ["A paragraph *of* words.\\n\\n", "- an item\\n", "1. a step\\n\\n", "# A heading\\n"]) {
+        for (let index = 0; index < 100; index++) {
+          view.write(unit);
+          view.paint();
+          longest.push(view.rest.length / unit.length);
+        }
+      }
+      const first = root.firstChild;
+      view.write("```py\\n");
+      view.paint();
+      const button = root.querySelector("button");
+      view.write("x = 1\\n");
+      view.paint();
+      return [Math.max(...longest), root.firstChild === first, root.querySelector("button") === button,
+              root.querySelector("code:not(p code)").textContent];
+    }""")
+    assert found[0] <= 5 and found[1:] == [True, True, "x = 1\n"]
+
+
+HUGE = 100_000
+HARD = [
+    *(
+        "*a " * HUGE,
+        "**a*" * HUGE,
+        "_a" * HUGE,
+        "*" * HUGE,
+        "`" + " ``` `` " * HUGE,
+        "[" * HUGE,
+        "[a](" * HUGE,
+        "[]" * HUGE,
+    ),
+    *("](" + " " * HUGE, "[a](x" + "y" * HUGE, "[a](" + "(" * HUGE, '[a](x "' * HUGE, "![" * HUGE, "<br" * HUGE),
+    *(
+        "# " + " " * HUGE + "x",
+        "#" + " #" * HUGE + "x",
+        "- " * HUGE + "x",
+        "-" + " " * HUGE + "x",
+        ">" * HUGE,
+        "> " * HUGE,
+    ),
+    *(
+        "```" + "a" * HUGE + "`",
+        "|" * HUGE + "\n" + "|-" * HUGE,
+        "a|b\n-|-\n" + "|\n" * 20_000,
+        "https://" + "a" * HUGE,
+    ),
+    *(
+        "https://x" + "." * HUGE + "x",
+        "`a" + " " * HUGE + "b`",
+        "\n" * HUGE,
+        " " * HUGE + "x",
+        "1. " * HUGE,
+        "\\" * HUGE,
+    ),
+    " ".join("`" * length for length in range(450)),
+    "\n".join("  " * depth + "- a" for depth in range(300)),
+    "\n".join("> " * depth + "a" for depth in range(300)),
+]
+
+
+def test_hostile_text_takes_a_bounded_time(page: Page, mock_server: str) -> None:
+    """Work that is not linear in the text would take minutes."""
+    page.goto(mock_server)
+    for index, text in enumerate(HARD):
+        then = f"document.body.dataset.shown = '{index}'"
+        page.evaluate(f"text => setTimeout(() => {{ ({SHOWN})([text, [text.length]]); {then}; }})", text)
+        expect(page.locator("body")).to_have_attribute("data-shown", str(index), timeout=_PATIENCE_S * 1e3)

@@ -36,7 +36,10 @@ def test_the_page_needs_no_key_and_may_run_its_own_script_only() -> None:
         (inside,) = re.findall(rb"<%b>(.*)</%b>" % (tag, tag), content, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inside).digest()).decode()
         assert policy[f"{tag.decode()}-src"] == f"'sha256-{digest}'"
-    assert not re.findall(rb"https?:|//[a-z]+\.|innerHTML|document\.cookie", content)
+    assert not re.findall(rb"https?:|//[a-z]+\.|document\.cookie", content)
+    makes_html = rb"(inner|outer|insertAdjacent|set)HTML|document\.write|ContextualFragment|DOMParser|srcdoc"
+    assert not re.findall(makes_html + rb"|\beval\(|new Function|javascript:", content)
+    assert re.findall(rb"localStorage\.setItem\(.*", content) == [b"localStorage.setItem(CHAT + chat.id, text);"]
 
 
 def test_a_page_of_a_name_that_leads_here_is_not_served() -> None:
