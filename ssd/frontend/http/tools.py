@@ -12,8 +12,9 @@ from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Tool
 from ssd.frontend.http.errors import cut, invalid
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
-from ssd.frontend.parsers.tools import Llama3Json, ToolParser
+from ssd.frontend.parsers.tools import ToolParser
 
 _LETTERS = string.ascii_letters + string.digits
 _ANY = {"additionalProperties": True}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 from ssd.frontend.detokenization import overlap
@@ -22,6 +22,7 @@ MAX_DEPTH = 64
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]*")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_NO_TAG = re.compile(r"[^<]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
@@ -76,6 +77,13 @@ class Source:
                 return False
             yield
 
+    def one_of(self, literals: Iterable[str]) -> Reading[str]:
+        """Read one of these texts. Raises Malformed where other text comes."""
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return literal
+        raise Malformed
+
     def expect(self, literal: str) -> Reading[None]:
         """Read exactly this text. Raises Malformed where other text comes."""
         if not (yield from self.accept(literal)):
@@ -116,9 +124,27 @@ class Source:
                 return ""
             yield
 
-    def json_object(self) -> Reading[str]:
-        """Read a JSON object and return its text. Raises Malformed at the first wrong character."""
-        if (yield from self.peek()) != "{":
+    def back(self, length: int) -> None:
+        """Go back over this many characters at the end of the marker that `until` has found."""
+        self._at -= length
+
+    def up_to(self, *markers: str) -> Reading[tuple[str, str]]:
+        """Read up to and including the first marker; return the text before it, and the marker. Raises Malformed.
+
+        Every marker begins with `<`."""
+        parts = []
+        while True:
+            parts.append((yield from self.take(_NO_TAG)))
+            for marker in markers:
+                if (yield from self.accept(marker)):
+                    return "".join(parts), marker
+            parts.append((yield from self.character()))
+
+    def json_object(self, beginning: str = "{") -> Reading[str]:
+        """Read a JSON object and return its text. Raises Malformed at the first wrong character.
+
+        `beginning` are the characters that it may begin with, for a string instead."""
+        if not (char := (yield from self.peek())) or char not in beginning:
             raise Malformed
         before = len(self.span())
         yield from self._json(0)

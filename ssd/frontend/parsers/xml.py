@@ -21,7 +21,6 @@ _TAG_END, _END = ">\n", f"\n{_PARAMETER_END}\n"  # as the templates write them
 _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 _BETWEEN_ENDS = (_PARAMETER, _FUNCTION_END, _CALL_END)
 _NAME = re.compile(r"[^<>\n]*")
-_TEXT = re.compile(r"[^<]*")
 _NUMBER = {"integer", "number"}
 _TYPES: dict[type, set[str]] = {
     **{str: {"string"}, bool: {"boolean"}, int: _NUMBER, float: _NUMBER},
@@ -80,16 +79,16 @@ class Qwen3Coder(ToolParser):
         if known and name not in self._offered:
             raise Malformed
         schemas, arguments = argument_schemas(self._offered.get(name) or {}), {}
-        between, marker = yield from self._up_to(_BETWEEN_ENDS)
+        between, marker = yield from self._text.up_to(*_BETWEEN_ENDS)
         if between.strip(SPACE):
             raise Malformed
         while marker == _PARAMETER:
             key = yield from self._tag()
-            value, marker = yield from self._up_to(_VALUE_ENDS)
+            value, marker = yield from self._text.up_to(*_VALUE_ENDS)
             value = value.removeprefix("\n").removesuffix("\n")
             arguments[key] = _as_json(value, _types(schemas.get(key)))
             if marker == _PARAMETER_END:
-                _, marker = yield from self._up_to(_BETWEEN_ENDS)
+                _, marker = yield from self._text.up_to(*_BETWEEN_ENDS)
         members = [f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items()]
         self._call(name, f"{{{', '.join(members)}}}")
         return marker
@@ -101,16 +100,6 @@ class Qwen3Coder(ToolParser):
         if not name:
             raise Malformed
         return name
-
-    def _up_to(self, markers: tuple[str, ...]) -> Reading[tuple[str, str]]:
-        """Read up to and including the first marker; return the text before it, and the marker. Raises Malformed."""
-        parts = []
-        while True:
-            parts.append((yield from self._text.take(_TEXT)))
-            for marker in markers:
-                if (yield from self._text.accept(marker)):
-                    return "".join(parts), marker
-            parts.append((yield from self._text.character()))
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
