@@ -1,10 +1,10 @@
 """Calls in JSON, between the marks of their format or as models write them without.
 
 **The rule of bare calls.** A call without the format's mark is read at the beginning of the answer, at that of a line,
-and after another call. It is an object with the name of a tool of the request and an object of arguments, under
-`arguments` or `parameters`, perhaps in a string; beside them may be `id` and `type`, nothing else. Several such objects
-follow each other, with `;`, `,` or white space between them, or are a list. A fence (three backquotes, with or without
-a word such as `json`) and a tag (`<tools>`) may be around them, and vanish with them.
+and after another call. It is an object with the name of a tool of the request, under `name` or `function`, and an
+object of arguments, under `arguments` or `parameters`, perhaps in a string. Beside them may be `id` and `type`, nothing
+else. Several such objects follow each other, with `;`, `,` or white space between them, or are a list. A fence (three
+backquotes, with or without a word such as `json`) and a tag (`<tools>`) may be around them, and vanish with them.
 
 Text that may become a call is held back. It is content, to the letter, at the first character at which it cannot. In a
 fence with other text, nothing but its end is looked for."""
@@ -27,8 +27,9 @@ _FENCE = "```"
 _STARTS = ("\n{", "\n[", "\n<", f"\n{_FENCE}")
 _TICKS = re.compile("`*")
 _BLANK = re.compile(r"[ \t]*")
+_NAMES = ('"name"', '"function"')
 _ARGUMENTS = ('"arguments"', '"parameters"')
-_KEYS = ('"name"', *_ARGUMENTS, '"id"', '"type"')
+_KEYS = (*_NAMES, *_ARGUMENTS, '"id"', '"type"')
 
 
 class JsonCalls(ToolParser):
@@ -147,7 +148,7 @@ class JsonCalls(ToolParser):
             yield from self._text.skip_space()
             yield from self._text.expect(":")
             yield from self._text.skip_space()
-            if key == '"name"' and not name:
+            if key in _NAMES and not name:
                 name = self._names[(yield from self._text.one_of(self._names))]
             elif key in _ARGUMENTS and not arguments:
                 arguments = object_in((yield from self._text.json_object(beginning='{"')))

@@ -52,6 +52,11 @@ class ToolParser(Machine):
         """Return True if a chat template with this text belongs to a model that calls tools in this format."""
 
     @classmethod
+    def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+        """Return a conversation, in OpenAI's format, as a chat template of the format takes it."""
+        return conversation
+
+    @classmethod
     def forced(cls, rules: Rules) -> str:
         """Return the grammar expression of an answer that consists of calls only; "" if the format has none.
 
