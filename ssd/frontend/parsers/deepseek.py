@@ -126,7 +126,7 @@ class DeepSeekV32(ToolParser):
     """`<｜DSML｜invoke name="f">` and `<｜DSML｜parameter name="a" string="true">b</｜DSML｜parameter>`: V3.2 and V4.
 
     Around the calls are `<｜DSML｜function_calls>` (V4: `tool_calls`) and its end. A value with `string="false"` is
-    JSON, or a string if it is no JSON. Without `string` the tool's schema decides. An `invoke` may hold a JSON object."""
+    JSON, or a string if it is no JSON. Without `string` the tool's schema decides. An `invoke` may hold an object."""
 
     special = frozenset({_DSML})
 

