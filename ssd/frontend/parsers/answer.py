@@ -47,12 +47,13 @@ class AnswerFormat:
     """Owns the choice of a model's parsers of calls and thoughts: by the server's options, or by its chat template.
 
     A model without a parser of calls, or whose template has no place for tools, has `plain_tools`: its prompt describes
-    the tools in plain text, and `Llama3Json` reads its calls."""
+    the tools in plain text, and `Llama3Json` reads its calls. With `--tools refuse` its requests may have no tools."""
 
     def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         calls = _chosen(server.tool_call_parser, vocabulary.template.tool_parser)
         self.plain_tools = calls is None or not vocabulary.template.takes_tools
+        self.refuses_tools = self.plain_tools and server.tools == "refuse"
         if self.plain_tools and calls is not None:
             log.warning("tools are told in plain text, not for %s: the chat template has no place for them", calls)
         self.names = {
