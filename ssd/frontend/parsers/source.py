@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
-
-from ssd.frontend.detokenization import overlap
 
 _Value = TypeVar("_Value")
 Reading: TypeAlias = Generator[None, None, _Value]
@@ -25,6 +24,13 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _NO_TAG = re.compile(r"[^<]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+@lru_cache(maxsize=256)
+def _search(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """Return a pattern of any marker, the beginnings of markers, and the length of the longest beginning."""
+    beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
+    return re.compile("|".join(map(re.escape, markers))), beginnings, max(map(len, beginnings), default=0)
 
 
 class Malformed(Exception):
@@ -108,11 +114,13 @@ class Source:
         """Read up to and including the first marker and return it; "" at the end. A new span begins at the marker.
 
         `passed` gets the text before the marker as soon as it is certain."""
-        any_marker = re.compile("|".join(map(re.escape, markers)))
+        any_marker, beginnings, longest = _search(markers)
         while True:
             found = any_marker.search(self._buffer, self._at) if markers else None
-            rest = self._buffer[self._at :]
-            end = found.start() if found else len(self._buffer) - (0 if self.ended else overlap(rest, markers))
+            end = found.start() if found else len(self._buffer)
+            if found is None and not self.ended:
+                starts = range(max(self._at, end - longest), end)
+                end = next((start for start in starts if self._buffer[start:] in beginnings), end)
             if end > self._at:
                 passed(self._buffer[self._at : end])
             self._at = end
