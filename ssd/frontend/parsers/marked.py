@@ -137,7 +137,7 @@ class Granite(JsonCalls):
         return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
 
 
-class Functools(JsonCalls):
+class Phi4Mini(JsonCalls):
     """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM."""
 
     marks: ClassVar = {"functools": ""}

@@ -45,7 +45,7 @@ MARKERS = {
     "harmony": ("<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "granite": ("<|tool_call|>",),
-    "glm": ("<tool_call>", "</tool_call>"),
+    "glm45": ("<tool_call>", "</tool_call>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -142,7 +142,7 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
         "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
         "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
         "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
-        "glm": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
         "deepseek_v3": (
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
             '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'

@@ -81,9 +81,9 @@ BROKEN = {
         "<tool_call>[]</tool_call>",
         '<|tool_call|>[{"name": "add", "arguments": 1}]',
     ),
-    "functools": ("functools.lru_cache", "functools[1]", "functools"),
+    "phi4_mini_json": ("functools.lru_cache", "functools[1]", "functools"),
     "internlm": ("<|action_start|><|plugin|>{}<|action_end|>", "<|action_start|><|interpreter|>", "<|plugin|>"),
-    "glm": (
+    "glm45": (
         "<tool_call>.",
         "<tool_call>",
         "<tool_call>add <b>",
@@ -233,10 +233,10 @@ def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[
         )
     if format == "qwen3_coder":
         return space.join(as_xml(random, *one) for one in calls)
-    if format in ("granite", "functools"):
+    if format in ("granite", "phi4_mini_json"):
         opening, closing = (
             ("functools", "")
-            if format == "functools"
+            if format == "phi4_mini_json"
             else random.choice(
                 (("<|tool_call|>", ""), ("<|tool_call|>", "<|/tool_call|>"), ("<tool_call>", "</tool_call>"))
             )
@@ -245,7 +245,7 @@ def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[
     if format == "internlm":
         marked = (f"{as_json(random, *one, 'parameters')}{space}<|action_end|>" for one in calls)
         return "".join(f"<|action_start|><|plugin|>{space}{one}" for one in marked)
-    if format == "glm":
+    if format == "glm45":
         return space.join(
             f"<tool_call>{name}{space}"
             + "".join(
@@ -412,9 +412,9 @@ def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
         "harmony": '<|channel|>commentary to=functions.add<|message|>{{"a": {}'.format,
         "qwen3_coder": "<tool_call><function=add><parameter=a>{}".format,
         "granite": '<|tool_call|>[{{"name": "add", "arguments": {{"a": {}'.format,
-        "functools": 'functools[{{"name": "add", "arguments": {{"a": {}'.format,
+        "phi4_mini_json": 'functools[{{"name": "add", "arguments": {{"a": {}'.format,
         "internlm": '<|action_start|><|plugin|>{{"name": "add", "parameters": {{"a": {}'.format,
-        "glm": "<tool_call>add<arg_key>a</arg_key><arg_value>{}".format,
+        "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>{}".format,
         "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{{{{{}".format,
         "deepseek_v31": '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{{"a": {}'.format,
         "deepseek_v32": '<｜DSML｜tool_calls><｜DSML｜invoke name="add">{{"a": {}'.format,
@@ -437,7 +437,7 @@ def test_a_template_says_its_format() -> None:
         ("{{ '[TOOL_CALLS]' + x }}", "mistral"),
         ("in the format of [func_name1(params_name1=", "pythonic"),
         ("List of tools: <|tool_list_start|>[", "pythonic"),
-        ("<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm"),
+        ("<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm45"),
         ("'<｜tool▁calls▁begin｜>' + '<｜tool▁sep｜>' + name + '```json' + arguments", "deepseek_v3"),
         ("'<｜tool▁calls▁begin｜>' + name + '<｜tool▁sep｜>' + arguments", "deepseek_v31"),
         ("'<｜DSML｜tool_calls>'", "deepseek_v32"),
@@ -445,7 +445,7 @@ def test_a_template_says_its_format() -> None:
         ("{{ '<start_function_call>call:' }}", "functiongemma"),
         ("{{ '<|tool_call>call:' }}", "gemma4"),
         ("respond with <|tool_call|> followed by a JSON list of tools used", "granite"),
-        ("the function calls: functools[{", "functools"),
+        ("the function calls: functools[{", "phi4_mini_json"),
         ("'<|action_start|><|plugin|>'", "internlm"),
         ("{{ messages }}", ""),
     ):

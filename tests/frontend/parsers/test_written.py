@@ -240,13 +240,17 @@ GOLDENS: dict[str, list[Golden]] = {
         (f"I look.\n<tool_call>[{R}]", ["I look.", ROME]),
         (f"<|tool_call|>[{R[:-1]}", [f"<|tool_call|>[{R[:-1]}"]),
     ],
-    "functools": [*BARE, (f"functools[{R}, {W}]", [ROME, WRITE]), ("Use functools.cache.", ["Use functools.cache."])],
+    "phi4_mini_json": [
+        *BARE,
+        (f"functools[{R}, {W}]", [ROME, WRITE]),
+        ("Use functools.cache.", ["Use functools.cache."]),
+    ],
     "internlm": [
         *BARE,
         (f"I look.<|action_start|><|plugin|>\n{bare(ROME, 'parameters')}<|action_end|>\n", ["I look.", ROME]),
         (f"<|action_start|> <|plugin|>{W}<|action_end|>", [WRITE]),
     ],
-    "glm": [
+    "glm45": [
         (GLM_ROME, [ROME]),
         (f"I look.\n{GLM_ROME}\n{glm('get_weather', ('city', '東京 🗼'))}", ["I look.", ROME, TOKYO]),
         (glm("get_weather", ("city", "Rome"), ("days", "2"), space=""), [ROME]),
@@ -354,7 +358,7 @@ def test_an_answer_without_calls_is_content_to_the_letter(format: str, text: str
         assert "".join(map(str, told)) == text
 
 
-JSON_FORMATS = ("hermes", "llama3_json", "mistral", "granite", "functools", "internlm")
+JSON_FORMATS = ("hermes", "llama3_json", "mistral", "granite", "phi4_mini_json", "internlm")
 
 
 @pytest.mark.parametrize("format", JSON_FORMATS)
