@@ -45,8 +45,10 @@ class DeepSeekV3(ToolParser):
         for message in conversation:
             for call in message.get("tool_calls") or ():
                 message["content"] = message["content"] or None
-                function = call["function"]
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+                given = call["function"]["arguments"]
+                call["function"]["arguments"] = (
+                    given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                )
         return conversation
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import Any
 
 from ssd.frontend.parsers.rules import Rules
@@ -31,9 +32,10 @@ class KimiK2(ToolParser):
     def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
         """Return the conversation with ids as the model writes them: from an id it learns the name and the number."""
         ids: dict[str, str] = {}
+        numbers = count()
         for message in conversation:
             for call in message.get("tool_calls") or ():
-                ids[call["id"]] = call["id"] = f"{_FUNCTIONS}{call['function']['name']}:{len(ids)}"
+                ids[call["id"]] = call["id"] = f"{_FUNCTIONS}{call['function']['name']}:{next(numbers)}"
             if (given := message.get("tool_call_id")) in ids:
                 message["tool_call_id"] = ids[given]
         return conversation

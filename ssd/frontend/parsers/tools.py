@@ -138,6 +138,7 @@ class ToolParser(Machine):
         yield from self._text.skip_space()
         found = yield from self._text.accept(marker)
         if found:
+            self._held = ""
             self._text.mark()
         else:
             self._give_back()

@@ -206,6 +206,20 @@ def of_gemma(index: int) -> list[Golden]:
     ]
 
 
+def xml(name: str, **arguments: str) -> str:
+    given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+
+
+def harmony(call: ToolCall) -> str:
+    to = f"commentary to=functions.{call.name} <|constrain|>json"
+    return f"<|channel|>{to}<|message|>{call.arguments}<|call|>"
+
+
+XML_ROME = xml("get_weather", city="Rome", days="2")
+XML_FILE = ToolCall(
+    "write_file", r'{"path": "a b.py", "text": "print(\"{}]\")\n```json\n</tool_call>", "options": "{\"x\": 1}"}'
+)
 CUT_HERMES = f"<tool_call>\n{R[:-5]}"
 GOLDENS: dict[str, list[Golden]] = {
     "hermes": [
@@ -299,9 +313,31 @@ GOLDENS: dict[str, list[Golden]] = {
         (KIMI_BEGIN + kimi(ROME, 0)[:-18], [KIMI_BEGIN + kimi(ROME, 0)[:-18]]),
         (KIMI_BEGIN + kimi(ROME, 0) + kimi(NOW, 1)[:30], [ROME, kimi(NOW, 1)[:30]]),
     ],
+    "qwen3_coder": [
+        (XML_ROME, [ROME]),
+        (f"I look.\n\n{XML_ROME}\n{xml('get_weather', city='東京 🗼')}", ["I look.", ROME, TOKYO]),
+        (xml("write_file", path="a b.py", text='print("{}]")\n```json\n</tool_call>', options='{"x": 1}'), [XML_FILE]),
+        (f"{xml('now')}\nDone <b>.", [NOW, "Done <b>."]),
+        (XML_ROME.removeprefix("<tool_call>\n"), [ROME]),
+        *((XML_ROME[:end], [XML_ROME[:end]]) for end in (5, 30, 60, 90)),
+    ],
+    "pythonic": [
+        ('[get_weather(city="Rome", days=2)]', [ROME]),
+        ("[get_weather(city='東京 🗼'), now()]\nDone.", [TOKYO, NOW, "Done."]),
+        ('I look.<|tool_call_start|>[get_weather(city="Rome", days=2)]<|tool_call_end|>', ["I look.", ROME]),
+        ("[get_weather(city='Ro", ["[get_weather(city='Ro"]),
+        ("[other(a=1)]", ["[other(a=1)]"]),
+    ],
+    "harmony": [
+        (harmony(ROME), [ROME]),
+        (f"I look.{harmony(WRITE)}", ["I look.", WRITE]),
+        (harmony(NOW).replace(" <|constrain|>", " "), [NOW]),
+        (harmony(ROME)[:-20], [harmony(ROME)[:-20]]),
+    ],
     "gemma4": of_gemma(0),
     "functiongemma": of_gemma(1),
 }
+assert GOLDENS.keys() == set(registered.names(registered.TOOLS))
 ALL = [(format, *golden) for format, goldens in GOLDENS.items() for golden in goldens]
 
 
@@ -356,6 +392,18 @@ def test_an_answer_without_calls_is_content_to_the_letter(format: str, text: str
     assert joined(told) == [part.strip() if isinstance(part, str) else part for part in expected]
     if not any(isinstance(part, ToolCall) for part in expected):
         assert "".join(map(str, told)) == text
+
+
+def test_only_the_white_space_around_calls_is_left_out() -> None:
+    for text, content in (
+        (f"Two:\n\n```json\n{R}\n\n{T}\n```\n\nDone.", "Two:\n\nDone."),
+        (f"{R}\n\nDone.\n", "Done."),
+        (f"A\n<tools>\n{R}\n</tools>\nB\n\n{T} C", "A\nB C"),
+        (f"A\n<tool_call>\n{R}\n</tool_call>\nB", "A\nB"),
+    ):
+        reading = parser("hermes")
+        told = [*reading.feed(text), *reading.finish()]
+        assert "".join(part for part in told if isinstance(part, str)) == content
 
 
 JSON_FORMATS = ("hermes", "llama3_json", "mistral", "granite", "phi4_mini_json", "internlm")
