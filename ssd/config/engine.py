@@ -36,6 +36,7 @@ TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 MetricsCompat = Literal["none", "vllm"]
+PlainTools = Literal["auto", "refuse"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +113,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict_fields: bool = False
     cache_report: bool = True
     ui: bool = True
+    tools: PlainTools = "auto"
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     limits: Limits = Limits()

@@ -60,7 +60,7 @@ class Tokenizer:
             _TOOL_USE: directory / "additional_chat_templates" / "tool_use.jinja",
         }
         # By whether there are tools: the template, and what makes its messages of those of OpenAI's format.
-        self._templates: dict[bool, tuple[Template, Callable[[_Turn], _Turn]]] = {}
+        self._templates: dict[bool, tuple[Template, Callable[[list[_Turn]], list[_Turn]]]] = {}
 
     @property
     def has_chat(self) -> bool:
@@ -136,8 +136,8 @@ class Tokenizer:
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         tools = _json(options.tools, list, _NO_TOOLS)
-        template, own_turn = self._chat_template(bool(tools))
-        conversation = [own_turn(_turn(message)) for message in messages]
+        template, own_turns = self._chat_template(bool(tools))
+        conversation = own_turns([_turn(message) for message in messages])
         variables = {**self._special, **_variables(options)}
         most = MAX_TEXT + sum(message.characters for message in messages) + len(options.tools)
         parts, length = [], 0
@@ -186,8 +186,8 @@ class Tokenizer:
             "enable_thinking" in variables,
         )
 
-    def _chat_template(self, tools: bool) -> tuple[Template, Callable[[_Turn], _Turn]]:
-        """Return the compiled chat template, and a function that makes a message of it of one in OpenAI's format.
+    def _chat_template(self, tools: bool) -> tuple[Template, Callable[[list[_Turn]], list[_Turn]]]:
+        """Return the compiled chat template, and a function that makes its messages of those in OpenAI's format.
 
         Raises RequestError where there is no readable one."""
         if tools in self._templates:
@@ -206,7 +206,9 @@ class Tokenizer:
             raise RequestError("invalid_request", f"the chat template cannot be read: {cause[:256]}") from None
         thoughts = registered.fitting(registered.REASONING, text)
         own_turn = registered.load(registered.REASONING, thoughts).turn if thoughts else lambda turn: turn
-        self._templates[tools] = template, own_turn
+        calls = registered.fitting(registered.TOOLS, text)
+        own_turns = registered.load(registered.TOOLS, calls).turns if calls else lambda turns, _: turns
+        self._templates[tools] = template, lambda turns: own_turns([own_turn(turn) for turn in turns], text)
         return self._templates[tools]
 
     def decode(self, token_ids: Sequence[int]) -> str:

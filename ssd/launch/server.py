@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from ssd.config.descriptions import CLIENTS, LIMITS, MAIN
-from ssd.config.engine import DraftLink, Limits, MetricsCompat, Port, Quotas, ServerConfig, check_text
+from ssd.config.engine import DraftLink, Limits, MetricsCompat, PlainTools, Port, Quotas, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
@@ -67,11 +67,14 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     strict_fields: Annotated[bool, "Refuse HTTP bodies with unknown fields instead of ignoring these."] = False
     cache_report: Annotated[bool, "Tell clients how much of a prompt was cached."] = True
     ui: Annotated[bool, "Serve a chat page at / over HTTP."] = True
+    tools: Annotated[
+        PlainTools, "Tools for a model whose chat template has no place for them: told in plain text, or refused."
+    ] = "auto"
     tool_call_parser: Annotated[
-        str, "harmony, hermes, llama3_json, mistral, pythonic, qwen3_coder, a plugin's, none (plain JSON), or auto."
+        str, "The model's format of calls: auto, a name in docs/serving.md, a plugin's, or none (plain JSON)."
     ] = registered.AUTO
     reasoning_parser: Annotated[
-        str, "How it marks its thoughts: auto, none, harmony, mistral, think, or a plugin's name."
+        str, "How it marks its thoughts: auto, none, gemma4, harmony, mistral, think, or a plugin's name."
     ] = registered.AUTO
 
 

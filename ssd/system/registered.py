@@ -24,11 +24,11 @@ _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def entries(group: str) -> list[EntryPoint]:
     """Return the entry points of a group: those of installed packages, and those of this one.
 
-    A checkout's own entry points are read from its pyproject.toml. So a checkout works without installation, and with
-    parts that were added after installation."""
-    found = _installed(group, tuple(sys.path))
-    known = {(entry.name, entry.value) for entry in found}
-    return found + [entry for entry in _own(group) if (entry.name, entry.value) not in known]
+    A checkout's own entry points are read from its pyproject.toml and come first. So a checkout works without
+    installation, and with parts that were added or moved after installation."""
+    own = _own(group)
+    known = {(entry.name, entry.value) for entry in own}
+    return own + [entry for entry in _installed(group, tuple(sys.path)) if (entry.name, entry.value) not in known]
 
 
 @cache

@@ -182,7 +182,9 @@ class ParsingStyle(Style):
         if self._parses and choice.parser is None:
             offer = self._offer
             offered = {tool.function.name: tool.function.parameters for tool in offer.tools}
-            choice.parser = self._format.parser(offer.parser, offered, choice.request.prompt, offer.most_calls)
+            choice.parser = self._format.parser(
+                offer.parser, offered, choice.request.prompt, offer.most_calls, exact=offer.structured is not None
+            )
         super().take(choice, message)
 
     def free(self, prompt: Sequence[int]) -> str:

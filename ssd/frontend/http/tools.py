@@ -12,8 +12,9 @@ from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Tool
 from ssd.frontend.http.errors import cut, invalid
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.parsers.answer import AnswerFormat
+from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
-from ssd.frontend.parsers.tools import Llama3Json, ToolParser
+from ssd.frontend.parsers.tools import ToolParser
 
 _LETTERS = string.ascii_letters + string.digits
 _ANY = {"additionalProperties": True}
@@ -35,8 +36,12 @@ class Offer(NamedTuple):
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     """Return the tools that an answer may call.
 
-    Raises HttpError where a choice of them cannot be enforced."""
+    Raises HttpError where a choice of them cannot be enforced, and where tools are refused."""
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
+    if tools and body.tool_choice != "none" and format.refuses_tools:
+        raise invalid(
+            "tools", "tools: the model's chat template has no place for tools; --tools auto tells them in text"
+        )
     if body.tool_choice not in (None, "none", "auto"):
         return _enforce(body, tools, format, most_calls)
     if not tools or body.tool_choice == "none":

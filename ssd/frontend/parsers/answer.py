@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.reasoning import ReasoningParser, Thought
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.tools import Llama3Json, Offered, Piece, ToolCall, ToolParser
+from ssd.frontend.parsers.tools import Offered, Piece, ToolCall, ToolParser
 from ssd.system import registered
 
 log = logging.getLogger("ssd.frontend")
@@ -46,12 +47,13 @@ class AnswerFormat:
     """Owns the choice of a model's parsers of calls and thoughts: by the server's options, or by its chat template.
 
     A model without a parser of calls, or whose template has no place for tools, has `plain_tools`: its prompt describes
-    the tools in plain text, and `Llama3Json` reads its calls."""
+    the tools in plain text, and `Llama3Json` reads its calls. With `--tools refuse` its requests may have no tools."""
 
     def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         calls = _chosen(server.tool_call_parser, vocabulary.template.tool_parser)
         self.plain_tools = calls is None or not vocabulary.template.takes_tools
+        self.refuses_tools = self.plain_tools and server.tools == "refuse"
         if self.plain_tools and calls is not None:
             log.warning("tools are told in plain text, not for %s: the chat template has no place for them", calls)
         self.names = {
@@ -79,12 +81,14 @@ class AnswerFormat:
         offered: Offered,
         prompt: Sequence[int],
         most_calls: int | None = None,
+        exact: bool = False,
     ) -> AnswerParser:
         """Return the parser of the answer to `prompt`.
 
-        `tools` reads calls of the tools in `offered`. At most `most_calls` calls are reported, if it is given."""
+        `tools` reads calls of the tools in `offered`, `exact` if a grammar enforces their format. At most `most_calls`
+        calls are reported, if it is given."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
-        return AnswerParser(reasoning, None if tools is None else tools(offered), most_calls)
+        return AnswerParser(reasoning, None if tools is None else tools(offered, exact), most_calls)
 
     def thoughts(self, prompt: Sequence[int], tools: type[ToolParser] | None) -> str:
         """Return grammar rules of the thoughts before a structured answer; "" for none.

@@ -97,3 +97,10 @@ class MistralThink(ReasoningParser):
     """`[THINK]...[/THINK]`: Magistral."""
 
     opening, closing = "[THINK]", "[/THINK]"
+
+
+class Gemma4Think(ReasoningParser):
+    """`<|channel>thought...<channel|>`: Gemma 4."""
+
+    opening, closing = "<|channel>thought", "<channel|>"
+    special = frozenset({"<|channel>"})

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
-
-from ssd.frontend.detokenization import overlap
 
 _Value = TypeVar("_Value")
 Reading: TypeAlias = Generator[None, None, _Value]
@@ -22,8 +21,16 @@ MAX_DEPTH = 64
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]*")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_NO_TAG = re.compile(r"[^<]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+@lru_cache(maxsize=256)
+def _search(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """Return a pattern of any marker, the beginnings of markers, and the length of the longest beginning."""
+    beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
+    return re.compile("|".join(map(re.escape, markers))), beginnings, max(map(len, beginnings), default=0)
 
 
 class Malformed(Exception):
@@ -76,6 +83,13 @@ class Source:
                 return False
             yield
 
+    def one_of(self, literals: Iterable[str]) -> Reading[str]:
+        """Read one of these texts. Raises Malformed where other text comes."""
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return literal
+        raise Malformed
+
     def expect(self, literal: str) -> Reading[None]:
         """Read exactly this text. Raises Malformed where other text comes."""
         if not (yield from self.accept(literal)):
@@ -100,11 +114,13 @@ class Source:
         """Read up to and including the first marker and return it; "" at the end. A new span begins at the marker.
 
         `passed` gets the text before the marker as soon as it is certain."""
-        any_marker = re.compile("|".join(map(re.escape, markers)))
+        any_marker, beginnings, longest = _search(markers)
         while True:
             found = any_marker.search(self._buffer, self._at) if markers else None
-            rest = self._buffer[self._at :]
-            end = found.start() if found else len(self._buffer) - (0 if self.ended else overlap(rest, markers))
+            end = found.start() if found else len(self._buffer)
+            if found is None and not self.ended:
+                starts = range(max(self._at, end - longest), end)
+                end = next((start for start in starts if self._buffer[start:] in beginnings), end)
             if end > self._at:
                 passed(self._buffer[self._at : end])
             self._at = end
@@ -116,9 +132,27 @@ class Source:
                 return ""
             yield
 
-    def json_object(self) -> Reading[str]:
-        """Read a JSON object and return its text. Raises Malformed at the first wrong character."""
-        if (yield from self.peek()) != "{":
+    def back(self, length: int) -> None:
+        """Go back over this many characters at the end of the marker that `until` has found."""
+        self._at -= length
+
+    def up_to(self, *markers: str) -> Reading[tuple[str, str]]:
+        """Read up to and including the first marker; return the text before it, and the marker. Raises Malformed.
+
+        Every marker begins with `<`."""
+        parts = []
+        while True:
+            parts.append((yield from self.take(_NO_TAG)))
+            for marker in markers:
+                if (yield from self.accept(marker)):
+                    return "".join(parts), marker
+            parts.append((yield from self.character()))
+
+    def json_object(self, beginning: str = "{") -> Reading[str]:
+        """Read a JSON object and return its text. Raises Malformed at the first wrong character.
+
+        `beginning` are the characters that it may begin with, for a string instead."""
+        if not (char := (yield from self.peek())) or char not in beginning:
             raise Malformed
         before = len(self.span())
         yield from self._json(0)

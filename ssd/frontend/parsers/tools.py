@@ -1,11 +1,7 @@
-"""Calls of tools in a model's answer: the base class of all formats, and the formats made of JSON.
-
-Sources of the formats: the model cards of Hermes and Qwen, Meta's "prompt formats" for Llama, and the documentation of
-Mistral's tokenizers."""
+"""Calls of tools in a model's answer: the base class of all formats."""
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -15,10 +11,6 @@ from msgspec import UNSET, Raw, UnsetType
 
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
-
-_NAME = re.compile(r"[\w.-]*")
-_ID = re.compile(r"[\w-]*")
-_OBJECT_BEGINS = r'\s*\{\s*"name"'
 
 
 class ToolCall(NamedTuple):
@@ -46,8 +38,9 @@ class ToolParser(Machine):
     special: ClassVar[frozenset[str]] = frozenset()
     """Special tokens of the format. The parsed text must have them."""
 
-    def __init__(self, offered: Offered) -> None:
-        self._offered = offered
+    def __init__(self, offered: Offered, exact: bool = False) -> None:
+        """`exact`: a grammar enforces the format, so no text in another form is a call."""
+        self._offered, self._exact = offered, exact
         self._pieces: list[Piece] = []
         self._held = ""  # white space that is left out if a call follows
         self._has_called = self._has_said = False
@@ -57,6 +50,11 @@ class ToolParser(Machine):
     @abstractmethod
     def fits(cls, template: str) -> bool:
         """Return True if a chat template with this text belongs to a model that calls tools in this format."""
+
+    @classmethod
+    def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+        """Return a conversation, in OpenAI's format, as a chat template of the format takes it."""
+        return conversation
 
     @classmethod
     def forced(cls, rules: Rules) -> str:
@@ -124,30 +122,38 @@ class ToolParser(Machine):
         self._has_called, self._held = True, ""
         self._text.mark()
 
-    def _json_call(self, known: bool = False) -> Reading[None]:
-        """Read an object with `name` and `arguments` or `parameters`, and report the call.
-
-        With `known`, it must have arguments and name a tool of the request. Raises Malformed."""
-        text = yield from self._text.json_object()
+    def _json_call(self) -> Reading[None]:
+        """Read an object with `name` and perhaps `arguments` or `parameters`, and report the call. Raises Malformed."""
         try:
-            call = _OBJECT.decode(text)
+            call = _OBJECT.decode((yield from self._text.json_object()))
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             raise Malformed from None
         given = call.parameters if call.arguments is UNSET else call.arguments
-        if known and (given is UNSET or call.name not in self._offered):
+        if not call.name:
             raise Malformed
-        arguments = "{}" if given is UNSET else bytes(given).decode()
-        if not arguments.startswith("{") or not call.name:
-            raise Malformed
-        self._call(call.name, arguments)
+        self._call(call.name, "{}" if given is UNSET else object_in(bytes(given).decode()))
 
-    def _drop(self, marker: str) -> Reading[None]:
-        """Leave out the marker after a call; if other text comes, make the white space before it content."""
+    def _drop(self, marker: str) -> Reading[bool]:
+        """Leave out the marker after a call and return True; if other text comes, make the white space content."""
         yield from self._text.skip_space()
-        if (yield from self._text.accept(marker)):
+        found = yield from self._text.accept(marker)
+        if found:
+            self._held = ""
             self._text.mark()
         else:
             self._give_back()
+        return found
+
+
+def object_in(text: str) -> str:
+    """Return arguments, which are a JSON object or a JSON string with an object in it. Raises Malformed."""
+    if not text.startswith("{"):
+        try:
+            text = msgspec.json.decode(text, type=str)
+            msgspec.json.decode(text, type=dict)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            raise Malformed from None
+    return text.strip(SPACE)
 
 
 class _Object(msgspec.Struct):
@@ -157,138 +163,3 @@ class _Object(msgspec.Struct):
 
 
 _OBJECT = msgspec.json.Decoder(_Object)
-
-
-class Hermes(ToolParser):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call by itself: Hermes, Qwen 2.5 and 3."""
-
-    special = frozenset({"<tool_call>", "</tool_call>"})
-
-    @classmethod
-    def fits(cls, template: str) -> bool:
-        others = ("<function=", "<arg_key>", "<parameter=")  # Qwen3-Coder's and GLM's calls are not JSON
-        return "<tool_call>" in template and not any(other in template for other in others)
-
-    @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return rules.repeated(f"{rules.marker('<tool_call>')} {cls._marked(rules)}", rules.text("\n"))
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text("<tool_call>", cls._marked(rules), rules.plain(["<tool_call>"]))
-
-    @classmethod
-    def _marked(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark of a call."""
-        return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
-
-    def parse(self) -> Reading[None]:
-        while (yield from self._content("<tool_call>")):
-            yield from self._text.skip_space()
-            try:
-                yield from self._json_call()
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop("</tool_call>")
-
-
-class Llama3Json(ToolParser):
-    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.1 to 3.3.
-
-    Several calls have `;` between them. Without the tag, an object is a call only if it names a tool of the request."""
-
-    special = frozenset({"<|python_tag|>"})
-
-    @classmethod
-    def fits(cls, template: str) -> bool:
-        return '{"name": function name, "parameters": dictionary' in template
-
-    @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return rules.repeated(rules.json_calls("parameters"), rules.text("; "))
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
-
-    def parse(self) -> Reading[None]:
-        tagged = ""
-        while True:
-            try:
-                yield from self._list(known=not tagged)
-            except Malformed:
-                self._give_back()
-            tagged = yield from self._content("<|python_tag|>")
-            if not tagged:
-                return
-
-    def _list(self, known: bool) -> Reading[None]:
-        while True:
-            yield from self._text.skip_space()
-            yield from self._json_call(known)
-            yield from self._text.skip_space()
-            if not (yield from self._text.accept(";")):
-                self._give_back()
-                return
-
-
-class Mistral(ToolParser):
-    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`: Mistral.
-
-    Newer models write `[TOOL_CALLS]name[ARGS]{...}` for each call."""
-
-    special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
-
-    @classmethod
-    def fits(cls, template: str) -> bool:
-        return "[TOOL_CALLS]" in template
-
-    @classmethod
-    def forced(cls, rules: Rules) -> str:
-        marked = rules.any_of([f"{rules.marker('[TOOL_CALLS]')} {cls._marked(rules)}"])
-        return rules.repeated(marked, "") if rules.knows("[ARGS]") else marked
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text("[TOOL_CALLS]", cls._marked(rules), rules.plain(["[TOOL_CALLS]"]))
-
-    @classmethod
-    def _marked(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark: a list, or one call for a newer tokenizer."""
-        if not rules.knows("[ARGS]"):
-            return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
-        args = rules.marker("[ARGS]")
-        return rules.any_of([f"{rules.name(each)} {args} {rules.arguments(each)}" for each in rules.functions])
-
-    def parse(self) -> Reading[None]:
-        while (yield from self._content("[TOOL_CALLS]")):
-            yield from self._text.skip_space()
-            try:
-                if (yield from self._text.accept("[")):
-                    yield from self._list()
-                else:
-                    yield from self._named()
-            except Malformed:
-                self._give_back()
-
-    def _list(self) -> Reading[None]:
-        while True:
-            yield from self._text.skip_space()
-            yield from self._json_call()
-            yield from self._text.skip_space()
-            if (yield from self._text.accept("]")):
-                self._text.mark()
-                return
-            yield from self._text.expect(",")
-
-    def _named(self) -> Reading[None]:
-        name = yield from self._text.take(_NAME)
-        if (yield from self._text.accept("[CALL_ID]")):
-            yield from self._text.take(_ID)
-        yield from self._text.accept("[ARGS]")
-        yield from self._text.skip_space()
-        arguments = yield from self._text.json_object()
-        if not name:
-            raise Malformed
-        self._call(name, arguments)

@@ -44,6 +44,11 @@ MARKERS = {
     "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "harmony": ("<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "granite": ("<|tool_call|>",),
+    "glm45": ("<tool_call>", "</tool_call>"),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
 }
 FORMS = [(format, markers) for format in MARKERS for markers in (MARKERS[format], MARKERS[format][:1], ())]
 
@@ -93,7 +98,7 @@ def parser(format: str) -> type[ToolParser]:
 
 
 def read(format: str, text: str) -> tuple[list[ToolCall], str]:
-    reading = parser(format)({function.name: function.parameters for function in FUNCTIONS})
+    reading = parser(format)({function.name: function.parameters for function in FUNCTIONS}, exact=True)
     pieces = [*reading.feed(text), *reading.finish()]
     return [one for one in pieces if isinstance(one, ToolCall)], "".join(one for one in pieces if isinstance(one, str))
 
@@ -126,7 +131,8 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
     for text in ("", "Let me see: {} [x] <b>\n", "日本 [1, 2]"):
         assert world.allows(allowed, text), text
     for _ in range(8):
-        if (call := world.answer(forced, chance)) is not None:
+        call = world.answer(forced, chance)
+        if call is not None and "<arg_value></tool_call>" not in call:  # encoding would make a token of the value
             assert world.allows(allowed, call), call
     bad = {
         "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
@@ -135,6 +141,20 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
         "pythonic": "[add(a=1)]",
         "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
         "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
+        "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "deepseek_v3": (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+            '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
+        "deepseek_v31": (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+            '{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
+        "kimi_k2": (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
+        ),
     }[format]
     assert not world.allows(allowed, bad)
 

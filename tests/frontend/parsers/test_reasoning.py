@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from ssd.frontend.parsers.answer import Answer, AnswerParser, joined
+from ssd.frontend.parsers.marked import Hermes
 from ssd.frontend.parsers.reasoning import ReasoningParser, Thought
-from ssd.frontend.parsers.tools import Hermes, Piece, ToolCall
+from ssd.frontend.parsers.tools import Piece, ToolCall
 from ssd.system import registered
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

@@ -76,6 +76,48 @@ BROKEN = {
         "[TOOL_CALLS]{}",
         '[TOOL_CALLS]add[CALL_ID]x[ARGS]{"a": "\\x"}',
     ),
+    "granite": (
+        '<|tool_call|>{"arguments": {}}',
+        "<tool_call>[]</tool_call>",
+        '<|tool_call|>[{"name": "add", "arguments": 1}]',
+    ),
+    "phi4_mini_json": ("functools.lru_cache", "functools[1]", "functools"),
+    "internlm": ("<|action_start|><|plugin|>{}<|action_end|>", "<|action_start|><|interpreter|>", "<|plugin|>"),
+    "glm45": (
+        "<tool_call>.",
+        "<tool_call>",
+        "<tool_call>add <b>",
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
+        "<tool_call>add\n<arg_key>a</arg_key>\n1\n</tool_call>",
+        "<tool_call>add\n<arg_key>a</arg_key><arg_value>1</arg_value> 2</tool_call>",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[]",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n[1]\n```<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜><｜tool▁sep｜>{}",
+    ),
+    "deepseek_v32": (
+        "<｜DSML｜function_calls>",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="">\n</｜DSML｜invoke>',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n.</｜DSML｜invoke>',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">{"a": 1}.',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add"><｜DSML｜parameter name="a" string="no">',
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>1",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0 {}",
+        "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}",
+    ),
+    "functiongemma": (
+        "<start_function_call>",
+        "<start_function_call>add{}",
+        "<start_function_call>call:add{a}",
+        "<start_function_call>call:add{a:}",
+        "<start_function_call>call:{}",
+        "<start_function_call>call:add{a:<b>}",
+    ),
     "pythonic": (
         "<|python_start|>[add(1)]<|python_end|>",
         "<|python_start|>[add(a=1, a=2)]<|python_end|>",
@@ -84,6 +126,8 @@ BROKEN = {
         "<|tool_call_start|>[]",
     ),
 }
+BROKEN["deepseek_v31"] = BROKEN["deepseek_v3"]
+BROKEN["gemma4"] = tuple(text.replace("<start_function_call>", "<|tool_call>") for text in BROKEN["functiongemma"])
 
 
 class Parsed(NamedTuple):
@@ -138,6 +182,34 @@ def as_xml(random: random.Random, name: str, arguments: dict[str, Any]) -> str:
     return call if random.random() < 0.2 else f"<tool_call>{space}{call}{space}</tool_call>"
 
 
+def as_gemma(value: Any, quote: str, keys: str = "") -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, list):
+        return f"[{','.join(as_gemma(item, quote, quote) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{keys}{key}{keys}:{as_gemma(item, quote, quote)}' for key, item in value.items())}}}"
+    return json.dumps(value)
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_deepseek(space: str, format: str, name: str, arguments: dict[str, Any]) -> str:
+    if format == "deepseek_v32":
+        given = "".join(
+            f'{space}<｜DSML｜parameter name="{key}" string="{json.dumps(isinstance(value, str))}">'
+            f"{as_text(value)}</｜DSML｜parameter>"
+            for key, value in arguments.items()
+        )
+        return f'<｜DSML｜invoke name="{name}">{given}{space}</｜DSML｜invoke>'
+    text = f"function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```"
+    if format == "deepseek_v31":
+        text = f"{name}<｜tool▁sep｜>{json.dumps(arguments)}"
+    return f"<｜tool▁call▁begin｜>{text}{space}<｜tool▁call▁end｜>"
+
+
 def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Calls after each other, as a model of that format says them anywhere in an answer."""
     space = random.choice(("", "\n", " \n"))
@@ -161,6 +233,51 @@ def written(random: random.Random, format: str, calls: Sequence[tuple[str, dict[
         )
     if format == "qwen3_coder":
         return space.join(as_xml(random, *one) for one in calls)
+    if format in ("granite", "phi4_mini_json"):
+        opening, closing = (
+            ("functools", "")
+            if format == "phi4_mini_json"
+            else random.choice(
+                (("<|tool_call|>", ""), ("<|tool_call|>", "<|/tool_call|>"), ("<tool_call>", "</tool_call>"))
+            )
+        )
+        return f"{opening}[{f',{space}'.join(as_json(random, *one) for one in calls)}]{closing}"
+    if format == "internlm":
+        marked = (f"{as_json(random, *one, 'parameters')}{space}<|action_end|>" for one in calls)
+        return "".join(f"<|action_start|><|plugin|>{space}{one}" for one in marked)
+    if format == "glm45":
+        return space.join(
+            f"<tool_call>{name}{space}"
+            + "".join(
+                f"<arg_key>{key}</arg_key>{space}<arg_value>{as_text(value)}</arg_value>{space}"
+                for key, value in arguments.items()
+            )
+            + "</tool_call>"
+            for name, arguments in calls
+        )
+    if format.startswith("deepseek"):
+        if format == "deepseek_v32":
+            kind = random.choice(("function_calls", "tool_calls"))
+            opening, closing = f"<｜DSML｜{kind}>", f"</｜DSML｜{kind}>"
+        else:
+            opening, closing = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+        return opening + space.join(as_deepseek(space, format, *one) for one in calls) + closing
+    if format == "kimi_k2":
+        each = (
+            f"<|tool_call_begin|>functions.{name}:{index}{space}<|tool_call_argument_begin|>{json.dumps(arguments)}"
+            for index, (name, arguments) in enumerate(calls)
+        )
+        inner = "".join(f"{one}<|tool_call_end|>{space}" for one in each)
+        return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+    if format == "functiongemma":
+        return "".join(
+            f"<start_function_call>call:{name}{as_gemma(arguments, '<escape>')}<end_function_call>"
+            for name, arguments in calls
+        )
+    if format == "gemma4":
+        return "".join(
+            f"<|tool_call>call:{name}{as_gemma(arguments, f'<|{chr(34)}|>')}<tool_call|>" for name, arguments in calls
+        )
     opening, closing = random.choice(
         (("<|python_start|>", "<|python_end|>"), ("<|tool_call_start|>", "<|tool_call_end|>"))
     )
@@ -294,6 +411,16 @@ def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
         "pythonic": "[add(a={}".format,
         "harmony": '<|channel|>commentary to=functions.add<|message|>{{"a": {}'.format,
         "qwen3_coder": "<tool_call><function=add><parameter=a>{}".format,
+        "granite": '<|tool_call|>[{{"name": "add", "arguments": {{"a": {}'.format,
+        "phi4_mini_json": 'functools[{{"name": "add", "arguments": {{"a": {}'.format,
+        "internlm": '<|action_start|><|plugin|>{{"name": "add", "parameters": {{"a": {}'.format,
+        "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>{}".format,
+        "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{{{{{}".format,
+        "deepseek_v31": '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{{"a": {}'.format,
+        "deepseek_v32": '<｜DSML｜tool_calls><｜DSML｜invoke name="add">{{"a": {}'.format,
+        "kimi_k2": '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{{"a": {}'.format,
+        "functiongemma": "<start_function_call>call:add{{a: {}".format,
+        "gemma4": "<|tool_call>call:add{{a: {}".format,
     }[format]
     text = start(deep * 100_000)
     assert parsed(format, [text[i : i + 50] for i in range(0, len(text), 50)]) == Parsed(text, [])
@@ -310,13 +437,23 @@ def test_a_template_says_its_format() -> None:
         ("{{ '[TOOL_CALLS]' + x }}", "mistral"),
         ("in the format of [func_name1(params_name1=", "pythonic"),
         ("List of tools: <|tool_list_start|>[", "pythonic"),
+        ("<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm45"),
+        ("'<｜tool▁calls▁begin｜>' + '<｜tool▁sep｜>' + name + '```json' + arguments", "deepseek_v3"),
+        ("'<｜tool▁calls▁begin｜>' + name + '<｜tool▁sep｜>' + arguments", "deepseek_v31"),
+        ("'<｜DSML｜tool_calls>'", "deepseek_v32"),
+        ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi_k2"),
+        ("{{ '<start_function_call>call:' }}", "functiongemma"),
+        ("{{ '<|tool_call>call:' }}", "gemma4"),
+        ("respond with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ("the function calls: functools[{", "phi4_mini_json"),
+        ("'<|action_start|><|plugin|>'", "internlm"),
         ("{{ messages }}", ""),
     ):
         assert registered.fitting(registered.TOOLS, template) == format
 
 
 def test_an_unknown_parser_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, harmony"):
+    with pytest.raises(UsageError, match=r"--tool-call-parser 'qwen': there are auto, none, deepseek_v3"):
         registered.check(registered.TOOLS, "--tool-call-parser", "qwen")
 
 

@@ -1,0 +1,158 @@
+"""Formats whose calls are JSON.
+
+Sources: the model cards of Hermes, Qwen, Granite, Phi and InternLM, Meta's "prompt formats" for Llama, and the
+documentation of Mistral's tokenizers."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from ssd.frontend.parsers.bare import JsonCalls
+from ssd.frontend.parsers.rules import Rules
+from ssd.frontend.parsers.source import Malformed, Reading
+
+_NAME = re.compile(r"[\w.-]*")
+_ID = re.compile(r"[\w-]*")
+_OBJECT_BEGINS = r'\s*\{\s*"name"'
+
+
+class Hermes(JsonCalls):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call by itself: Hermes, Qwen 2.5 and 3."""
+
+    special = frozenset({"<tool_call>", "</tool_call>"})
+    marks: ClassVar = {"<tool_call>": "</tool_call>"}
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        others = ("<function=", "<arg_key>", "<parameter=")  # Qwen3-Coder's and GLM's calls are not JSON
+        return "<tool_call>" in template and not any(other in template for other in others)
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        return rules.repeated(f"{rules.marker('<tool_call>')} {cls._after_mark(rules)}", rules.text("\n"))
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return rules.calls_in_text("<tool_call>", cls._after_mark(rules), rules.plain(["<tool_call>"]))
+
+    @classmethod
+    def _after_mark(cls, rules: Rules) -> str:
+        """Return the expression of the text after the mark of a call."""
+        return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
+
+
+class Llama3Json(JsonCalls):
+    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.1 to 3.3.
+
+    Several calls have `;` between them."""
+
+    special = frozenset({"<|python_tag|>"})
+    marks: ClassVar = {"<|python_tag|>": ""}
+    unmarked = True
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return '{"name": function name, "parameters": dictionary' in template
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        return rules.repeated(rules.json_calls("parameters"), rules.text("; "))
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
+
+
+class Mistral(JsonCalls):
+    """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`: Mistral.
+
+    Newer models write `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+
+    special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
+    marks: ClassVar = {"[TOOL_CALLS]": ""}
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "[TOOL_CALLS]" in template
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        marked = rules.any_of([f"{rules.marker('[TOOL_CALLS]')} {cls._after_mark(rules)}"])
+        return rules.repeated(marked, "") if rules.knows("[ARGS]") else marked
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return rules.calls_in_text("[TOOL_CALLS]", cls._after_mark(rules), rules.plain(["[TOOL_CALLS]"]))
+
+    @classmethod
+    def _after_mark(cls, rules: Rules) -> str:
+        """Return the expression of the text after the mark: a list, or one call for a newer tokenizer."""
+        if not rules.knows("[ARGS]"):
+            return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
+        args = rules.marker("[ARGS]")
+        return rules.any_of([f"{rules.name(each)} {args} {rules.arguments(each)}" for each in rules.functions])
+
+    def _marked(self) -> Reading[None]:
+        if (yield from self._text.peek()) in ("[", "{"):
+            yield from super()._marked()
+        else:
+            yield from self._named()
+
+    def _named(self) -> Reading[None]:
+        name = yield from self._text.take(_NAME)
+        if (yield from self._text.accept("[CALL_ID]")):
+            yield from self._text.take(_ID)
+        yield from self._text.accept("[ARGS]")
+        yield from self._text.skip_space()
+        arguments = yield from self._text.json_object()
+        if not name:
+            raise Malformed
+        self._call(name, arguments)
+
+
+class Granite(JsonCalls):
+    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini, with a mark after the list.
+
+    Granite 4 writes as Hermes does, Granite 3.1 a list after `<tool_call>`."""
+
+    special = frozenset({"<|tool_call|>", "<|/tool_call|>", "<tool_call>", "</tool_call>"})
+    marks: ClassVar = {"<|tool_call|>": "<|/tool_call|>", "<tool_call>": "</tool_call>"}
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "<|tool_call|>" in template
+
+    @classmethod
+    def forced(cls, rules: Rules) -> str:
+        return f"{rules.marker('<|tool_call|>')} {cls._list(rules)}"
+
+    @classmethod
+    def allowed(cls, rules: Rules) -> str:
+        return rules.calls_in_text("<|tool_call|>", cls._list(rules), rules.plain([*cls.marks]))
+
+    @classmethod
+    def _list(cls, rules: Rules) -> str:
+        """Return the expression of a list of calls."""
+        return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
+
+
+class Phi4Mini(JsonCalls):
+    """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM."""
+
+    marks: ClassVar = {"functools": ""}
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "functools[" in template
+
+
+class InternLM(JsonCalls):
+    """`<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`: InternLM 2.5 and 3."""
+
+    special = frozenset({"<|action_start|>", "<|plugin|>", "<|action_end|>"})
+    marks: ClassVar = {"<|action_start|><|plugin|>": "<|action_end|>", "<|action_start|> <|plugin|>": "<|action_end|>"}
+
+    @classmethod
+    def fits(cls, template: str) -> bool:
+        return "<|plugin|>" in template
