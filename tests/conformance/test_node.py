@@ -46,7 +46,10 @@ def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
 
 
 @pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")
-@pytest.mark.parametrize(("client", "streamed"), [("openai_sdk", ""), ("ai_sdk", "Let me see.")])
+@pytest.mark.parametrize(
+    ("client", "streamed"),
+    [("openai_sdk", ""), ("ai_sdk", "Let me see."), ("vercel", "Let me see."), ("langchain", "")],
+)
 def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     caller: str, server: str, client: str, streamed: str
 ) -> None:
@@ -55,5 +58,5 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     assert found["asked"] == ["Rome", "Oslo"] * 2, "not the calls of an answer, then those of a stream"
     assert (found["whole"], found["streamed"]) == ("It is sunny.", f"{streamed}It is sunny.")
     assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
-    if client == "ai_sdk":
+    if client in ("ai_sdk", "vercel"):
         assert found["reasoning"] == "The user wants weather." and found["tokens"] > 0
