@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from ssd.config.params import Structured
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
 
@@ -70,6 +71,19 @@ class ToolParser(Machine):
         """Return the grammar expression of an answer whose calls, if any, are well-formed; "" if the format has none.
 
         Raises Unfit for tools that cannot be called."""
+        return ""
+
+    @classmethod
+    def instead(cls, rules: Rules, asked: Structured) -> str:
+        """Return the grammar expression of calls only, or else an answer in JSON; "" if the format has none.
+
+        Raises Unfit for tools that cannot be called, RequestError for a schema that is none."""
+        calls = cls.forced(rules)
+        return calls and rules.any_of([calls, f"{cls.before_answer(rules)} {rules.value(asked)}"])
+
+    @classmethod
+    def before_answer(cls, rules: Rules) -> str:
+        """Return the grammar expression of the mark before an answer without calls; "" for none."""
         return ""
 
     @abstractmethod
@@ -211,6 +225,11 @@ class Llama3Json(ToolParser):
     @classmethod
     def allowed(cls, rules: Rules) -> str:
         return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
+
+    @classmethod
+    def instead(cls, rules: Rules, asked: Structured) -> str:
+        calls = rules.repeated(rules.json_calls_as_values("parameters"), rules.text("; "))
+        return rules.any_of([calls, rules.value(asked)])
 
     def parse(self) -> Reading[None]:
         tagged = ""
