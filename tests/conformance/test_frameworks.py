@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.conftest import saying
+from tests.conformance.repeating import STRICT_ANSWERS
+
 _AGENTS = Path(__file__).parent / "agents"
 _ROOT = Path(__file__).parents[2]
 _PYTHONS = {"crewai": _ROOT / ".venv-crewai/bin/python", "dspy": Path(sys.executable)}
@@ -28,6 +31,17 @@ OFFLINE = {
     "OTEL_SDK_DISABLED": "true",
 }
 BOTH, ROME = ["Oslo", "Rome"], ["Rome"]
+
+
+def run(client: str, caller: str, pair: str, home: Path) -> dict[str, Any]:
+    """What a program finds out; it must end well."""
+    command = [_PYTHONS.get(client, _OTHERS), _AGENTS / f"use_{client}.py", caller, pair]
+    environment = {**os.environ, **OFFLINE, "HOME": str(home)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -58,11 +72,7 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     then, how many answers it gets by a schema and as free JSON, how many cities a model that knows no tools is forced
     to name, by a call or a grammar, and whether such a model answers beside its tools."""
     strict = ROME[0] in expected.get("asked", []) and BOTH[0] not in expected["asked"]
-    command = [_PYTHONS.get(client, _OTHERS), _AGENTS / f"use_{client}.py", strict_caller if strict else caller, server]
-    environment = {**os.environ, **OFFLINE, "HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run(client, strict_caller if strict else caller, server, tmp_path)
     assert sorted(found.get("asked", [])) == sorted(expected.get("asked", []))
     assert found.get("said") == expected.get("said")
     people = found.get("people", [])
@@ -74,3 +84,10 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     assert bool(found.get("hello")) == ("hello" in expected)
     forced = found.get("forced", [])
     assert len(forced) == expected.get("forced", 0) and set(forced) <= {"Rome", "Oslo"}
+
+
+def test_an_agent_of_langchain_calls_its_tools_before_it_answers_by_a_schema(server: str, tmp_path: Path) -> None:
+    answers = {"<assistant>": STRICT_ANSWERS["<assistant>"], "<answer>": ['{"name": "Bob", ', '"age": 7}']}
+    with saying(tmp_path / "caller", answers) as url:
+        found = run("langchain_agent", url, server, tmp_path)
+    assert found == {"asked": ROME, "people": [{"name": "Bob", "age": 7}]}
