@@ -58,5 +58,5 @@ def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     assert found["asked"] == ["Rome", "Oslo"] * 2, "not the calls of an answer, then those of a stream"
     assert (found["whole"], found["streamed"]) == ("It is sunny.", f"{streamed}It is sunny.")
     assert found["output"]["name"] in ("Ann", "Bob") and 1 <= found["output"]["age"] <= 9
-    if client in ("ai_sdk", "vercel"):
+    if client == "ai_sdk":
         assert found["reasoning"] == "The user wants weather." and found["tokens"] > 0

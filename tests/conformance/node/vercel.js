@@ -19,10 +19,8 @@ let streamed = '';
 for await (const part of streaming.textStream) streamed += part;
 
 const schema = z.object({ name: z.enum(['Ann', 'Bob']), age: z.int().min(1).max(9) });
-const { output, usage } = await generateText({
+const { output } = await generateText({
   model: pair('smollm2'), output: Output.object({ schema }), temperature: 0, maxOutputTokens: 100,
   prompt: 'Bob is 7 years old. Answer in JSON.',
 });
-console.log(JSON.stringify({
-  asked, whole: whole.text, streamed, output, tokens: usage.outputTokens, reasoning: whole.steps[0].reasoningText,
-}));
+console.log(JSON.stringify({ asked, whole: whole.text, streamed, output }));
