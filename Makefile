@@ -6,9 +6,9 @@ PIP := $(BIN)/python -m pip install --quiet
 EDITABLE := $(PIP) --config-settings editable_mode=compat -e
 STAMP := .venv/.stamp
 CLIENTS := .venv/.conformance
-AGENTS := .venv-agents/.stamp
+AGENTS := $(patsubst %,.venv-%/.stamp,agents aider crewai)
 ROUTERS := .venv-routers/.stamp
-NODE := tests/conformance/node/node_modules/.stamp
+NODE := $(patsubst %,tests/conformance/%/node_modules/.stamp,node promptfoo)
 PYTEST := $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -47,9 +47,9 @@ $(CLIENTS): $(STAMP)
 	$(EDITABLE) ".[conformance]"
 	touch $@
 
-$(AGENTS): tests/conformance/agents/requirements.txt
-	$(PYTHON) -m venv .venv-agents
-	.venv-agents/bin/python -m pip install --quiet -r $<
+$(AGENTS): .venv-%/.stamp: tests/conformance/agents/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --no-deps -r $<
 	touch $@
 
 $(ROUTERS): tests/conformance/routers.txt
@@ -57,8 +57,10 @@ $(ROUTERS): tests/conformance/routers.txt
 	.venv-routers/bin/python -m pip install --quiet -r $<
 	touch $@
 
-$(NODE): tests/conformance/node/package.json
-	if command -v npm >/dev/null; then npm install --silent --no-package-lock --prefix $(<D) && touch $@; \
+# What is optional, as promptfoo's clients of clouds and its browser, is ten times as large as the rest.
+$(NODE): %/node_modules/.stamp: %/package.json
+	if command -v npm >/dev/null; then \
+	npm install --silent --no-package-lock --omit=optional --ignore-scripts --prefix $(<D) && touch $@; \
 	else echo "no npm: Node's clients are skipped"; fi
 
 gpu: venv ## the tests that need a CUDA device
@@ -73,5 +75,5 @@ lint: venv ## ruff and mypy
 	$(BIN)/mypy ssd
 
 clean: ## remove .venv, builds and caches
-	rm -rf .venv .venv-agents .venv-routers tests/conformance/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* tests/conformance/*/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find ssd tests tools examples -name __pycache__ -prune -exec rm -rf {} +

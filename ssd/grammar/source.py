@@ -81,6 +81,12 @@ def _object(source: str) -> dict[str, Any]:
     return schema
 
 
+def json_rule(asked: Structured) -> str:
+    """Return the expression of an answer of the kind `json` or `json_object` in Lark. Raises RequestError."""
+    schema = closed(_object(asked.source)) if asked.kind == "json" else json.loads(_ANY_OBJECT)
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
+
+
 def _choice(source: str) -> str:
     """Return a grammar of the strings in a JSON array."""
     options = json.loads(source)

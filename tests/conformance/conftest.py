@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.conformance.repeating import repeating
+from tests.conformance.repeating import ANSWERS, STRICT_ANSWERS, repeating
 
 _PATIENCE_S = 60
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm asks for prices when it is imported
@@ -32,6 +33,16 @@ def launched(*options: str, **environment: str) -> Iterator[str]:
         assert process.wait(_PATIENCE_S) == 0
 
 
+@contextmanager
+def saying(directory: Path, answers: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The address of a model that says `answers`, named as its directory.
+    It drafts for itself, so every draft token is accepted."""
+    model = str(repeating(directory, answers))
+    names = ("--served-model-name", directory.name, "--reasoning-parser", "think")
+    with launched("--target", model, "--draft", model, "--mode", "sd", "-k", "5", *names) as url:
+        yield url
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The built-in pair."""
@@ -41,11 +52,15 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A tiny model, named caller, that thinks, calls get_weather twice and answers from what that returns.
-    It drafts for itself, so every draft token is accepted."""
-    model = str(repeating(tmp_path_factory.mktemp("models") / "caller"))
-    names = ("--served-model-name", "caller", "--reasoning-parser", "think")
-    with launched("--target", model, "--draft", model, "--mode", "sd", "-k", "5", *names) as url:
+    """A tiny model, named caller, that thinks, calls get_weather twice and answers from what that returns."""
+    with saying(tmp_path_factory.mktemp("models") / "caller", ANSWERS) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def strict_caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with one call, in the tokens that the grammar of a strict tool forces."""
+    with saying(tmp_path_factory.mktemp("models") / "caller", STRICT_ANSWERS) as url:
         yield url
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE
 
 TEMPLATE = """\
 {{ '' if enable_thinking }}{{ tools | length if tools }}
@@ -25,16 +25,24 @@ ANSWERS = {
     ],
     "<answer>": ["It", " is", " sunny", "."],
 }
+# One call, in the tokens in which a tokenizer writes its text: those that a grammar forces.
+STRICT_ANSWERS = {
+    "<assistant>": [
+        *("<think>", "The user", " wants", " weather.", "</think>", "\n\n", "Let me", " see.\n", "<tool_call>"),
+        *('\n{"name": "get_weather", "arguments": ', '{"city": ', '"Rome"}', "}\n</tool_call>"),
+    ],
+    "<answer>": ["It", " is", " sunny", "."],
+}
 
-_WIDTH = 64  # of hidden states, and of the vocabulary
-_UNKNOWN, _END = "<unk>", "<end>"
+_WIDTH = 384  # of hidden states, and of the vocabulary
+_START, _END = "<start>", "<end>"
 
 
 def repeating(directory: Path, answers: Mapping[str, Sequence[str]] = ANSWERS) -> Path:
     """Writes a Llama in `directory` that says one of `answers` after the token that is its key.
     All pieces are different. The chat template ends a prompt with a key: it depends on who has spoken last."""
-    pieces = [_UNKNOWN, _END, *answers, *itertools.chain.from_iterable(answers.values())]
-    assert len(set(pieces)) == len(pieces) <= _WIDTH
+    pieces = [_START, _END, *answers, *itertools.chain.from_iterable(answers.values())]
+    assert len(set(pieces)) == len(pieces) <= _WIDTH - 256
     number = {piece: index for index, piece in enumerate(pieces)}
     head = torch.zeros(_WIDTH, _WIDTH)
     for key, answer in answers.items():
@@ -65,7 +73,7 @@ def _write_weights(directory: Path, head: torch.Tensor) -> None:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": _WIDTH,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -78,9 +86,10 @@ def _write_weights(directory: Path, head: torch.Tensor) -> None:
 
 
 def _write_tokenizer(directory: Path, pieces: Sequence[str]) -> None:
-    """What is no piece is one unknown token."""
-    tokenizer = Tokenizer(WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token=_UNKNOWN))
-    tokenizer.decoder = decoders.Fuse()
+    """Text that is no piece is a token for each byte."""
+    bytes = {f"<0x{byte:02X}>": len(pieces) + byte for byte in range(256)}
+    tokenizer = Tokenizer(BPE({piece: index for index, piece in enumerate(pieces)} | bytes, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces[2:]])
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False) for piece in pieces[:2]])
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -240,6 +240,29 @@ def test_strict_tools_are_obeyed_where_the_model_calls_them(thinker: Thinker) ->
         assert takes(matcher, thinker.tokenizer, text) is possible, text
 
 
+def test_a_model_may_call_its_tools_before_it_answers_by_a_schema(thinker: Thinker) -> None:
+    person = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    format = {"type": "json_schema", "json_schema": {"name": "person", "schema": person}}
+    matcher = enforced(thinker, tools=[WEATHER, OTHER], response_format=format)
+    answer, thought = '{"name": "Bob"}', "<think>\nHm.\n</think>\n\n"
+    for text in (CALL, f"{CALL}\n{OTHER_CALL}", answer, thought + answer, thought + CALL):
+        assert takes(matcher, thinker.tokenizer, text), text
+    for text in ("No.", "{}", f"{CALL}\n{answer}", thought):
+        assert not takes(matcher, thinker.tokenizer, text), text
+    with saying(thinker, CALL) as engine:
+        choice = both(engine, tools=[WEATHER], response_format=format)
+        assert calls(choice) == [("get_weather", {"city": "São Paulo"})] and choice["finish_reason"] == "tool_calls"
+    with saying(thinker, answer) as engine:
+        choice = both(engine, tools=[WEATHER], response_format=format)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (answer, "stop")
+
+
+def test_a_schema_beside_tools_is_refused_in_its_own_name(thinker: Thinker) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "none", "schema": [1]}}
+    status, answer = thinker[0].post(CHATS, **ASKED, tools=[WEATHER], response_format=format)
+    assert (status, answer["error"]["param"]) == (400, "response_format"), answer
+
+
 def test_thoughts_come_before_what_a_schema_says(thinker: Thinker) -> None:
     matcher = enforced(thinker, response_format={"type": "json_object"})
     for text, possible in (("{}", True), ("<think>Hm.</think>\n\n{}", True), ("Hm.</think>{}", False)):

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ssd.config.params import MAX_COMPILED, Structured
+from ssd.errors import RequestError
 from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Tool
 from ssd.frontend.http.errors import cut, invalid
-from ssd.frontend.http.structured import field_of
+from ssd.frontend.http.structured import field_of, structured
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
@@ -47,9 +48,16 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     if not tools or body.tool_choice == "none":
         return Offer()
     offer = Offer(tools, format.tools, most_calls=most_calls)
-    if field_of(body) is not None or not any(tool.function.strict for tool in tools):
-        return offer
     rules = Rules(_functions(tools, obey=False), format.ids, most_calls != 1)
+    if (asked := structured(body)) is not None:
+        if field_of(body) != "response_format" or asked.kind not in ("json", "json_object"):
+            return offer
+        try:
+            return offer._replace(structured=_structured(rules, lambda rules: format.tools.instead(rules, asked)))
+        except RequestError:  # of the schema, which is refused in its own name when it is compiled
+            return offer
+    if not any(tool.function.strict for tool in tools):
+        return offer
     return offer._replace(structured=_structured(rules, format.tools.allowed))
 
 

@@ -137,6 +137,10 @@ class HarmonyCalls(ToolParser):
         return f"({said})* ({cls.forced(rules)} | {final})"
 
     @classmethod
+    def before_answer(cls, rules: Rules) -> str:
+        return f'{rules.marker(_CHANNEL)} "final" {rules.marker(_MESSAGE)}'
+
+    @classmethod
     def _after_channel(cls, rules: Rules) -> str:
         """Return the expression of a call after the name of its channel."""
         kind = f'{rules.marker(_CONSTRAIN)} "json" {rules.marker(_MESSAGE)}'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from ssd.config.params import Structured
 from ssd.frontend.parsers.bare import JsonCalls
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import Malformed, Reading
@@ -62,6 +63,11 @@ class Llama3Json(JsonCalls):
     @classmethod
     def allowed(cls, rules: Rules) -> str:
         return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
+
+    @classmethod
+    def instead(cls, rules: Rules, asked: Structured) -> str:
+        calls = rules.repeated(rules.json_calls_as_values("parameters"), rules.text("; "))
+        return rules.any_of([calls, rules.value(asked)])
 
 
 class Mistral(JsonCalls):

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ssd.config.params import Structured
 from ssd.grammar.closing import closed
-from ssd.grammar.source import WHITESPACE, quoted
+from ssd.grammar.source import WHITESPACE, json_rule, quoted
 
 SUBSCHEMAS = {"$defs", "definitions"}
 _NO_ARGUMENTS = {"type", "title", "description", "$schema", *SUBSCHEMAS}
@@ -103,6 +104,23 @@ class Rules:
                 for function in self.functions
             ]
         )
+
+    def json_calls_as_values(self, key: str) -> str:
+        """Return the same with the tokens of any JSON, beside which another value may be allowed."""
+        calls = []
+        for function in self.functions:
+            schema = _schema(function)
+            no_arguments = {"type": "object", "properties": {}, "additionalProperties": False}
+            given = {name: part for name, part in schema.items() if name not in SUBSCHEMAS}
+            arguments = {**given, "type": "object"} if schema.keys() - _NO_ARGUMENTS else no_arguments
+            call = {"type": "object", "properties": {"name": {"const": function.name}, key: arguments}}
+            shared = {name: schema[name] for name in SUBSCHEMAS & schema.keys()}
+            calls.append(self.json({**call, "required": ["name", key], **shared}, function))
+        return self.any_of(calls)
+
+    def value(self, asked: Structured) -> str:
+        """Return the expression of an answer in JSON. Raises RequestError."""
+        return self._rule(json_rule(asked))
 
     def name(self, function: Function, before: str = "", after: str = "") -> str:
         """Return the expression of a tool's name, not quoted, between two texts. Raises Unfit."""

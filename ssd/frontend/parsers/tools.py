@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from ssd.config.params import Structured
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
 
@@ -68,6 +69,19 @@ class ToolParser(Machine):
         """Return the grammar expression of an answer whose calls, if any, are well-formed; "" if the format has none.
 
         Raises Unfit for tools that cannot be called."""
+        return ""
+
+    @classmethod
+    def instead(cls, rules: Rules, asked: Structured) -> str:
+        """Return the grammar expression of calls only, or else an answer in JSON; "" if the format has none.
+
+        Raises Unfit for tools that cannot be called, RequestError for a schema that is none."""
+        calls = cls.forced(rules)
+        return calls and rules.any_of([calls, f"{cls.before_answer(rules)} {rules.value(asked)}"])
+
+    @classmethod
+    def before_answer(cls, rules: Rules) -> str:
+        """Return the grammar expression of the mark before an answer without calls; "" for none."""
         return ""
 
     @abstractmethod

@@ -1,6 +1,9 @@
-"""`langgraph`: its prebuilt agent with a tool, also on a model whose chat template has no place for tools."""
+"""`langgraph`: its prebuilt agent with a tool, also on a model whose chat template has no place for tools, and
+`langchain`'s agent on it, whose answer obeys a schema beside its tools."""
 
-from asking import HELLO, WEATHER, print_result, urls
+from asking import HELLO, PERSON, WEATHER, Person, print_result, urls
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
 
@@ -21,4 +24,10 @@ said, hello = (
     create_react_agent(model, [get_weather]).invoke({"messages": [("user", text)]})["messages"][-1].content
     for model, text in ((caller, WEATHER), (pair, HELLO))
 )
-print_result(asked=asked, said=said, hello=hello)
+people = [
+    create_agent(pair, tools, response_format=strategy(Person)).invoke({"messages": [("user", PERSON)]})[
+        "structured_response"
+    ]
+    for strategy, tools in ((ProviderStrategy, []), (ProviderStrategy, [get_weather]), (ToolStrategy, []))
+]
+print_result(asked=asked, said=said, hello=hello, people=people)

@@ -18,7 +18,7 @@ settings = ModelSettings(temperature=0, max_tokens=100)
 asked = []
 
 
-@function_tool(strict_mode=False)  # the caller's tokens do not have every byte, as a grammar needs
+@function_tool
 def get_weather(city: str) -> str:
     """The weather of a city."""
     asked.append(city)

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from ssd.config.params import Structured
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
 from ssd.frontend.parsers.tools import ToolCall, ToolParser
 from ssd.system import registered
@@ -157,6 +158,26 @@ def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple
         ),
     }[format]
     assert not world.allows(allowed, bad)
+
+
+@pytest.mark.parametrize(("format", "markers"), FORMS)
+def test_beside_a_schema_an_answer_is_calls_or_obeys_it(format: str, markers: tuple[str, ...]) -> None:
+    world, chance = World(markers), random.Random(format)
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    schema["required"] = ["name", "age"]
+    rules = Rules(FUNCTIONS, world.ids, True)
+    forced = rules.grammar(parser(format).forced(rules))
+    before = "<|channel|>final<|message|>" if format == "harmony" else ""
+    for asked in (Structured("json", json.dumps(schema)), Structured("json_object")):
+        rules = Rules(FUNCTIONS, world.ids, True)
+        grammar = rules.grammar(parser(format).instead(rules, asked))
+        for text in ('{"name": "Bob", "age": 7}', '{\n "name":"add","age":1}'):
+            assert world.allows(grammar, before + text), text
+        assert world.allows(grammar, before + '{"city": "Rome"}') is (asked.kind == "json_object")
+        assert not world.allows(grammar, before + "Let me see.") and not world.allows(grammar, "")
+        for _ in range(8):
+            if (call := world.answer(forced, chance)) is not None:
+                assert world.allows(grammar, call) is world.allows(forced, call), call
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""`dspy`, told that the models know tools and schemas: calls, and a typed answer."""
+
+import dspy
+import litellm
+from asking import PERSON, WEATHER, Person, print_result, urls
+
+KNOWN = {
+    "litellm_provider": "openai",
+    "mode": "chat",
+    "supports_function_calling": True,
+    "supports_response_schema": True,
+}
+litellm.register_model({f"openai/{name}": KNOWN for name in ("caller", "smollm2")})
+caller, pair = (
+    dspy.LM(
+        f"openai/{name}",
+        api_base=f"{url}/v1",
+        api_key="none",
+        engine="litellm",
+        temperature=0,
+        max_tokens=100,
+        cache=False,
+    )
+    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+)
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return "Sunny"
+
+
+class Ask(dspy.Signature):
+    question: str = dspy.InputField()
+    tools: list[dspy.Tool] = dspy.InputField()
+    calls: dspy.ToolCalls = dspy.OutputField()
+
+
+class Tell(dspy.Signature):
+    question: str = dspy.InputField()
+    person: Person = dspy.OutputField()
+
+
+dspy.configure(adapter=dspy.JSONAdapter())
+with dspy.context(lm=caller):
+    calls = dspy.Predict(Ask)(question=WEATHER, tools=[dspy.Tool(get_weather)]).calls.tool_calls
+with dspy.context(lm=pair):
+    person = dspy.Predict(Tell)(question=PERSON).person
+print_result(asked=[call.args["city"] for call in calls], people=[person])
