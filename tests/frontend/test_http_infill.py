@@ -83,6 +83,12 @@ def test_the_mark_that_ends_an_answer_is_not_shown(coder: Thinker) -> None:
         (COMPLETIONS, {"prompt": "a", "suffix": "x", "echo": True}, "echo", "invalid_value"),
         (COMPLETIONS, {"prompt": "a ", "suffix": "x " * 600}, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "a", "suffix": 5}, "suffix", "invalid_value"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "suffix": "x", "truncate_prompt_tokens": 5},
+            "truncate_prompt_tokens",
+            "invalid_value",
+        ),
         (INFILL, {"input_prefix": "a", "n": 2}, "n", "unsupported_parameter"),
         (INFILL, {"input_extra": [{"filename": "a"}]}, "input_extra[0].text", "missing_parameter"),
     ],
