@@ -83,6 +83,12 @@ def test_the_mark_that_ends_an_answer_is_not_shown(coder: Thinker) -> None:
         (COMPLETIONS, {"prompt": "a", "suffix": "x", "echo": True}, "echo", "invalid_value"),
         (COMPLETIONS, {"prompt": "a ", "suffix": "x " * 600}, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "a", "suffix": 5}, "suffix", "invalid_value"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "suffix": "x", "truncate_prompt_tokens": 5},
+            "truncate_prompt_tokens",
+            "invalid_value",
+        ),
         (INFILL, {"input_prefix": "a", "n": 2}, "n", "unsupported_parameter"),
         (INFILL, {"input_extra": [{"filename": "a"}]}, "input_extra[0].text", "missing_parameter"),
     ],
@@ -173,7 +179,8 @@ def test_a_long_context_is_cut_to_what_fits(coder: Thinker) -> None:
     assert "far" not in before and before.endswith("near x =") and "off" not in after and after.startswith("close ")
     assert "sub.py" not in said
     short = prompt(coder, INFILL, **{**body, "input_prefix": "far ", "input_suffix": "close " * 380})
-    assert "<|fim_prefix|>far x =<|fim_suffix|>" in short, "the suffix takes what the prefix leaves"
+    assert "<|fim_prefix|>far x =<|fim_suffix|>" in short
+    assert short.count("close") > 300, "the suffix takes what the prefix leaves"
 
 
 def test_the_last_files_have_the_room_that_is_left(coder: Thinker) -> None:

@@ -108,6 +108,9 @@ async def _prompt(
     if not texts.vocabulary.fill_in_ends:
         cause = "this model's tokenizer has no tokens to fill in the middle, such as <|fim_prefix|>"
         raise invalid(blamed, f"{blamed} is not supported: {cause}", "unsupported_parameter")
+    if body.truncate_prompt_tokens is not None:
+        cause = "truncate_prompt_tokens would cut off the token that a prompt to fill in begins with"
+        raise invalid("truncate_prompt_tokens", cause)
     body.stop_token_ids = sorted({*(body.stop_token_ids or ()), *texts.vocabulary.fill_in_ends})
     most = config.max_model_len - 1
     job = Fill(*around, [*files], most if room is None else most - room, room is not None)
