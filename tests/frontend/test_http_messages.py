@@ -150,6 +150,12 @@ def test_an_answer_without_text_has_no_blocks(thinker: Thinker) -> None:
         assert built(events(engine))["content"] == []
 
 
+def test_a_text_keeps_the_white_space_that_it_begins_with(thinker: Thinker) -> None:
+    with saying(thinker, "\n \nDone.", 1) as engine:
+        for message in (engine.post(PATH, **ASKED)[1], built(events(engine))):
+            assert message["content"] == [{"type": "text", "text": "\n \nDone."}]
+
+
 def test_an_error_in_the_middle_is_the_last_event(thinker: Thinker) -> None:
     connection = thinker.engine.connection()
     body = json.dumps({**ASKED, "stream": True})

@@ -166,7 +166,7 @@ def test_a_limit_that_a_key_leaves_out_is_the_defaults(tmp_path: Path, key_file:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[default] x", "line 1"),
+        ("[default]\na = x", "line 2"),
         ("[default]\nrequests-per-minute = 0", "default.requests-per-minute"),
         ("[default]\nrequests = 5", "`requests`"),
         ("[keys.alice]\ntokens-per-minute = 'many'", "keys"),
