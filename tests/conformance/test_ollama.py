@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ollama")  # noqa: E402
+pytest.importorskip("ollama")
 import ollama
 
 WEATHER = [{"role": "user", "content": "How is the weather?"}]
