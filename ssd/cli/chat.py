@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,19 @@ ssd chat --address http://127.0.0.1:8000 --system "Be brief."
 """
 _PARAMETERS = SamplingParams.__struct_fields__
 _WORDS = {"none": None, "true": True, "false": False}
+_QUOTES = '"""'
 _HELP = """\
 /set               show the sampling parameters
 /set NAME VALUE    change one, as /set temperature 0.7 or /set stop ["END"]
 /stats             what the answers of this session took
 /save FILE         write the conversation to a new FILE: Markdown if it ends in .md, else JSON
+/system TEXT       tell the model TEXT before the conversation from now on; "": nothing
+/retry             ask the last question again
 /clear             begin a new conversation
 /help              show this
 /exit              leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that begins with a space is never a command."""
+A message of several lines stands between two \"\"\", or each of its lines but the last ends with \\.
+Ctrl-C stops an answer. A line that begins with a space is never a command. What you type during an answer is kept."""
 
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
@@ -60,8 +64,9 @@ def chat(
 ) -> None:
     """Talk with a model; /help lists the program's own commands.
 
-    Without a terminal, each line of standard input is a message, and the first failure ends the chat. Answers go to
-    standard output, everything else to standard error."""
+    A message of several lines stands between two \"\"\", or all its lines but the last end with a backslash. Without a
+    terminal, each line of standard input is a message, and the first failure ends the chat. Answers go to standard
+    output, everything else to standard error."""
     conversation = Conversation(SamplingDefaults().params(**sampling), system)
     validate(Generate(0, messages=conversation.question("hello"), params=conversation.params))
     changes = {} if address is None else speculation_changes(context, engine)
@@ -81,19 +86,25 @@ class _Chat:
             "/set": lambda argument: _tell(conversation.set(argument)),
             "/stats": lambda _: _tell(self._stats()),
             "/save": self._save,
+            "/system": lambda argument: _tell(conversation.tell(argument)),
+            "/retry": lambda _: self._answer(conversation.retract()),
             "/clear": lambda _: conversation.clear(),
             "/help": lambda _: _tell(_HELP),
         }
 
     def run(self) -> None:
         """Talk until the input ends or /exit comes."""
+        quietly: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._interactive:
+            from ssd.cli.markdown import unechoed as quietly
+
             _tell(f"{self._model}. /help lists the commands, Ctrl-D ends.")
-        for line in _lines(self._interactive):
-            if line.rstrip() == "/exit":
+        for entry in _entries(self._interactive):
+            if entry.rstrip() == "/exit":
                 return
             try:
-                self._obey(line) if line.startswith("/") else self._answer(line.strip())
+                with quietly():
+                    self._obey(entry) if entry.startswith("/") else self._answer(entry.strip())
             except (RequestError, UsageError) as error:
                 if not self._interactive:
                     raise
@@ -156,23 +167,55 @@ class _Chat:
         _tell(f"saved in {path}")
 
 
-def _lines(interactive: bool) -> Iterator[str]:
-    """Yield the lines that the user enters."""
-    if not interactive:
-        try:
-            with open(sys.stdin.fileno(), encoding="utf-8", closefd=False) as lines:  # in every locale
-                yield from lines
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not text: {error.reason}") from None
-        return
+def _entries(interactive: bool) -> Iterator[str]:
+    """Yield the messages and commands that the user enters, each of one line or more."""
+    read = _ask if interactive else _piped()
     with suppress(ImportError):
         import readline  # noqa: F401  # gives `input` its line editing
-    while True:
+    while (line := read("> ")) is not None:
         try:
-            yield input("> ")
-        except EOFError:
-            _tell("")  # leave the prompt's line
-            return
+            entry = _whole(line, read)
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Terminated) or not interactive:
+                raise
+            _tell("")  # Ctrl-C drops a message that has begun
+        else:
+            yield entry
+
+
+def _whole(line: str, read: Callable[[str], str | None]) -> str:
+    """Return the entry that begins with a line. The end of the input ends it too."""
+    head, opening, text = line.partition(_QUOTES)
+    if opening and head.strip() in ("", "/system"):
+        while _QUOTES not in text and (more := read("... ")) is not None:
+            text = f"{text}\n{more}"
+        return (head or " ") + text.replace(_QUOTES, "", 1)  # after a space it is no command
+    while line.endswith("\\") and (more := read("... ")) is not None:
+        line = f"{line[:-1]}\n{more}"
+    return line
+
+
+def _ask(prompt: str) -> str | None:
+    """Return a line from the terminal, None at its end."""
+    try:
+        return input(prompt)
+    except EOFError:
+        _tell("")  # leave the prompt's line
+        return None
+
+
+def _piped() -> Callable[[str], str | None]:
+    """Return a function that returns the next line of standard input, None at its end."""
+    lines = open(sys.stdin.fileno(), encoding="utf-8", closefd=False)  # noqa: SIM115  # in every locale
+
+    def read(_: str) -> str | None:
+        try:
+            line = lines.readline()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not text: {error.reason}") from None
+        return line.removesuffix("\n") if line else None
+
+    return read
 
 
 def _tell(text: str) -> None:
@@ -185,9 +228,9 @@ def _display() -> Iterator[Callable[[str], None]]:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from ssd.cli.markdown import GrowingMarkdown, unechoed
+        from ssd.cli.markdown import GrowingMarkdown
 
-        with unechoed(), GrowingMarkdown(Console()) as markdown:
+        with GrowingMarkdown(Console()) as markdown:
             yield markdown.add
         return
     begun = False
@@ -213,17 +256,37 @@ class Conversation:
         self.params = params
         self.answers = self.tokens = 0
         self.metrics = Metrics()
-        self._beginning = [] if system is None else [ChatMessage("system", system)]
-        self.messages = list(self._beginning)
+        self._system = system
+        self._said: list[ChatMessage] = []
+        self._before, self._asked = self._said, ""
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """Return all messages, the system's first."""
+        return ([] if self._system is None else [ChatMessage("system", self._system)]) + self._said
 
     def question(self, text: str) -> list[ChatMessage]:
         """Return the messages to send when the user says `text`. Only `keep` remembers them."""
         return [*self.messages, ChatMessage("user", text)]
 
     def keep(self, text: str, answer: str) -> None:
-        """Remember an exchange, even if the answer was stopped early; forget it without any answer."""
+        """Remember an exchange, even if the answer was stopped early; without any answer only for `retract`."""
+        self._before, self._asked = self._said, text
         if answer:
-            self.messages = [*self.question(text), ChatMessage("assistant", answer)]
+            self._said = [*self._said, ChatMessage("user", text), ChatMessage("assistant", answer)]
+
+    def retract(self) -> str:
+        """Forget the last exchange and return its question, to ask it again. Raises UsageError if there is none."""
+        if not self._asked:
+            raise UsageError("there is no question to ask again")
+        self._said = self._before
+        return self._asked
+
+    def tell(self, system: str) -> str:
+        """Change the system message, to none if it is two quotes, and return it. "" only returns it."""
+        if system:
+            self._system = None if system == '""' else system
+        return "no system message" if self._system is None else f"system: {self._system}"
 
     def count(self, tokens: int, metrics: Metrics) -> None:
         """Add the figures of an answer to the session's."""
@@ -233,7 +296,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget all messages but the system's; keep parameters and figures."""
-        self.messages = list(self._beginning)
+        self._said, self._asked = [], ""
 
     def set(self, argument: str) -> str:
         """Set a sampling parameter, for example "temperature 0.7", and return its value.

@@ -72,13 +72,12 @@ class GrowingMarkdown:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep everything typed meanwhile, Ctrl-C too, from appearing in the middle of the answer."""
-    if not sys.stdin.isatty():
-        yield
-        return
+    """Keep what is typed meanwhile for the next prompt, all of it, and out of the answer.
+
+    A terminal that waits for whole lines drops what is beyond 4095 characters, and at Ctrl-C all that it has."""
     before = termios.tcgetattr(sys.stdin)
     silent = [*before]
-    silent[3] &= ~termios.ECHO
+    silent[3] = silent[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
     termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
     try:
         yield

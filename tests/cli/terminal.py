@@ -51,6 +51,10 @@ class Terminal:
             assert self._read(deadline), f"no {pattern!r} in {self.written[self.mark :]!r}"
         self.mark = found.end()
 
+    def read_more(self, seconds: float = PATIENCE_S) -> bool:
+        """Take in what comes next; False if nothing does."""
+        return self._read(time.monotonic() + seconds)
+
     def end(self, key: str = "") -> int:
         """The exit status, once the process has ended. `key` is pressed for that, again after a while: readline misses
         a signal that comes just before it begins to wait."""

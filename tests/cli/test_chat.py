@@ -84,6 +84,29 @@ def test_commands_change_what_is_asked(engine: Engine) -> None:
     assert errors[1:3] == ["max_tokens 5", "seed 8"]
 
 
+def test_a_message_may_have_several_lines(engine: Engine) -> None:
+    text = 'one\\\ntwo\n"""three\n/set\n"""\n"""four"""\n/system """Be\nbrief."""\nfive\\'
+    code, out, errors = piped(text, "--address", engine.address)
+    said: list[str] = []
+    for question in ("one\ntwo", "three\n/set", "four"):
+        said += [question, answer(*said, question)]
+    last = answer(*said, "five\\", system="Be\nbrief.")
+    assert (code, out) == (0, "".join(f"{text}\n" for text in [*said[1::2], last]))
+    assert "system: Be" in errors
+
+
+def test_the_last_question_is_asked_again(engine: Engine) -> None:
+    lines = ["one", "two", "/set seed 8", "/retry", "three", "/clear"]
+    code, out, _ = piped("\n".join(lines), "--address", engine.address)
+    changed = SamplingParams(seed=8, max_tokens=12, ignore_eos=True)
+    first = answer("one")
+    again = answer("one", first, "two", params=changed)
+    last = answer("one", first, "two", again, "three", params=changed)
+    assert (code, out) == (0, "".join(f"{text}\n" for text in (first, answer("one", first, "two"), again, last)))
+    code, out, (error,) = piped("/retry", "--address", engine.address)
+    assert (code, out, error) == (2, "", "error: there is no question to ask again")
+
+
 def test_an_engine_of_its_own() -> None:
     code, out, errors = piped("hello\n", "--load-format", "mock", "--max-model-len", str(CONTEXT))
     assert (code, out) == (0, f"{answer('hello')}\n")
@@ -224,6 +247,50 @@ def test_what_is_typed_during_an_answer_is_read_after_it(chat: Terminal) -> None
     assert lines[-1] == "> /exit"
     expected = whole(WIDTH, answer("hello"))
     assert lines[lines.index("> hello") + 1 :][: len(expected)] == expected
+
+
+def test_what_is_typed_before_ctrl_c_begins_the_next_line(chat: Terminal, tmp_path: Path) -> None:
+    """With its corrections."""
+    file = tmp_path / "chat.json"
+    chat.type("/set max_tokens 500\r")
+    chat.wait_for("max_tokens 500\r.*> ")
+    chat.type("hello\r")
+    chat.wait_for("hello\r\n.*\x1b\\[2K")
+    chat.type("gox\x7f on")
+    chat.type("\x03")
+    chat.wait_for("stopped.*> gox.*on")
+    chat.type(" now\r")
+    chat.wait_for("now\r\n.*\x1b\\[2K")
+    chat.type(f"\x03/save {file}\r")
+    chat.wait_for("stopped.*saved in.*> ")
+    said = json.loads(file.read_text())["messages"]
+    assert [message["content"] for message in said if message["role"] == "user"] == ["hello", "go on now"]
+    assert "go" not in "".join(chat.lines()).partition("> hello")[2].partition("stopped")[0]
+
+
+def test_a_long_text_pasted_during_an_answer_is_kept(chat: Terminal) -> None:
+    chat.type("hello\r")
+    chat.wait_for("hello\r\n.*\x1b\\[2K")
+    chat.type("#" * 5000)
+    chat.wait_for("12 tokens, .*> ")
+    while chat.written.count(b"#", chat.mark) < 5000:
+        assert chat.read_more(), "a terminal that waits for whole lines keeps 4095"
+
+
+def test_ctrl_c_drops_a_message_of_several_lines(chat: Terminal) -> None:
+    chat.type('"""one\r')
+    chat.wait_for(r"\.\.\. ")
+    chat.type("two")
+    chat.wait_for("two")
+    while b"> " not in chat.written[chat.mark :]:  # readline misses a signal that comes just before it begins to wait
+        chat.type("\x03")
+        while chat.read_more(1.0):
+            pass
+    chat.type('"""three\r"""\r')
+    chat.wait_for("12 tokens.*> ")
+    expected = whole(WIDTH, answer("three"))
+    lines = chat.lines()
+    assert lines[lines.index('... """') + 1 :][: len(expected)] == expected
 
 
 @pytest.mark.parametrize(("key", "status"), [("\x04", 0), ("\x03", 130)])

@@ -48,6 +48,28 @@ def test_clear_forgets_what_was_said_but_not_the_system_message_or_parameters() 
     assert chat.params.seed == 3
 
 
+def test_the_system_message_can_change_and_go() -> None:
+    chat = conversation()
+    assert chat.tell("") == "no system message"
+    chat.keep("hi", "hello")
+    assert chat.tell("Be brief.") == chat.tell("") == "system: Be brief."
+    assert roles(chat.question("why?"))[:2] == [("system", "Be brief."), ("user", "hi")]
+    assert chat.tell('""') == "no system message" and roles(chat.messages)[0] == ("user", "hi")
+
+
+def test_a_retry_forgets_the_last_exchange_only() -> None:
+    chat = conversation("Be brief.")
+    chat.keep("hi", "hello")
+    chat.keep("why?", "so")
+    chat.tell("Be long.")
+    assert chat.retract() == "why?" and roles(chat.messages)[1:] == [("user", "hi"), ("assistant", "hello")]
+    chat.keep("why?", "")
+    assert chat.retract() == "why?" and len(chat.messages) == 3, "one without an answer has nothing to forget"
+    chat.clear()
+    with pytest.raises(UsageError, match="no question"):
+        chat.retract()
+
+
 @pytest.mark.parametrize(
     ("argument", "name", "value"),
     [
