@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError, refused_grammar
+from ssd.grammar import lark
 from ssd.grammar.closing import closed
+from ssd.grammar.keywords import LENIENT, OPTIONS, held, take_strict
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -47,23 +49,52 @@ def _converted(kind: GrammarKind, source: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if kind == "json":
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(_object(source))), defaults=_DEFAULTS))
+        schema = _object(source)
+        take_strict(schema)
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults=_DEFAULTS))
     if kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(source))
     if kind == "structural_tag":
         return str(LLMatcher.grammar_from_lark(structural_tags(source)))
-    lark = _choice(source) if kind == "choice" else any_to_lark(source)
-    return str(LLMatcher.grammar_from_lark(lark))
+    lark_text = _choice(source) if kind == "choice" else any_to_lark(lark.without_hints(source))
+    return str(LLMatcher.grammar_from_lark(lark_text))
+
+
+def loosened(asked: Structured) -> tuple[Structured, set[str]]:
+    """Return a format without the keywords of its schemas that no grammar holds, and their names.
+
+    A format without schemas and a strict schema stay as they are. Raises RequestError for a malformed one."""
+    left_out: set[str] = set()
+    if asked.kind == "json":
+        return Structured("json", json.dumps(_loose(_object(asked.source), left_out))), left_out
+    if asked.kind == "structural_tag":
+        tags = json.loads(asked.source)
+        for structure in tags["structures"]:
+            if isinstance(schema := structure.get("schema"), dict):
+                structure["schema"] = _loose({OPTIONS: {"whitespace_pattern": WHITESPACE}, **schema}, left_out)
+        return Structured("structural_tag", json.dumps(tags)), left_out
+    return asked, left_out
+
+
+def _loose(schema: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    """Return a schema without the keywords that no grammar holds, closed; a strict one unchanged."""
+    if take_strict({**schema}):
+        return schema
+    loose, names = held(schema)
+    left_out |= names
+    options = loose.get(OPTIONS)
+    loose[OPTIONS] = {**(options if isinstance(options, dict) else {}), **LENIENT}
+    return closed(loose, coerces_one_of=True)
 
 
 def _after(free: str, grammar: str) -> str:
     """Return the text of a grammar in which `grammar` follows the rules `free`."""
     if not free:
         return grammar
-    lark = not grammar.lstrip().startswith("{")
-    first, *others = [{"lark_grammar": grammar}] if lark else json.loads(grammar)["grammars"]
+    is_lark = not grammar.lstrip().startswith("{")
+    first, *others = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
     start = {"lark_grammar": f"start: free @answer\n{free}"}
     return json.dumps({"grammars": [start, {**first, "name": "answer"}, *others]})
 
@@ -131,8 +162,10 @@ def structural_tags(source: str) -> str:
             raise refused_grammar(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
         if structure.schema is False:
             raise refused_grammar("structural_tag: nothing obeys the schema false")
-        schema = closed(structure.schema) if isinstance(structure.schema, dict) else {}
-        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        schema = structure.schema if isinstance(structure.schema, dict) else {}
+        take_strict(schema)
+        schema = closed(schema)
+        schema = {OPTIONS: {"whitespace_pattern": WHITESPACE}, **schema}
         lines.append(f"schema_{number}: %json {json.dumps(schema)}")
         parts = [_text(structure.begin.removeprefix(trigger)), f"schema_{number}", _text(structure.end)]
         begun[trigger].append(" ".join(filter(None, parts)))
