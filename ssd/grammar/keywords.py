@@ -20,8 +20,8 @@ _NOT_HELD = {
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SUBSCHEMAS = {"items", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# A class of characters or an escape; else a look-around.
-_PARTS = re.compile(r"\[(?:\\.|[^\]\\])*\]|\\.|\(\?<?[=!]", re.DOTALL)
+# A class of characters, which may lack its end (reading takes linear time), or an escape; else a look-around.
+_PARTS = re.compile(r"\[[^\]\\]*(?:\\.[^\]\\]*)*\]?|\\.|\(\?<?[=!]", re.DOTALL)
 _NOT_REGULAR = re.compile(r"\\[bB1-9]|\(")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-# Texts that mean nothing here come first: comments, strings and regular expressions.
+# Comments, strings and regular expressions come first. Each may lack its end, so that reading takes linear time.
 _PARTS = re.compile(
     r"""
-    //[^\n]* | \#[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/
+    //[^\n]* | \#[^\n]* | "[^"\\\n]*(?:\\.[^"\\\n]*)*"? | /[^/\\\n]*(?:\\.[^/\\\n]*)*/?
     | (?P<limit>\bmax_tokens\s*=)
     | (?P<before>^[ \t]*)[?!]*(?P<name>[a-zA-Z_]\w*)(?:\.-?\d+)?(?=\s*(?:\[|\{|:(?!:=)))
     """,
@@ -31,4 +31,4 @@ def counts_tokens(grammar: str) -> bool:
         return False
     if not grammar.lstrip().startswith("{"):
         return any(part["limit"] for part in _PARTS.finditer(grammar))
-    return any(counts_tokens(each.get("lark_grammar", "")) for each in json.loads(grammar)["grammars"])
+    return any(counts_tokens(each.get("lark_grammar") or "") for each in json.loads(grammar)["grammars"])

@@ -70,11 +70,12 @@ def loosened(asked: Structured) -> tuple[Structured, set[str]]:
     if asked.kind == "json":
         return Structured("json", json.dumps(_loose(_object(asked.source), left_out))), left_out
     if asked.kind == "structural_tag":
-        tags = json.loads(asked.source)
-        for structure in tags["structures"]:
-            if isinstance(schema := structure.get("schema"), dict):
-                structure["schema"] = _loose({OPTIONS: {"whitespace_pattern": WHITESPACE}, **schema}, left_out)
-        return Structured("structural_tag", json.dumps(tags)), left_out
+        tags = _tags(asked.source)
+        for structure in tags.structures:
+            if isinstance(structure.schema, dict):
+                options = {OPTIONS: {"whitespace_pattern": WHITESPACE}}
+                structure.schema = _loose({**options, **structure.schema}, left_out)
+        return Structured("structural_tag", msgspec.json.encode(tags).decode()), left_out
     return asked, left_out
 
 
@@ -144,12 +145,16 @@ class _Tags(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_Tags)
 
 
-def structural_tags(source: str) -> str:
-    """Return the grammar, in Lark's notation, of vLLM's `structures` and `triggers`. Raises RequestError."""
+def _tags(source: str) -> _Tags:
     try:
-        tags = _DECODER.decode(source)
+        return _DECODER.decode(source)
     except (msgspec.DecodeError, RecursionError) as error:
         raise refused_grammar(f"structural_tag: {error}") from None
+
+
+def structural_tags(source: str) -> str:
+    """Return the grammar, in Lark's notation, of vLLM's `structures` and `triggers`. Raises RequestError."""
+    tags = _tags(source)
     triggers = list(dict.fromkeys(tags.triggers))
     for one in triggers:
         if any(one in other for other in triggers if other != one):

@@ -122,7 +122,7 @@ def test_choices_and_prompts(http: HttpEngine) -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("stop", ["x" * 200] * 16, ["x"] * 17),
+        ("stop", ["x" * 200] * 64, ["x"] * 65),
         ("stop", "x" * 256, "x" * 257),
         ("stop", ["x"], [""]),
         ("logprobs", 20, 21),

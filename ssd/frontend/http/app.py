@@ -67,7 +67,7 @@ class App:
         path = exchange.scope["path"]
         methods = self._by_path.get(path)
         if methods is None:
-            path = re.sub("/+", "/", path.rstrip("/"))
+            path = path.rstrip("/")
             methods = self._by_path.get(path) or self._matching(exchange, path)
         preflight = None if methods is None else self._cross_origin.preflight(exchange, methods)
         if preflight is not None:  # it never has a key
