@@ -48,9 +48,14 @@ def take_strict(schema: dict[str, Any]) -> bool:
 
 
 def held(schema: Any) -> tuple[Any, set[str]]:
-    """Return a schema without the keywords that no grammar holds, and their names. Its references stay valid."""
+    """Return a schema without the keywords that no grammar holds, and their names. Its references stay valid.
+
+    One that is nested too deeply to be read is returned unchanged."""
     left_out: set[str] = set()
-    return _held(schema, left_out), left_out
+    try:
+        return _held(schema, left_out), left_out
+    except RecursionError:
+        return schema, set()
 
 
 def _held(schema: Any, left_out: set[str]) -> Any:

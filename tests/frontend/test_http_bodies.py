@@ -68,8 +68,14 @@ SENT: dict[str, Sent] = {
             "model": "scripted",
             "messages": [
                 {"role": "system", "content": "You are Cline, a skilled software engineer."},
-                {"role": "user", "content": [{"type": "text", "text": "<task>Fix it</task>"}, {"type": "text", "text": "env"}]},
-                {"role": "assistant", "content": [{"type": "text", "text": "<read_file><path>a.py</path></read_file>"}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "<task>Fix it</task>"}, {"type": "text", "text": "env"}],
+                },
+                {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": "<read_file><path>a.py</path></read_file>"}],
+                },
                 {"role": "user", "content": [{"type": "text", "text": "[read_file] Result:"}]},
             ],
             "temperature": 0,
@@ -89,7 +95,11 @@ SENT: dict[str, Sent] = {
                     "role": "assistant",
                     "content": None,
                     "tool_calls": [
-                        {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"a"}'}}
+                        {
+                            "id": "call_1",
+                            "type": "function",
+                            "function": {"name": "read_file", "arguments": '{"path":"a"}'},
+                        }
                     ],
                 },
                 {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "print()"}]},
@@ -112,7 +122,11 @@ SENT: dict[str, Sent] = {
             "max_completion_tokens": 2048,
             "stop": [],
             "temperature": 1.0,
-            "tools": [tool("grep", {"regex": TEXT, "page": {"type": "integer", "format": "uint32", "minimum": 0}}, **SCHEMA_URI)],
+            "tools": [
+                tool(
+                    "grep", {"regex": TEXT, "page": {"type": "integer", "format": "uint32", "minimum": 0}}, **SCHEMA_URI
+                )
+            ],
             "prompt_cache_key": "thread-1",
             "reasoning_effort": "medium",
         },
@@ -245,7 +259,10 @@ SENT: dict[str, Sent] = {
             "messages": [
                 SYSTEM,
                 {"role": "user", "content": ["Look it up."]},
-                {"role": "assistant", "tool_calls": [{"function": {"name": "rag-memory", "arguments": {"action": "search"}}}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "rag-memory", "arguments": {"action": "search"}}}],
+                },
                 {"role": "function", "name": "rag-memory", "content": "Nothing."},
             ],
             "functions": [function("rag-memory", {"action": {"type": "string", "enum": ["search", "store"]}})],
@@ -339,7 +356,11 @@ SENT: dict[str, Sent] = {
             "top_k": 40.0,
             "user": "01J",
             "tools": [
-                tool("HassTurnOn", {"area": TEXT, "domain": {"type": "array", "items": TEXT}}, **{"not": {"required": ["x"]}})
+                tool(
+                    "HassTurnOn",
+                    {"area": TEXT, "domain": {"type": "array", "items": TEXT}},
+                    **{"not": {"required": ["x"]}},
+                )
             ],
             "tool_choice": "any",
         },
