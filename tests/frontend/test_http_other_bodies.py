@@ -229,6 +229,7 @@ REFUSED: list[tuple[Fields, str]] = [
     ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ({**TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"functions": [WEATHER["function"]], "function_call": {"name": "g"}}, "tool_choice"),
+    ({"functions": [WEATHER["function"]], **TOOLS}, "functions"),
 ]
 
 

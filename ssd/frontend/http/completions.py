@@ -61,7 +61,8 @@ class CompletionStyle(Style):
 
     def __init__(self, body: CompletionRequest, name: str, vocabulary: Vocabulary) -> None:
         super().__init__(body, name, vocabulary)
-        self._echo, self._most, self._tops = bool(body.echo), body.max_tokens, body.logprobs
+        self._echo, self._tops = bool(body.echo), body.logprobs
+        self._most = body.n_predict if body.max_tokens is None else body.max_tokens
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Completion:
         if self._most == 0:

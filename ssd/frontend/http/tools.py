@@ -42,7 +42,9 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     """Return the tools that an answer may call.
 
     Raises HttpError where a choice of them cannot be enforced."""
-    if body.functions and not body.tools:
+    if body.functions and body.tools:
+        raise invalid("functions", "functions and tools mean the same; give one")
+    if body.functions:
         return _offered(_with_tools(body, body.functions), format)._replace(legacy=True)
     if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
         body = _with_allowed(body, body.tool_choice)
