@@ -411,4 +411,4 @@ def test_a_body_is_answered(http: HttpEngine, program: str) -> None:
     else:
         (choice,) = json.loads(content)["choices"]
         said = choice["message"]["content"]
-    assert said == "Blue light"
+    assert said == "3hello"
