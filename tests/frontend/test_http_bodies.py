@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ class Sent(NamedTuple):
 
     path: str
     body: dict[str, Any]
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -399,7 +400,7 @@ def test_they_are_eighteen() -> None:
 @pytest.mark.parametrize("program", SENT)
 def test_a_body_is_answered(http: HttpEngine, program: str) -> None:
     sent = SENT[program]
-    status, headers, content = http.ask("POST", sent.path, sent.body, sent.headers)
+    status, headers, content = http.ask("POST", sent.path, sent.body, dict(sent.headers))
     assert status == 200, content
     if sent.body.get("stream"):
         assert headers["content-type"].startswith("text/event-stream")
