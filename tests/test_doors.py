@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from ssd.client import Client, Completion
+from ssd.config.params import SamplingParams, Speculation, Structured
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -165,3 +167,15 @@ def test_flags_change_what_the_model_says(doors: Doors, told: list[Completion]) 
     longest = max(range(len(PROMPTS)), key=lambda number: len(told[number].token_ids))
     found = json.loads(ssd("generate", "--address", doors.client.address, PROMPTS[longest], *neutral))
     assert found["token_ids"] != told[longest].token_ids
+
+
+def test_a_grammar_that_counts_tokens_is_decoded_without_speculation(doors: Doors) -> None:
+    """As guidance's `gen(max_tokens=...)`; the ids are those of mode `ar`, also at a temperature."""
+    lark = 'start: "Sky: " a "!" b\na[capture, max_tokens=12]: /(?s:.*)/\nb[max_tokens=6, stop="."]: /(?s:.*)/'
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(structured=Structured("grammar", lark), temperature=temperature, seed=5, max_tokens=60)
+        asked = [params, replace(params, speculation=Speculation("ar")), replace(params, structured=None)]
+        counted, plain, free = doors.client.generate([PROMPTS[0]] * 3, asked)
+        assert counted.token_ids == plain.token_ids and counted.text.startswith("Sky: ") and "!" in counted.text
+        assert (counted.metrics.mode, counted.metrics.drafted_tokens) == ("ar", 0)
+        assert free.metrics.mode != "ar"

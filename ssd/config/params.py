@@ -36,7 +36,7 @@ MAX_IN_FLIGHT = 48
 """Upper bound on the trunk of a draft on another machine, without the tokens that chains add to it."""
 AUTO_LOOKAHEAD = 8
 MAX_SEED = 2**63 - 1
-MAX_STOPS = 16
+MAX_STOPS = 64
 
 Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
 Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]

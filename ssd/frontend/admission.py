@@ -110,6 +110,8 @@ class Preparation:
 
         def compiled(reply: Compiled) -> None:
             request.params = msgspec.structs.replace(request.params, structured=reply.grammar)
+            if reply.counts_tokens:  # which a matcher does along the text, and not along drafts
+                request.params = msgspec.structs.replace(request.params, speculation=Speculation("ar"))
             self._accept(request, token_ids)
 
         compiling = self._grammars.compile(asked, request.free(token_ids) if request.free else "")

@@ -108,6 +108,10 @@ class Detokenizer:
                 return text, count
         return text, len(token_ids)
 
+    def hides_stop(self, token_id: int) -> bool:
+        """Return True if the text does not show a token that ends it."""
+        return token_id in self._vocabulary.silent and not self._include_stop
+
     def finish(self) -> str:
         """Return the text still held back, since no token follows; "" after a stop string. May set `stopped`."""
         if self.stopped:

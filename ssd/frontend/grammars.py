@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
+from functools import lru_cache
 
 from ssd.config.engine import Limits
 from ssd.config.params import Structured
 from ssd.frontend.text_jobs import Broken, Compile, Compiled, TextWorker
 from ssd.frontend.text_pool import TextPool
 
+log = logging.getLogger("ssd.frontend")
+
 _KEPT = 64
 _WAITING = 64
 _MADE = 4  # the grammar made of a client's tools may be this many times larger than one that it writes
+
+
+@lru_cache(256)
+def say_left_out(keywords: tuple[str, ...]) -> None:
+    """Log once that answers need not obey these keywords of a schema."""
+    log.warning("left out of a schema, since no grammar holds it: %s; with strict it is refused", ", ".join(keywords))
 
 
 class GrammarChecker:
@@ -42,8 +52,11 @@ class GrammarChecker:
 
     def _settled(self, job: Compile, done: asyncio.Future[Compiled | Broken]) -> None:
         """Forget a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
-        if done.cancelled() or (isinstance(reply := done.result(), Broken) and reply.code != "invalid_request"):
+        reply = None if done.cancelled() else done.result()
+        if reply is None or (isinstance(reply, Broken) and reply.code != "invalid_request"):
             self._results.pop(job, None)
+        elif isinstance(reply, Compiled) and reply.left_out:
+            say_left_out(tuple(reply.left_out))
         for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
             del self._results[old]
 

@@ -31,10 +31,10 @@ class Request:
     """One open request.
 
     `output` holds the output that its client has not got yet. `admitted`: its prompt was accepted. `begun`: the target
-    has sent an emission for it. `losses`: the number of targets that died while they had it. `blamed`: the parameter
-    for which it was refused. `by_origin`: its chunks are `Part`s. `wake` is called whenever there is news. `owner` is
-    the name of the client's key, or "". `trace`: headers that make it part of its client's trace. `free`: see
-    `RequestManager.open`."""
+    has sent an emission for it. `stop_token`: its last token ended it, and its text does not show it. `losses`: the
+    number of targets that died while they had it. `blamed`: the parameter for which it was refused. `by_origin`: its
+    chunks are `Part`s. `wake` is called whenever there is news. `owner` is the name of the client's key, or "".
+    `trace`: headers that make it part of its client's trace. `free`: see `RequestManager.open`."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Request:
         self.metrics = Metrics()
         self.embedding: bytes | None = None
         self.completion_tokens = 0
+        self.stop_token = False
         self.wake, self.shown, self.by_origin = wake, shown, by_origin
         self.detokenizer: Detokenizer | None = None
         self.encoding: asyncio.Future[Encoded | Broken] | None = None
@@ -74,6 +75,7 @@ class Request:
                 logprobs = None if emission.logprobs is None else emission.logprobs[used : used + count]
                 self.output.add(text, ids[:count], logprobs, None if used else emission.prompt_logprobs, origin)
             used += count
+            self.stop_token = ended and count == len(ids) > 0 and self.detokenizer.hides_stop(ids[-1])
             if self.detokenizer.stopped:
                 break
         self.completion_tokens += used

@@ -138,9 +138,13 @@ class Checked(msgspec.Struct, tag=True, frozen=True):
 
 
 class Compiled(msgspec.Struct, tag=True, frozen=True):
-    """The reply to `Compile`: `grammar` is of the kind `compiled`."""
+    """The reply to `Compile`: `grammar` is of the kind `compiled`.
+
+    `left_out`: the keywords of schemas that it does not hold. `counts_tokens`: it limits the tokens of a part."""
 
     grammar: Structured
+    left_out: list[str] = []
+    counts_tokens: bool = False
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):

@@ -26,8 +26,9 @@ from ssd.errors import RequestError, SsdError
 from ssd.frontend import text_jobs
 from ssd.frontend.text_jobs import TextWorker, frame, read_frame
 from ssd.frontend.tokenization import Tokenizer
+from ssd.grammar.lark import counts_tokens
 from ssd.grammar.matcher import GrammarCompiler
-from ssd.grammar.source import serialized
+from ssd.grammar.source import loosened, serialized
 from ssd.models.checkpoint import inspect, stop_token_ids
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
@@ -154,10 +155,22 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
 
 
 def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Compiled:
-    """Compile a grammar and return its text. Raises RequestError for one that cannot be compiled."""
-    text = serialized(job.asked, job.free)
-    compiler.compile(text)
-    return text_jobs.Compiled(Structured("compiled", text))
+    """Compile a grammar and return its text.
+
+    A schema that no grammar holds is compiled without some keywords, unless it is strict. Raises RequestError for a
+    grammar that cannot be compiled."""
+    left_out: set[str] = set()
+    try:
+        text = serialized(job.asked, job.free)
+        grammar = compiler.compile(text)
+    except RequestError:
+        loose, left_out = loosened(job.asked)
+        if not left_out and not any(word in job.asked.source for word in ('"format"', '"oneOf"')):
+            raise
+        text = serialized(loose, job.free)
+        grammar = compiler.compile(text)
+    names = sorted({*left_out, *grammar.left_out()})
+    return text_jobs.Compiled(Structured("compiled", text), names, counts_tokens(text))
 
 
 def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Fill | text_jobs.Decode | text_jobs.Check) -> bytes:

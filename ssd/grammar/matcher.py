@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_TOKENIZER = 512 << 20  # bytes
 # Bounds of a grammar: lexer states take 1 to 2 kB each. The other two bound the time of a mask to some 6 ms.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
+_LEFT_OUT = ("Unimplemented keys", "Unknown format", "oneOf")
 _SPECIAL = "\ue000"  # a private-use character: prefix of the names of special tokens
 
 
@@ -110,6 +111,10 @@ class Grammar:
         if root.is_error():
             raise refused_grammar(root.get_error())
         self.root, self.words, self.vocab_size, self.ends = root, words, vocab_size, ends
+
+    def left_out(self) -> list[str]:
+        """Return what lenient schemas say and the grammar does not hold, in the words of `llguidance`."""
+        return [note for note in self.root.get_grammar_warnings() if note.startswith(_LEFT_OUT)]
 
     def begin(self) -> GrammarState:
         """Return the state of an answer that has no token yet."""

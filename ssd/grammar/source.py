@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError, refused_grammar
+from ssd.grammar import lark
 from ssd.grammar.closing import closed
+from ssd.grammar.keywords import LENIENT, OPTIONS, held, take_strict
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -47,23 +49,53 @@ def _converted(kind: GrammarKind, source: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if kind == "json":
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(_object(source))), defaults=_DEFAULTS))
+        schema = _object(source)
+        take_strict(schema)
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults=_DEFAULTS))
     if kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(source))
     if kind == "structural_tag":
         return str(LLMatcher.grammar_from_lark(structural_tags(source)))
-    lark = _choice(source) if kind == "choice" else any_to_lark(source)
-    return str(LLMatcher.grammar_from_lark(lark))
+    lark_text = _choice(source) if kind == "choice" else any_to_lark(lark.without_hints(source))
+    return str(LLMatcher.grammar_from_lark(lark_text))
+
+
+def loosened(asked: Structured) -> tuple[Structured, set[str]]:
+    """Return a format without the keywords of its schemas that no grammar holds, and their names.
+
+    A format without schemas and a strict schema stay as they are. Raises RequestError for a malformed one."""
+    left_out: set[str] = set()
+    if asked.kind == "json":
+        return Structured("json", json.dumps(_loose(_object(asked.source), left_out))), left_out
+    if asked.kind == "structural_tag":
+        tags = _tags(asked.source)
+        for structure in tags.structures:
+            if isinstance(structure.schema, dict):
+                options = {OPTIONS: {"whitespace_pattern": WHITESPACE}}
+                structure.schema = _loose({**options, **structure.schema}, left_out)
+        return Structured("structural_tag", msgspec.json.encode(tags).decode()), left_out
+    return asked, left_out
+
+
+def _loose(schema: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    """Return a schema without the keywords that no grammar holds, closed; a strict one unchanged."""
+    if take_strict({**schema}):
+        return schema
+    loose, names = held(schema)
+    left_out |= names
+    options = loose.get(OPTIONS)
+    loose[OPTIONS] = {**(options if isinstance(options, dict) else {}), **LENIENT}
+    return closed(loose, coerces_one_of=True)
 
 
 def _after(free: str, grammar: str) -> str:
     """Return the text of a grammar in which `grammar` follows the rules `free`."""
     if not free:
         return grammar
-    lark = not grammar.lstrip().startswith("{")
-    first, *others = [{"lark_grammar": grammar}] if lark else json.loads(grammar)["grammars"]
+    is_lark = not grammar.lstrip().startswith("{")
+    first, *others = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
     start = {"lark_grammar": f"start: free @answer\n{free}"}
     return json.dumps({"grammars": [start, {**first, "name": "answer"}, *others]})
 
@@ -83,8 +115,11 @@ def _object(source: str) -> dict[str, Any]:
 
 def json_rule(asked: Structured) -> str:
     """Return the expression of an answer of the kind `json` or `json_object` in Lark. Raises RequestError."""
-    schema = closed(_object(asked.source)) if asked.kind == "json" else json.loads(_ANY_OBJECT)
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
+    schema = _object(asked.source) if asked.kind == "json" else json.loads(_ANY_OBJECT)
+    take_strict(schema)
+    options = schema.get(OPTIONS)
+    given = options if isinstance(options, dict) else {}
+    return f"%json {json.dumps({**closed(schema), OPTIONS: {'whitespace_pattern': WHITESPACE, **given}})}"
 
 
 def _choice(source: str) -> str:
@@ -119,12 +154,16 @@ class _Tags(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_Tags)
 
 
-def structural_tags(source: str) -> str:
-    """Return the grammar, in Lark's notation, of vLLM's `structures` and `triggers`. Raises RequestError."""
+def _tags(source: str) -> _Tags:
     try:
-        tags = _DECODER.decode(source)
+        return _DECODER.decode(source)
     except (msgspec.DecodeError, RecursionError) as error:
         raise refused_grammar(f"structural_tag: {error}") from None
+
+
+def structural_tags(source: str) -> str:
+    """Return the grammar, in Lark's notation, of vLLM's `structures` and `triggers`. Raises RequestError."""
+    tags = _tags(source)
     triggers = list(dict.fromkeys(tags.triggers))
     for one in triggers:
         if any(one in other for other in triggers if other != one):
@@ -137,8 +176,10 @@ def structural_tags(source: str) -> str:
             raise refused_grammar(f"structural_tag: no trigger begins {structure.begin[:64]!r}")
         if structure.schema is False:
             raise refused_grammar("structural_tag: nothing obeys the schema false")
-        schema = closed(structure.schema) if isinstance(structure.schema, dict) else {}
-        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        schema = structure.schema if isinstance(structure.schema, dict) else {}
+        take_strict(schema)
+        schema = closed(schema)
+        schema = {OPTIONS: {"whitespace_pattern": WHITESPACE}, **schema}
         lines.append(f"schema_{number}: %json {json.dumps(schema)}")
         parts = [_text(structure.begin.removeprefix(trigger)), f"schema_{number}", _text(structure.end)]
         begun[trigger].append(" ".join(filter(None, parts)))

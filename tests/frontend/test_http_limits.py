@@ -122,7 +122,7 @@ def test_choices_and_prompts(http: HttpEngine) -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("stop", ["x" * 200] * 16, ["x"] * 17),
+        ("stop", ["x" * 40] * 64, ["x"] * 65),
         ("stop", "x" * 256, "x" * 257),
         ("stop", ["x"], [""]),
         ("logprobs", 20, 21),
@@ -258,7 +258,7 @@ def test_every_route_but_health_wants_a_key(tmp_path: Path) -> None:
         # What a proxy or a trick makes of the address has no say in it.
         for trick in ("/health/../v1/models", "//health", "/health?x=/v1/models", "/v1/models?/health", "/health%2f"):
             status = engine.ask("GET", trick)[0]
-            assert status == 401 or trick.startswith("/health?")
+            assert status == 401 or trick.startswith(("/health?", "/health%2f"))  # which is /health/
 
 
 def submitted(engine: HttpEngine, key: str, **body: object) -> Submit:

@@ -150,10 +150,11 @@ def test_a_client_that_first_says_no_more_and_then_leaves_ends_its_stream(script
 def test_a_body_must_say_that_it_is_json(http: HttpEngine) -> None:
     body = json.dumps(BODY).encode()
     for kind, status in (
-        (b"", b"415"),
-        (b"content-type:\r\n", b"415"),
+        (b"", b"200"),  # from this machine, and not from a browser
+        (b"content-type:\r\n", b"200"),
+        (b"origin: http://localhost\r\n", b"415"),
         (b"content-type: text/plain\r\n", b"415"),
-        (b"content-type: application/x-www-form-urlencoded\r\n", b"415"),
+        (b"content-type: application/x-www-form-urlencoded\r\nsec-fetch-site: none\r\n", b"415"),
         (b"content-type: application/json\r\n", b"200"),
         (b"content-type: Application/JSON; charset=utf-8\r\n", b"200"),
     ):

@@ -17,6 +17,7 @@ from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, model, saying
 
 PATH = "/v1/responses"
+STRICT_NOT = {"type": "json_schema", "schema": {"not": {}}, "strict": True}
 FLAT = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
 ASKED: dict[str, Any] = {"input": "Why?", "max_output_tokens": 300}
 
@@ -182,7 +183,7 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
         ({"background": True}, "background", "unsupported_parameter"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing_parameter"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format", "invalid_request"),
+        ({"text": {"format": STRICT_NOT}}, "text.format", "invalid_request"),
         (
             {"text": {"format": {"type": "json_object"}}, "tools": [FLAT], "response_format": {"type": "json_object"}},
             "text.format",

@@ -244,7 +244,7 @@ NAN, INF = float("nan"), float("inf")
         {"temperature": NAN}, {"temperature": INF}, {"temperature": -0.1}, {"temperature": 1e9},
         {"top_p": NAN}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": NAN}, {"min_p": -1e-9}, {"min_p": 2},
         {"top_k": -1}, {"top_k": 2**31}, {"seed": -1}, {"seed": 2**63}, {"seed": 1.5}, {"max_tokens": 0},
-        {"max_tokens": 2**31}, {"stop": [""]}, {"stop": ["x" * 257]}, {"stop": ["a"] * 17}, {"stop_token_ids": [-1]},
+        {"max_tokens": 2**31}, {"stop": [""]}, {"stop": ["x" * 257]}, {"stop": ["a"] * 65}, {"stop_token_ids": [-1]},
         {"stop_token_ids": [0] * 65}, {"logprobs": 21}, {"logprobs": -1}, {"ignore_eos": 1}, {"temprature": 1.0},
         {"speculation": {"mode": "fast"}}, {"speculation": {"num_speculative_tokens": -1}},
         {"speculation": {"num_speculative_tokens": 17}}, {"speculation": {"fan_out": [17]}},

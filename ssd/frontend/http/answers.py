@@ -183,9 +183,10 @@ class AssistantMessage(msgspec.Struct):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MessageCall] | UnsetType = UNSET
+    function_call: Called | UnsetType = UNSET
 
 
-ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
+ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class ChatChoice(msgspec.Struct):
@@ -215,6 +216,7 @@ class Delta(msgspec.Struct):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[DeltaCall] | UnsetType = UNSET
+    function_call: Called | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -65,7 +65,10 @@ class App:
         if self._checks_host:
             self._check_host(exchange)
         path = exchange.scope["path"]
-        methods = self._by_path.get(path) or self._matching(exchange, path)
+        methods = self._by_path.get(path)
+        if methods is None:
+            path = path.rstrip("/")
+            methods = self._by_path.get(path) or self._matching(exchange, path)
         preflight = None if methods is None else self._cross_origin.preflight(exchange, methods)
         if preflight is not None:  # it never has a key
             await exchange.reply(b"", 204, headers=preflight)
@@ -77,7 +80,7 @@ class App:
         if self._service.keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:
-            raise HttpError(404, f"there is no {cut(path)}", "not_found")
+            raise HttpError(404, f"there is no {cut(path)}{self._hint(path)}", "not_found")
         if route is None:
             allowed = ", ".join(methods)
             message, headers = f"{method} is not for this path; {allowed} is", {b"allow": allowed.encode()}
@@ -93,6 +96,11 @@ class App:
                 exchange.path = found.groupdict()
                 return methods
         return None
+
+    def _hint(self, path: str) -> str:
+        """Return a hint to the path that a client with a wrong base URL means, "" for none."""
+        ends = [known for known in self._by_path if path.endswith(known.removeprefix("/v1")) and known != "/"]
+        return f"; {max(ends, key=len)} is there (OpenAI's clients take a base URL that ends in /v1)" if ends else ""
 
     def _check_host(self, exchange: Exchange) -> None:
         """Refuse pages of a site whose name was made to lead to this machine (DNS rebinding).

@@ -38,7 +38,8 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Source = Annotated[str, Meta(max_length=MAX_GRAMMAR)]
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
-_Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Tokens = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")]
+_Repetition = Annotated[float, Meta(gt=0, le=100)]
 _Variables = Annotated[dict[str, msgspec.Raw], Meta(max_length=64)]
 _Effort = Annotated[str, Meta(max_length=64, description="A variable of the chat template, if it knows one.")]
 _Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -78,7 +79,7 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's wrapper of a schema, which is obeyed, `strict` or not."""
+    """OpenAI's wrapper of a schema. If it is not `strict`, keywords that no grammar can hold are left out."""
 
     schema: Anything = UNSET
     name: _Name | None = None
@@ -89,11 +90,14 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """The format of the answer, as OpenAI asks for it.
 
-    `schema` belongs to `json_object`, as in llama.cpp; `structures` and `triggers` to `structural_tag`."""
+    `schema` belongs to `json_object`, as in llama.cpp, and may stand for `json_schema`; `structures` and `triggers`
+    belong to `structural_tag`. A `regex` has its `pattern`, a `grammar` its `grammar`."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     schema: Anything = UNSET
+    pattern: _Source | None = None
+    grammar: _Source | None = None
     structures: Anything = UNSET
     triggers: Anything = UNSET
     format: Annotated[Anything, _unsupported()] = UNSET
@@ -120,7 +124,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that chats and raw completions have in common."""
 
     model: _Name | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=5)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     stream: bool | None = None
@@ -137,7 +141,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # beyond OpenAI's, by vLLM's names
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: _Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: _Repetition | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
@@ -167,7 +171,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: Annotated[Anything, _ignored("only slow tokenizers of transformers do so")] = UNSET
     mm_processor_kwargs: Annotated[Anything, _ignored("there are no images")] = UNSET
     guided_decoding_backend: Annotated[Anything, _ignored("there is one")] = UNSET
-    # what the answer must be: OpenAI's, vLLM's and its older ones, llama.cpp's
+    # what the answer must be: OpenAI's, vLLM's and its older ones, llama.cpp's, SGLang's, Ollama's
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Anything = UNSET
@@ -176,6 +180,9 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: _Source | None = None
     grammar: _Source | None = None
     json_schema: Anything = UNSET
+    regex: _Source | None = None
+    ebnf: _Source | None = None
+    format: Annotated[Anything, Meta(description="A JSON schema, or `json` for any object.")] = UNSET
     # what would change the answer
     guided_whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
     best_of: Annotated[Anything, _unsupported(1)] = UNSET
@@ -185,44 +192,68 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_tokens_as_token_ids: Annotated[Anything, _unsupported(False)] = UNSET
     bad_words: Annotated[Anything, _unsupported([])] = UNSET
     # llama.cpp's
-    n_predict: Annotated[Anything, _unsupported(-1)] = UNSET
-    repeat_penalty: Annotated[Anything, _unsupported(1)] = UNSET
+    n_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1, description="`max_tokens`; -2 is -1.")] | None = None
+    repeat_penalty: Annotated[_Repetition, Meta(description="`repetition_penalty`.")] | None = None
+    cache_prompt: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
+    id_slot: Annotated[Anything, _ignored("requests have no slots of their own")] = UNSET
+    keep_alive: Annotated[Anything, _ignored("the model stays loaded")] = UNSET
+    n_keep: Annotated[Anything, _ignored("the context is never shifted")] = UNSET
+    samplers: Annotated[Anything, _ignored("filters that are set are applied, in one order")] = UNSET
+    repeat_last_n: Annotated[Anything, _ignored("penalties count the whole text")] = UNSET
+    timings_per_token: Annotated[Anything, _ignored("return_metrics has the times")] = UNSET
+    return_progress: Annotated[Anything, _ignored("the prefill has no events")] = UNSET
+    reasoning_format: Annotated[Anything, _ignored("thoughts are in reasoning_content")] = UNSET
+    mirostat_tau: Annotated[Anything, _ignored("it belongs to mirostat")] = UNSET
+    mirostat_eta: Annotated[Anything, _ignored("it belongs to mirostat")] = UNSET
+    dry_base: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
+    dry_allowed_length: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
+    dry_penalty_last_n: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
+    dry_sequence_breakers: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
+    xtc_threshold: Annotated[Anything, _ignored("it belongs to xtc_probability")] = UNSET
+    dynatemp_exponent: Annotated[Anything, _ignored("it belongs to dynatemp_range")] = UNSET
     typical_p: Annotated[Anything, _unsupported(1)] = UNSET
     tfs_z: Annotated[Anything, _unsupported(1)] = UNSET
     mirostat: Annotated[Anything, _unsupported(0)] = UNSET
     dry_multiplier: Annotated[Anything, _unsupported(0)] = UNSET
     xtc_probability: Annotated[Anything, _unsupported(0)] = UNSET
+    dynatemp_range: Annotated[Anything, _unsupported(0)] = UNSET
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`/v1/completions`, whose `prompt` is a text, token ids, or a list of either."""
+    """`/v1/completions`, whose `prompt` is a text, token ids, or a list of either.
+
+    With a `suffix` the answer stands between both texts."""
 
     prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_tokens: _Tokens | None = None
     logprobs: _Alternatives | None = None
     echo: bool | None = None
-    suffix: Annotated[Anything, _unsupported("")] = UNSET
+    suffix: Annotated[Text | None, Meta(description="The text after the answer, for models that fill in.")] = None
     add_special_tokens: Annotated[Anything, _unsupported(True)] = UNSET
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
+    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
     cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
 
 
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """`arguments` is the text of a JSON object."""
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`arguments` is a JSON object or its text; null is no arguments."""
 
     name: _Name
-    arguments: Text
+    arguments: Text | dict[str, msgspec.Raw] | None = None
+
+
+NO_FUNCTION = CalledFunction("")
 
 
 class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call in an earlier answer."""
+    """A call in an earlier answer. One without an id gets one."""
 
-    id: _Name
-    function: CalledFunction
+    id: _Name = ""
+    function: Annotated[CalledFunction, Meta(description="Required.")] = NO_FUNCTION
     type: Literal["function"] = "function"
     index: Annotated[Anything, _ignored("calls have an order")] = UNSET
 
@@ -230,11 +261,11 @@ class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
 class Said(msgspec.Struct, forbid_unknown_fields=True):
     """One message of a conversation.
 
-    Only an assistant's may lack content, and have `tool_calls`. A `tool` says what the call with `tool_call_id` has
-    returned."""
+    Only an assistant's may lack content, and have `tool_calls`, or the older `function_call`. A `tool` says what the
+    call with `tool_call_id` has returned; the older `function` says it of the last call of its `name`."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[Text | TextPart], Meta(max_length=1024)] | None = None
     tool_calls: Annotated[list[SaidCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: _Name | None = None
     reasoning_content: Text | None = None
@@ -242,7 +273,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
     annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
     cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
     refusal: Annotated[Anything, _unsupported("")] = UNSET
-    function_call: Annotated[Anything, _unsupported()] = UNSET
+    function_call: CalledFunction | None = None
     audio: Annotated[Anything, _unsupported()] = UNSET
 
 
@@ -264,9 +295,28 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
     name: _Name
 
 
+class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool by name."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName | None = None
+    name: Annotated[_Name, Meta(description="It may also stand in `function`.")] | None = None
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    """Some of the tools. The model gets only these."""
+
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=1024)]
+    mode: Literal["auto", "required"] = "auto"
+
+
 class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: FunctionName
+    """A tool by name, or `allowed_tools`."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    name: Annotated[_Name, Meta(description="It may also stand in `function`.")] | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 Tools = Annotated[list[Tool], Meta(max_length=1024)]
@@ -286,13 +336,13 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: _Variables | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
     reasoning_effort: _Effort | None = None
     verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
     prediction: Annotated[Anything, _ignored("it is about speed, and the draft predicts")] = UNSET
-    functions: Annotated[Anything, _unsupported([])] = UNSET
-    function_call: Annotated[Anything, _unsupported("none", "auto")] = UNSET
+    functions: Annotated[list[Function], Meta(max_length=1024, description="The older form of tools.")] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Annotated[Anything, _unsupported([], ["text"])] = UNSET
     audio: Annotated[Anything, _unsupported()] = UNSET
     web_search_options: Annotated[Anything, _unsupported()] = UNSET

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import ChatRequest, Said, TokenizeRequest, Tool
+from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TokenizeRequest, Tool
 from ssd.frontend.http.errors import invalid, missing
 from ssd.frontend.http.exchange import encoder
-from ssd.frontend.http.parameters import count, each_choice, sampling
+from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, new_id
+from ssd.frontend.http.tools import Offer, new_id, numbered_id
 from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
@@ -33,27 +33,56 @@ from ssd.ipc.public import (
     TokenLogprob,
 )
 
+_ROLES = {"developer": "system", "function": "tool"}
+
 
 def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
-    """Convert messages to those of the engine, with one text each, and the role `developer` to `system`."""
-    tools = {call.id: call.function.name for said in messages for call in said.tool_calls or ()}
+    """Convert messages to those of the engine, with one text each, and only its roles.
+
+    A result without an id is that of the next call of the last message with calls, of its tool if it has a name."""
+    calls = _calls(messages)
+    tools = {call.id: call.name for made in calls for call in made}
+    open: list[CalledTool] = []
     found = []
-    for index, said in enumerate(messages):
-        content = said.content
+    for index, (said, made) in enumerate(zip(messages, calls, strict=True)):
+        content, returns = said.content, said.role in ("tool", "function")
         if content is None and said.role != "assistant":
             raise missing(f"messages[{index}].content")
         call_id = said.tool_call_id or ""
+        open = [*made] or open
+        if returns:
+            fits = [call for call in open if call_id in ("", call.id) and (call_id or said.name in (None, call.name))]
+            open = [call for call in open if call not in fits[:1]]
+            call_id = fits[0].id if fits else call_id
         found.append(
             ChatMessage(
-                "system" if said.role == "developer" else said.role,
-                "".join(part.text for part in content) if isinstance(content, list) else content or "",
-                [CalledTool(call.id, call.function.name, call.function.arguments) for call in said.tool_calls or ()],
+                _ROLES.get(said.role, said.role),  # type: ignore[arg-type]
+                "".join(part if isinstance(part, str) else part.text for part in content)
+                if isinstance(content, list)
+                else content or "",
+                made,
                 call_id,
-                (said.name or tools.get(call_id, "")) if said.role == "tool" else "",
+                (said.name or tools.get(call_id, "")) if returns else "",
                 said.reasoning_content or "",
             )
         )
     return found
+
+
+def _calls(messages: Sequence[Said]) -> list[list[CalledTool]]:
+    """Return the calls of each message. Those that came without an id have one."""
+    calls, count = [], 0
+    for index, said in enumerate(messages):
+        calls.append(made := list[CalledTool]())
+        older = [] if said.function_call is None else [SaidCall(function=said.function_call)]
+        for number, call in enumerate([*(said.tool_calls or ()), *older]):
+            if call.function is NO_FUNCTION:
+                raise missing(f"messages[{index}].tool_calls[{number}].function")
+            text = call.function.arguments
+            text = text if isinstance(text, str) else encoder.encode(text or {}).decode()
+            made.append(CalledTool(call.id or numbered_id(count), call.function.name, text))
+            count += 1
+    return calls
 
 
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:
@@ -76,11 +105,16 @@ def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Gen
         raise invalid("return_origins", "return_origins needs stream")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs")
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    older = body.max_tokens if body.max_completion_tokens is None else None
+    names = {"max_completion_tokens": body.max_completion_tokens, "max_tokens": older, "n_predict": body.n_predict}
+    limit = most_tokens(config, config.max_model_len, **names)
+    if limit == 0:
+        name = next(name for name, value in names.items() if value == 0)
+        raise invalid(name, f"{name} must be at least 1, or -1")
     params = sampling(
         body,
         config,
-        max_tokens=config.max_model_len if limit is None else limit,
+        max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     if offer.structured is not None:
@@ -124,7 +158,7 @@ class ChatStyle(ParsingStyle):
             return [*before, self._chunk(choice, deltas[-1], reason=self._reason(choice))]
         ids = message.token_ids if self._with_ids else UNSET
         origin = message.origin if isinstance(message, Part) else UNSET
-        begun = self._chunk(choice, deltas[0], message.logprobs, token_ids=ids, origin=origin)
+        begun = self._chunk(choice, deltas[0], self._of_content(choice, message.logprobs), token_ids=ids, origin=origin)
         return [begun, *(self._chunk(choice, delta, origin=origin) for delta in deltas[1:])]
 
     def _deltas(self, choice: Choice, message: Chunk | Done) -> list[answers.Delta]:
@@ -140,7 +174,11 @@ class ChatStyle(ParsingStyle):
         ]
         found = [answers.Delta(reasoning_content=news.reasoning)] if news.reasoning else []
         found += [answers.Delta(content=news.content)] if news.content else []
-        return found + [answers.Delta(tool_calls=[call]) for call in calls] or [answers.Delta()]
+        if self._offer.legacy:
+            found += [answers.Delta(function_call=call.function) for call in calls]
+        else:
+            found += [answers.Delta(tool_calls=[call]) for call in calls]
+        return found or [answers.Delta()]
 
     def _message(self, choice: Choice) -> answers.AssistantMessage:
         if choice.parser is None:
@@ -152,11 +190,13 @@ class ChatStyle(ParsingStyle):
             "assistant",
             None if silent else answer.content,
             reasoning_content=answer.reasoning or UNSET,
-            tool_calls=calls or UNSET,
+            tool_calls=UNSET if self._offer.legacy else calls or UNSET,
+            function_call=calls[0].function if calls and self._offer.legacy else UNSET,
         )
 
     async def _choice(self, choice: Choice, each: Each) -> answers.ChatChoice:
-        logprobs = await each(self._content_logprob, choice.logprobs) if self._with_logprobs else None
+        entries = self._of_content(choice, choice.logprobs)
+        logprobs = await each(self._content_logprob, entries) if self._with_logprobs and entries is not None else None
         return answers.ChatChoice(
             choice.index,
             self._message(choice),
@@ -169,7 +209,9 @@ class ChatStyle(ParsingStyle):
     def _reason(self, choice: Choice) -> answers.ChatFinishReason:
         """Return the finish reason of a choice: its calls, unless one was asked for by name."""
         reason = choice.end.finish_reason
-        return "tool_calls" if choice.calls and reason == "stop" and not self._offer.named else reason
+        if not choice.calls or reason != "stop" or self._offer.named:
+            return reason
+        return "function_call" if self._offer.legacy else "tool_calls"
 
     def _chunk(
         self,
@@ -189,6 +231,11 @@ class ChatStyle(ParsingStyle):
 
     def _part(self, choices: list[answers.ChatChunkChoice], **more: Any) -> answers.ChatChunk:
         return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
+
+    def _of_content(self, choice: Choice, entries: list[TokenLogprob] | None) -> list[TokenLogprob] | None:
+        """Return the newest log-probabilities of a choice, without that of a stop token that ended it."""
+        ended = choice.request.stop_token and len(choice.token_ids) == choice.request.completion_tokens
+        return entries[:-1] if entries and ended else entries
 
     def _content_logprob(self, entry: TokenLogprob) -> answers.ContentLogprob:
         piece, raw = self._vocabulary.piece, self._vocabulary.piece_bytes

@@ -16,7 +16,7 @@ from ssd.frontend.detokenization import Vocabulary, text_of
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import CompletionRequest
 from ssd.frontend.http.errors import invalid
-from ssd.frontend.http.parameters import count, each_choice, sampling
+from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.style import Choice, Each, Style
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
 
@@ -27,7 +27,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
     """Return a request to the engine for each choice: all of the first prompt, then of the next."""
     given = prompts(body.prompt, config.server.limits.max_prompts)
     n = count(body, config)
-    tokens = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    tokens = most_tokens(config, _DEFAULT_TOKENS, max_tokens=body.max_tokens, n_predict=body.n_predict)
     if tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 unless echo is set")
     if body.echo and body.logprobs is not None and body.prompt_logprobs is not None:
@@ -61,7 +61,8 @@ class CompletionStyle(Style):
 
     def __init__(self, body: CompletionRequest, name: str, vocabulary: Vocabulary) -> None:
         super().__init__(body, name, vocabulary)
-        self._echo, self._most, self._tops = bool(body.echo), body.max_tokens, body.logprobs
+        self._echo, self._tops = bool(body.echo), body.logprobs
+        self._most = body.n_predict if body.max_tokens is None else body.max_tokens
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Completion:
         if self._most == 0:

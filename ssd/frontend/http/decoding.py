@@ -5,6 +5,7 @@ field of an error in a text only (`_named`)."""
 
 from __future__ import annotations
 
+import codecs
 import functools
 import logging
 import operator
@@ -30,29 +31,30 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class BodyDecoder(Generic[_Body]):
     """A decoder of the bodies of one route.
 
-    With `strict`, an unknown field is an error. Otherwise it is ignored, and its name comes into the log once."""
+    With `strict`, an unknown field is an error. Otherwise it is ignored, and its name comes into the log once. Numbers
+    and booleans may be texts, and whole numbers may have a fraction of 0."""
 
     def __init__(self, kind: type[_Body], strict: bool) -> None:
         self._kind, self._strict = kind, strict
         self._decoder = msgspec.json.Decoder(kind)
-        # Only bodies with unknown fields are decoded a second time, by the decoder that skips them.
-        self._lenient = msgspec.json.Decoder(lenient(kind))
+        # Only bodies that do not fit are decoded a second time.
+        self._lenient = msgspec.json.Decoder(kind if strict else lenient(kind), strict=False)
         self._said: set[str] = set()
 
     def decode(self, raw: bytes) -> _Body:
         """Return the body.
 
         Raises HttpError 400, which names a wrong, missing, unknown or unsupported parameter."""
+        raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
             if not raw.isascii():
                 raw.decode()  # the decoder does not look into fields that it leaves as they came
             try:
                 body = self._decoder.decode(raw)
             except msgspec.ValidationError as error:
-                if self._strict or (name := _unknown(error)) is None:
-                    raise
                 body = self._lenient.decode(raw)
-                self._say(name, raw)
+                if not self._strict:
+                    self._say(_unknown(error), raw)
             _check_raw(body)
         except msgspec.ValidationError as error:
             raise _named(error) from None
@@ -60,11 +62,12 @@ class BodyDecoder(Generic[_Body]):
             raise invalid(None, f"the body is no valid JSON: {error}", "invalid_json") from None
         return body
 
-    def _say(self, name: str, raw: bytes) -> None:
-        """Log the names of unknown fields, of which `name` is the first, that were not logged before."""
+    def _say(self, name: str | None, raw: bytes) -> None:
+        """Log the names of unknown fields, of which `name` is one, that were not logged before."""
         if len(self._said) == _MOST_SAID:
             return
-        names = {re.sub(r"\[\d+\]", "[]", name), *_fields.decode(raw).keys() - {*self._kind.__struct_encode_fields__}}
+        names = {*_fields.decode(raw).keys() - {*self._kind.__struct_encode_fields__}}
+        names |= set() if name is None else {re.sub(r"\[\d+\]", "[]", name)}
         new = sorted({cut(name) for name in names} - self._said)[: _MOST_SAID - len(self._said)]
         if new:
             self._said.update(new)

@@ -27,7 +27,7 @@ async def _chat(service: Service, exchange: Exchange) -> None:
 
 
 async def _completion(service: Service, exchange: Exchange) -> None:
-    body = await service.read(exchange, infill.CompletionRequest)
+    body = await service.read(exchange, bodies.CompletionRequest)
     service.own(exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
     await infill.complete(service, exchange, body, style)
@@ -142,7 +142,7 @@ def server_info(manager: RequestManager) -> dict[str, object]:
 
 
 _CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
-_COMPLETION = infill.CompletionRequest, answers.Completion, answers.Completion
+_COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
     *messages.ROUTES,

@@ -16,6 +16,7 @@ import msgspec
 from ssd.frontend.http.errors import Headers, HttpError, error_object
 from ssd.frontend.http.quotas import Account
 from ssd.frontend.memory_budget import MemoryBudget
+from ssd.ipc.listening import is_loopback
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -60,6 +61,12 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """Return the header of a lower-case name; the last of several."""
         return self._headers.get(name)
+
+    def is_local_program(self) -> bool:
+        """Return True for a program on this machine that is no browser: pages may send forms to any server."""
+        of_browser = self.header(b"origin") is not None or self.header(b"sec-fetch-site") is not None
+        client = self.scope.get("client")
+        return client is not None and is_loopback(client[0]) and not of_browser
 
     @property
     def trace(self) -> dict[str, str]:

@@ -31,14 +31,6 @@ from ssd.ipc.public import Chunk, Done, Generate
 _NO_TIME = _ignored("an answer ends by its tokens, not by a time")
 
 
-class CompletionRequest(bodies.CompletionRequest, kw_only=True, forbid_unknown_fields=True):
-    """`/v1/completions`, whose `prompt` is a text, token ids, or a list of either.
-
-    With a `suffix` the answer stands between both texts."""
-
-    suffix: Annotated[Text | None, Meta(description="For models with fill-in-the-middle tokens.")] = None  # type: ignore[assignment]
-
-
 class ExtraFile(msgspec.Struct, forbid_unknown_fields=True):
     """A part of another file that the model may look at."""
 
@@ -49,15 +41,12 @@ class ExtraFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`/infill`: `prompt` follows `input_prefix`, as the line that is typed."""
+    """`/infill`: `prompt` follows `input_prefix`, as the line that is typed. With `n_predict` 0 it is only cached."""
 
     input_prefix: Text = ""
     input_suffix: Text = ""
     input_extra: Annotated[list[ExtraFile], Meta(max_length=1024)] | None = None
     prompt: Text = ""
-    n_predict: (
-        Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0: the prompt is cached. -1: no limit.")] | None
-    ) = None  # type: ignore[assignment]
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
     n_indent: Annotated[Anything, _ignored("the model indents")] = UNSET
     samplers: Annotated[Anything, _ignored("samplers have one order")] = UNSET
@@ -67,7 +56,7 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 
 
-async def complete(service: Service, exchange: Exchange, body: CompletionRequest, style: Style) -> None:
+async def complete(service: Service, exchange: Exchange, body: bodies.CompletionRequest, style: Style) -> None:
     """Continue a text in this style, up to its suffix if it has one."""
     if body.suffix:
         await _fill(service, exchange, body)
@@ -76,7 +65,7 @@ async def complete(service: Service, exchange: Exchange, body: CompletionRequest
     await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
 
 
-async def _fill(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
+async def _fill(service: Service, exchange: Exchange, body: bodies.CompletionRequest) -> None:
     """Replace the texts of a completion with a suffix by the ids of their prompts."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(given) > (most := service.manager.config.server.limits.max_prompts):
@@ -211,7 +200,7 @@ async def _infill(service: Service, exchange: Exchange) -> None:
     if (body.n or 1) > 1:
         raise invalid("n", "n is not supported here; /v1/completions has it", "unsupported_parameter")
     config = service.manager.config
-    limit = config.max_model_len if body.n_predict in (None, -1) else max(1, body.n_predict or 0)
+    limit = config.max_model_len if body.n_predict is None or body.n_predict < 0 else max(1, body.n_predict)
     files = [File(extra.filename, extra.text) for extra in body.input_extra or ()]
     around, room = (body.input_prefix + body.prompt, body.input_suffix), min(limit, config.max_model_len // 4)
     ids = await _prompt(service, exchange, body, around, files, room)

@@ -23,12 +23,11 @@ from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.ipc.public import Chunk, Done
 from ssd.models.checkpoint import described
 
-_NOT_PASSED = {"model", "n", "stream", "stream_options", "n_predict", "repeat_penalty", "return_metrics"}
+_NOT_PASSED = {"model", "n", "stream", "stream_options", "return_metrics"}
 
 
 class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
     num_predict: int | None = None  # below 1: until the end
-    repeat_penalty: float | None = None  # type: ignore[assignment]
     num_ctx: Annotated[Anything, _ignored("the context is --max-model-len")] = UNSET
     repeat_last_n: Annotated[Anything, _ignored("penalties count the whole text")] = UNSET
 
@@ -44,17 +43,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep_alive: Annotated[Anything, _ignored("the model stays loaded")] = UNSET
 
 
-class OllamaFunction(bodies.CalledFunction, forbid_unknown_fields=True):
-    arguments: dict[str, Raw] | Text = "{}"  # type: ignore[assignment]
-
-
-class OllamaCall(bodies.SaidCall, kw_only=True, forbid_unknown_fields=True):
-    function: OllamaFunction
-    id: _Name = ""
-
-
 class OllamaMessage(Said, kw_only=True, forbid_unknown_fields=True):
-    tool_calls: Annotated[list[OllamaCall], Meta(max_length=1024)] | None = None  # type: ignore[assignment]
     tool_name: _Name | None = None
     thinking: Text | None = None
     images: Annotated[Anything, _unsupported([])] = UNSET
@@ -80,7 +69,6 @@ def _shared(body: OllamaRequest) -> dict[str, Any]:
     options = body.options or OllamaOptions()
     asked = {name: getattr(options, name) for name in {*bodies.Sampling.__struct_fields__} - _NOT_PASSED}
     asked |= {"model": body.model, "stream": body.stream is not False}
-    asked["repetition_penalty"] = options.repeat_penalty or options.repetition_penalty
     asked["max_tokens"] = options.num_predict if (options.num_predict or 0) > 0 else 2**31 - 1  # the context ends it
     if body.format == "json":
         asked["response_format"] = bodies.ResponseFormat("json_object")
@@ -98,20 +86,10 @@ def as_chat(body: OllamaRequest, messages: list[Said]) -> bodies.ChatRequest:
 
 
 def _conversation(messages: list[OllamaMessage]) -> list[OllamaMessage]:
-    """Give calls ids, and arguments as texts. A result is that of the next call without one, of its tool if named."""
-    waiting: list[OllamaCall] = []
-    for index, one in enumerate(messages):
-        for at, call in enumerate(one.tool_calls or ()):
-            call.id = call.id or f"call{index:03}{at:02}"
-            if not isinstance(given := call.function.arguments, str):
-                call.function.arguments = encoder.encode(given).decode()
-            waiting.append(call)
-        id, name, one.content = one.tool_call_id, one.tool_name or one.name, one.content or ""
-        fitting = [call for call in waiting if id in (None, call.id) and name in (None, call.function.name)]
-        if one.role == "tool" and fitting:
-            waiting.remove(fitting[0])
-            id = fitting[0].id
-        one.tool_call_id, one.name, one.reasoning_content = id, name, one.thinking or one.reasoning_content
+    """Give messages OpenAI's names for what Ollama calls otherwise."""
+    for one in messages:
+        one.name, one.content = one.tool_name or one.name, one.content or ""
+        one.reasoning_content = one.thinking or one.reasoning_content
     return messages
 
 
@@ -197,7 +175,7 @@ async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, sai
     if not isinstance(body, OllamaGenerateRequest) or (vocabulary.has_chat and not body.raw and not body.suffix):
         return await service.converse(exchange, asked, OllamaStyle, partial(OllamaStyle, texts))
     tops = (body.top_logprobs or 0) if body.logprobs else None
-    text = infill.CompletionRequest(prompt=body.prompt or "", logprobs=tops, suffix=body.suffix, **_shared(body))
+    text = bodies.CompletionRequest(prompt=body.prompt or "", logprobs=tops, suffix=body.suffix, **_shared(body))
     service.own(exchange, text)
     plain = AnswerFormat(ServerConfig(tool_call_parser="none", reasoning_parser="none"), vocabulary)
     style = OllamaStyle(texts, asked, exchange.id, vocabulary, plain, Offer())

@@ -30,6 +30,7 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
     asked |= {
         "top_k": 0 if body.top_k == -1 else body.top_k,  # both mean off
         "max_tokens": min(given["max_tokens"], config.max_model_len),  # the context ends it anyway
+        "repetition_penalty": agreed(repetition_penalty=body.repetition_penalty, repeat_penalty=body.repeat_penalty),
         "logit_bias": _biases(body.logit_bias or {}),
         "stop": tuple(filter(None, stop)),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
@@ -40,6 +41,20 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
         "truncate_prompt_tokens": _truncation(body.truncate_prompt_tokens, config),
     }
     return config.sampling.params(**asked)
+
+
+def agreed(**values: Any) -> Any:
+    """Return the value of several names of one parameter, None if none has one. Raises HttpError if they differ."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise invalid([*given][1], f"{' and '.join(given)} differ, and mean the same; give one")
+    return next(iter(given.values()), None)
+
+
+def most_tokens(config: EngineConfig, default: int, **values: int | None) -> int:
+    """Return the most tokens of an answer by several names of the limit: the context's for -1, `default` for None."""
+    found = agreed(**{name: None if value is None else max(value, -1) for name, value in values.items()})
+    return default if found is None else config.max_model_len if found == -1 else int(found)
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:

@@ -126,7 +126,7 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
         raise invalid("text.format", "text.format and response_format both say what the answer must be; give one")
     if format.type == "json_schema" and format.schema in (UNSET, b"null"):
         raise missing("text.format.schema")
-    return {"response_format": ResponseFormat(format.type, JsonSchema(format.schema))}
+    return {"response_format": ResponseFormat(format.type, JsonSchema(format.schema, strict=format.strict))}
 
 
 # -- items to messages ----------------------------------------------------------------------------------------------

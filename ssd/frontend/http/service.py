@@ -30,6 +30,7 @@ from ssd.frontend.text_jobs import Decode, Decoded, Encode
 from ssd.ipc.listening import api_keys
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+_OF_CURL = (b"", b"application/x-www-form-urlencoded")  # content types of `curl -d` and of programs that set none
 
 
 class Service:
@@ -48,7 +49,7 @@ class Service:
     async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
         """Return the body of a request. Raises HttpError, RequestError or Gone."""
         content = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if content != b"application/json":
+        if content != b"application/json" and not (content in _OF_CURL and exchange.is_local_program()):
             raise HttpError(415, "the body must have Content-Type: application/json", "unsupported_media_type")
         raw = await exchange.body(self.manager.config.server.limits.max_body_bytes, self.manager.budget)
         body: _Body = self._decoder(kind).decode(raw)

@@ -1,4 +1,4 @@
-"""The format that a body asks of its answer, in the words of OpenAI, vLLM and llama.cpp."""
+"""The format that a body asks of its answer, in the words of OpenAI, vLLM, llama.cpp, SGLang and Ollama."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import UNSET
 from ssd.config.params import MAX_COMPILED, GrammarKind, Structured
 from ssd.frontend.http.bodies import Anything, ResponseFormat, Sampling
 from ssd.frontend.http.errors import invalid, missing
+from ssd.grammar.keywords import as_strict, take_strict
 
 _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
@@ -20,9 +21,9 @@ def structured(body: Sampling) -> Structured | None:
 
     Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
-    if len(found) > 1:
-        names = " and ".join(name for name, _ in found)
-        raise invalid(found[1][0], f"{names} both say what the answer must be; give one")
+    others = [name for name, asked in found[1:] if not _same(asked, found[0][1])]
+    if others:
+        raise invalid(others[0], f"{found[0][0]} and {others[0]} both say what the answer must be; give one")
     for name, asked in found:
         if len(asked.source) > MAX_COMPILED:
             raise invalid(name, f"{name} has {len(asked.source)} characters, which is too long")
@@ -49,8 +50,27 @@ def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
     yield from _each("guided_", _KINDS, older)
     if _given(body.json_schema):
         yield "json_schema", Structured("json", _schema(body.json_schema))
-    if body.grammar:
-        yield "grammar", Structured("grammar", body.grammar)
+    texts: tuple[tuple[str, GrammarKind], ...] = ("grammar", "grammar"), ("regex", "regex"), ("ebnf", "grammar")
+    for name, kind in texts:
+        if text := getattr(body, name):
+            yield name, Structured(kind, text)
+    if _given(body.format):
+        schema = _schema(body.format)
+        yield "format", Structured("json_object") if schema == "json" else Structured("json", schema)
+
+
+def _same(one: Structured, other: Structured) -> bool:
+    """Return True if two fields ask for the same format."""
+    if one.kind != other.kind or one.kind not in ("json", "choice"):
+        return one == other
+    try:
+        values = [msgspec.json.decode(each.source) for each in (one, other)]
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    for value in values:
+        if isinstance(value, dict):
+            take_strict(value)
+    return bool(values[0] == values[1])
 
 
 def _each(prefix: str, kinds: tuple[GrammarKind, ...], values: tuple[Any, ...]) -> Iterator[tuple[str, Structured]]:
@@ -71,11 +91,18 @@ def _format(asked: ResponseFormat) -> Structured | None:
         parts = {"structures": asked.structures, "triggers": asked.triggers}
         given = {name: part for name, part in parts.items() if part is not UNSET}
         return Structured("structural_tag", msgspec.json.encode(given).decode())
-    if asked.json_schema is None:
+    if asked.type == "regex" or asked.type == "grammar":
+        text = asked.pattern if asked.type == "regex" else asked.grammar
+        if not text:
+            raise missing(f"response_format.{'pattern' if asked.type == 'regex' else 'grammar'}")
+        return Structured(asked.type, text)
+    wrapped = asked.json_schema
+    if wrapped is None and not _given(asked.schema):
         raise missing("response_format.json_schema")
-    if not _given(asked.json_schema.schema):
+    if wrapped is not None and not _given(wrapped.schema):
         raise missing("response_format.json_schema.schema")
-    return Structured("json", _schema(asked.json_schema.schema))
+    schema = _schema(asked.schema if wrapped is None else wrapped.schema)
+    return Structured("json", as_strict(schema) if wrapped is not None and wrapped.strict else schema)
 
 
 def _given(raw: Anything) -> bool:

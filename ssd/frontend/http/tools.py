@@ -7,10 +7,14 @@ import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ssd.config.params import MAX_COMPILED, Structured
 from ssd.errors import RequestError
-from ssd.frontend.http.bodies import ChatRequest, ChosenTool, Tool
-from ssd.frontend.http.errors import cut, invalid
+from ssd.frontend.grammars import say_left_out
+from ssd.frontend.http.bodies import AllowedTool, ChatRequest, ChosenTool, FunctionName, Tool
+from ssd.frontend.http.bodies import Function as OfferedFunction
+from ssd.frontend.http.errors import HttpError, cut, invalid, missing
 from ssd.frontend.http.structured import field_of, structured
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.marked import Llama3Json
@@ -25,19 +29,62 @@ _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 class Offer(NamedTuple):
     """The tools that an answer may call, and the `parser` that reads its calls.
 
-    `structured` enforces calls, `named` a call of one tool by name. Calls after the first `most_calls` are dropped."""
+    `structured` enforces calls, `named` a call of one tool by name. Calls after the first `most_calls` are dropped.
+    `legacy` answers have their one call as OpenAI's older `function_call`."""
 
     tools: Sequence[Tool] = ()
     parser: type[ToolParser] | None = None
     structured: Structured | None = None
     named: bool = False
     most_calls: int | None = None
+    legacy: bool = False
 
 
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     """Return the tools that an answer may call.
 
     Raises HttpError where a choice of them cannot be enforced, and where tools are refused."""
+    if body.functions and body.tools:
+        raise invalid("functions", "functions and tools mean the same; give one")
+    if body.functions:
+        return _offered(_with_tools(body, body.functions), format)._replace(legacy=True)
+    if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
+        body = _with_allowed(body, body.tool_choice)
+    return _offered(body, format)
+
+
+def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> ChatRequest:
+    """Return a request with `functions` and `function_call` as tools, of which one at most is called."""
+    chosen = body.function_call
+    choice = ChosenTool("function", chosen) if isinstance(chosen, FunctionName) else chosen
+    tools = [Tool("function", function) for function in functions]
+    return replace(body, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+
+
+def _with_allowed(body: ChatRequest, choice: ChosenTool) -> ChatRequest:
+    """Return a request whose tools are those that `allowed_tools` names. Raises HttpError."""
+    if choice.allowed_tools is None:
+        raise missing("tool_choice.allowed_tools")
+    names = {_name(tool) for tool in choice.allowed_tools.tools}
+    if lost := names - {tool.function.name for tool in body.tools or ()}:
+        raise _not_there(min(lost))
+    tools = [tool for tool in body.tools or () if tool.function.name in names]
+    return replace(body, tools=tools, tool_choice=choice.allowed_tools.mode)
+
+
+def _name(tool: AllowedTool | ChosenTool) -> str:
+    """Return the name of a tool, which has two places. Raises HttpError."""
+    name = tool.name if tool.function is None else tool.function.name
+    if name is None:
+        raise missing("tool_choice.function")
+    return name
+
+
+def _not_there(name: str) -> HttpError:
+    return invalid("tool_choice", f"tool_choice: there is no {cut(name)!r} among tools")
+
+
+def _offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
     if tools and body.tool_choice != "none" and format.refuses_tools:
         raise invalid(
@@ -68,12 +115,12 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
     names = [tool.function.name for tool in tools]
     named = isinstance(body.tool_choice, ChosenTool)
     if isinstance(body.tool_choice, ChosenTool):
-        name = body.tool_choice.function.name
+        name = _name(body.tool_choice)
         if name not in names:
-            raise invalid("tool_choice", f"tool_choice: there is no {cut(name)!r} among tools")
+            raise _not_there(name)
         callable = [tools[names.index(name)]]
     elif not tools:
-        raise invalid("tool_choice", "tool_choice: required needs tools")
+        raise invalid("tool_choice", f"tool_choice: {body.tool_choice} needs tools")
     else:
         callable = list(tools)
     if (other := field_of(body)) not in (None, "response_format"):  # which is about content, and there is none
@@ -101,6 +148,8 @@ def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
         text = rules.grammar(answer)
     except (Unfit, ValueError, RecursionError) as error:
         raise invalid("tools", f"tools: {error}") from None
+    if rules.left_out:
+        say_left_out(tuple(sorted(rules.left_out)))
     if len(text) > MAX_COMPILED:
         raise invalid("tools", f"tools take {len(text)} characters as a grammar, which is too long")
     return Structured("compiled", text) if answer else None
@@ -109,3 +158,8 @@ def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
 def new_id() -> str:
     """Return a name for a call."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
+
+
+def numbered_id(number: int) -> str:
+    """Return the name of a conversation's call that came without one: the same in every turn."""
+    return f"call{number:0{_ID_LENGTH - 4}}"

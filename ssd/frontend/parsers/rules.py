@@ -11,7 +11,8 @@ import msgspec
 
 from ssd.config.params import Structured
 from ssd.grammar.closing import closed
-from ssd.grammar.source import WHITESPACE, json_rule, quoted
+from ssd.grammar.keywords import LENIENT, OPTIONS, held
+from ssd.grammar.source import WHITESPACE, json_rule, loosened, quoted
 
 SUBSCHEMAS = {"$defs", "definitions"}
 _NO_ARGUMENTS = {"type", "title", "description", "$schema", *SUBSCHEMAS}
@@ -45,6 +46,8 @@ class Rules:
         self.functions = functions
         self._ids, self._several = ids, several
         self._lines: list[str] = []
+        self.left_out: set[str] = set()
+        """Keywords of schemas that the grammar does not hold."""
 
     def grammar(self, expression: str, name: str = "start") -> str:
         """Return all rules as text, with `expression` as the rule `name`."""
@@ -120,7 +123,9 @@ class Rules:
 
     def value(self, asked: Structured) -> str:
         """Return the expression of an answer in JSON. Raises RequestError."""
-        return self._rule(json_rule(asked))
+        loose, left_out = loosened(asked)
+        self.left_out |= left_out
+        return self._rule(json_rule(loose))
 
     def name(self, function: Function, before: str = "", after: str = "") -> str:
         """Return the expression of a tool's name, not quoted, between two texts. Raises Unfit."""
@@ -164,10 +169,13 @@ class Rules:
 
     def json(self, schema: Any, function: Function) -> str:
         """Return the expression of a value that obeys a schema, as JSON."""
-        lenient = {} if function.strict else {"lenient": True, "coerce_one_of": True}
         if isinstance(schema, dict):
-            schema = closed(json.loads(msgspec.json.encode(schema)), coerces_one_of=not function.strict)
-            schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, **lenient}
+            schema = json.loads(msgspec.json.encode(schema))
+            if not function.strict:
+                schema, names = held(schema)
+                self.left_out |= names
+            schema = closed(schema, coerces_one_of=not function.strict)
+            schema[OPTIONS] = {"whitespace_pattern": WHITESPACE, **({} if function.strict else LENIENT)}
         return self._rule(f"%json {json.dumps(schema)}")
 
     # -- rules ------------------------------------------------------------------------------------------------------
