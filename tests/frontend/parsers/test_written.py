@@ -300,6 +300,7 @@ GOLDENS: dict[str, list[Golden]] = {
         (block(DSML_ROME), [ROME]),
         (f"I look.\n\n{block(DSML_ROME, dsml('now'), name='tool_calls')}", ["I look.", ROME, NOW]),
         (block(DSML_CODE), [WRITE]),
+        (block(dsml("get_weather", ("city", "true", "7"))), [ToolCall("get_weather", '{"city": "7"}')]),
         (block(DSML_ROME.replace(' string="true"', "").replace(' string="false"', "")), [ROME]),
         (block(f'<｜DSML｜invoke name="get_weather">{TOKYO.arguments}</｜DSML｜invoke>'), [TOKYO]),
         (f"{block(dsml('now'))}\nDone <b>.", [NOW, "Done <b>."]),
