@@ -128,9 +128,9 @@ def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessag
     return {"model": model, "created_at": datetime.now(UTC).isoformat(), **answer, "done": False, **more}
 
 
-def error_object(error: HttpError) -> dict[str, str]:
+def error_object(error: HttpError) -> answers.OllamaError:
     """Return the body of an error."""
-    return {"error": error.message}
+    return answers.OllamaError(error.message)
 
 
 class OllamaStyle(chat.ChatStyle):
