@@ -99,7 +99,8 @@ def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any
     if keys and not route.open:
         operation["security"] = [{"key": []}, {"header": []}]
         errors["401"] = "No valid key."
-    error = {"application/json": {"schema": named[answers.Error]}}
+    shape = named[answers.Error] if route.error is error_object else {"type": "object"}
+    error = {"application/json": {"schema": shape}}
     responses = {status: {"description": text, "content": error} for status, text in errors.items()}
     responses["200"] = {"description": route.summary, **({"content": content} if content else {})}
     if route.path.startswith("/health"):
