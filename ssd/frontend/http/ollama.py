@@ -122,8 +122,10 @@ class OllamaStyle(chat.ChatStyle):
         self._line = partial(_line, self._named["model"], texts)
 
     async def whole(self, choices: Any, each: Each) -> Any:
-        told = {"logprobs": await each(self._content_logprob, choices[0].logprobs)} if self._with_logprobs else {}
-        return self._line(self._message(choices[0]), **told, **_end(choices[0].end))
+        choice, told = choices[0], {}
+        if self._with_logprobs:
+            told["logprobs"] = await each(self._content_logprob, self._of_content(choice, choice.logprobs) or [])
+        return self._line(self._message(choice), **told, **_end(choice.end))
 
     def first(self, choice: Choice) -> list[Any]:
         return []
@@ -133,9 +135,9 @@ class OllamaStyle(chat.ChatStyle):
         lines = [self._line(one) for one in deltas if one.content or one.reasoning_content or one.tool_calls]
         if isinstance(message, Done):
             return [*lines, self._line(answers.Delta(), **_end(message))]
-        if self._with_logprobs and message.logprobs:
+        if self._with_logprobs and (entries := self._of_content(choice, message.logprobs)):
             lines = lines or [self._line(answers.Delta())]
-            lines[0]["logprobs"] = list(map(self._content_logprob, message.logprobs))
+            lines[0]["logprobs"] = list(map(self._content_logprob, entries))
         return lines
 
     def encode(self, event: Any) -> bytes:
