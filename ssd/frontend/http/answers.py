@@ -175,10 +175,6 @@ class DeltaCall(MessageCall):
     index: int = 0
 
 
-class OllamaError(msgspec.Struct):
-    error: str
-
-
 class AssistantMessage(msgspec.Struct):
     """`content` is null where there are only calls, or thoughts."""
 
