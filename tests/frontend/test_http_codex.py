@@ -195,7 +195,7 @@ def test_a_tool_that_is_left_out_is_logged_once(thinker: Thinker, caplog: pytest
             status, answer = engine.post(PATH, **body)
             assert (status, answer["tools"]) == (200, [])
     assert [record.getMessage() for record in caplog.records if "computer_use" in record.getMessage()] == [
-        "tools of the type 'computer_use' are left out of /v1/responses: they are for other servers"
+        "tools of the type 'computer_use' are left out: they are for other servers"
     ]
 
 

@@ -1,7 +1,7 @@
 """The JSON that HTTP clients send, by the names of the OpenAI API, of vLLM and of llama.cpp.
 
-Every known field stands here: what it does, why it changes nothing (`_ignored`), or the values with which it asks for
-nothing (`_unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
+Every known field stands here: what it does, why it changes nothing (`ignored`), or the values with which it asks for
+nothing (`unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NEUTRAL = "neutral"
 """In the metadata of a field that is not supported: the values that ask for nothing, null always among them."""
 
 
-def _ignored(reason: str) -> Meta:
+def ignored(reason: str) -> Meta:
     """Mark a field that changes no token, for this reason."""
     return Meta(description=f"Accepted, and ignored: {reason}.")
 
 
-def _unsupported(*neutral: Any) -> Meta:
+def unsupported(*neutral: Any) -> Meta:
     """Mark a field that would change the answer and does not work, but for these values and null."""
     # `typing` takes annotations that are equal for one, and 0 is equal to False.
     extra = {NEUTRAL: neutral, "types": [type(value).__name__ for value in neutral]}
@@ -32,22 +32,22 @@ def _unsupported(*neutral: Any) -> Meta:
 
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-_Name = Annotated[str, Meta(max_length=256)]
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(max_length=256)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Source = Annotated[str, Meta(max_length=MAX_GRAMMAR)]
 _Choices = Annotated[list[str], Meta(min_length=1, max_length=4096)]
-_Tokens = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")]
+Tokens = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")]
 _Repetition = Annotated[float, Meta(gt=0, le=100)]
-_Variables = Annotated[dict[str, msgspec.Raw], Meta(max_length=64)]
-_Effort = Annotated[str, Meta(max_length=64, description="A variable of the chat template, if it knows one.")]
-_Alternatives = Annotated[int, Meta(ge=0, le=20)]
+Variables = Annotated[dict[str, msgspec.Raw], Meta(max_length=64)]
+Effort = Annotated[str, Meta(max_length=64, description="A variable of the chat template, if it knows one.")]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
 # A list is one prompt of token ids, or a list of prompts.
-_Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
+Prompts = Annotated[list[Text | TokenId | PromptIds], Meta(max_length=MAX_PROMPT_TOKENS)]
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_PROMPT_TOKENS}
-_PROMPT = {"oneOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
+PROMPT = {"oneOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
 
 OTHER_VALUES = frozenset(
     {
@@ -68,7 +68,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Anything, _ignored("events are not padded")] = UNSET
+    include_obfuscation: Annotated[Anything, ignored("events are not padded")] = UNSET
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,8 +82,8 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's wrapper of a schema. If it is not `strict`, keywords that no grammar can hold are left out."""
 
     schema: Anything = UNSET
-    name: _Name | None = None
-    description: Annotated[Anything, _ignored("the prompt says what the model is told")] = UNSET
+    name: Name | None = None
+    description: Annotated[Anything, ignored("the prompt says what the model is told")] = UNSET
     strict: bool | None = None
 
 
@@ -100,7 +100,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     grammar: _Source | None = None
     structures: Anything = UNSET
     triggers: Anything = UNSET
-    format: Annotated[Anything, _unsupported()] = UNSET
+    format: Annotated[Anything, unsupported()] = UNSET
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,16 +114,16 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     choice: _Choices | None = None
     grammar: _Source | None = None
     structural_tag: Anything = UNSET
-    whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
-    disable_any_whitespace: Annotated[Anything, _unsupported(False)] = UNSET
-    disable_additional_properties: Annotated[Anything, _ignored("what says nothing of other keys has none")] = UNSET
-    disable_fallback: Annotated[Anything, _ignored("there is one backend")] = UNSET
+    whitespace_pattern: Annotated[Anything, unsupported()] = UNSET
+    disable_any_whitespace: Annotated[Anything, unsupported(False)] = UNSET
+    disable_additional_properties: Annotated[Anything, ignored("what says nothing of other keys has none")] = UNSET
+    disable_fallback: Annotated[Anything, ignored("there is one backend")] = UNSET
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that chats and raw completions have in common."""
 
-    model: _Name | None = None
+    model: Name | None = None
     temperature: Annotated[float, Meta(ge=0, le=5)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
@@ -131,7 +131,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     stop: (
         Annotated[str, Meta(max_length=256, description="An empty text is none.")]
-        | Annotated[list[_Stop], Meta(max_length=MAX_STOPS)]
+        | Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
         | None
     ) = None
     presence_penalty: _Penalty | None = None
@@ -149,7 +149,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: _Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
     truncate_prompt_tokens: (
         Annotated[int, Meta(ge=-1, le=2**31 - 1, description="-1 is as many as the context holds.")] | None
     ) = None
@@ -159,18 +159,18 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     speculative: Speculative | None = None
     return_metrics: bool | None = None
     # OpenAI's that change nothing here
-    user: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
-    safety_identifier: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
-    metadata: Annotated[Anything, _ignored("no answer is stored")] = UNSET
-    service_tier: Annotated[Anything, _ignored("there is one")] = UNSET
-    prompt_cache_key: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
-    prompt_cache_retention: Annotated[Anything, _ignored("the prefix cache keeps what fits")] = UNSET
+    user: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
+    safety_identifier: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
+    metadata: Annotated[Anything, ignored("no answer is stored")] = UNSET
+    service_tier: Annotated[Anything, ignored("there is one")] = UNSET
+    prompt_cache_key: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
+    prompt_cache_retention: Annotated[Anything, ignored("the prefix cache keeps what fits")] = UNSET
     # vLLM's that change nothing here
-    priority: Annotated[Anything, _ignored("requests are served in order of arrival")] = UNSET
-    request_id: Annotated[Anything, _ignored("the header X-Request-Id names a request")] = UNSET
-    spaces_between_special_tokens: Annotated[Anything, _ignored("only slow tokenizers of transformers do so")] = UNSET
-    mm_processor_kwargs: Annotated[Anything, _ignored("there are no images")] = UNSET
-    guided_decoding_backend: Annotated[Anything, _ignored("there is one")] = UNSET
+    priority: Annotated[Anything, ignored("requests are served in order of arrival")] = UNSET
+    request_id: Annotated[Anything, ignored("the header X-Request-Id names a request")] = UNSET
+    spaces_between_special_tokens: Annotated[Anything, ignored("only slow tokenizers of transformers do so")] = UNSET
+    mm_processor_kwargs: Annotated[Anything, ignored("there are no images")] = UNSET
+    guided_decoding_backend: Annotated[Anything, ignored("there is one")] = UNSET
     # what the answer must be: OpenAI's, vLLM's and its older ones, llama.cpp's, SGLang's, Ollama's
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -184,39 +184,39 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ebnf: _Source | None = None
     format: Annotated[Anything, Meta(description="A JSON schema, or `json` for any object.")] = UNSET
     # what would change the answer
-    guided_whitespace_pattern: Annotated[Anything, _unsupported()] = UNSET
-    best_of: Annotated[Anything, _unsupported(1)] = UNSET
-    use_beam_search: Annotated[Anything, _unsupported(False)] = UNSET
-    length_penalty: Annotated[Anything, _unsupported(1)] = UNSET
-    logits_processors: Annotated[Anything, _unsupported([])] = UNSET
-    return_tokens_as_token_ids: Annotated[Anything, _unsupported(False)] = UNSET
-    bad_words: Annotated[Anything, _unsupported([])] = UNSET
+    guided_whitespace_pattern: Annotated[Anything, unsupported()] = UNSET
+    best_of: Annotated[Anything, unsupported(1)] = UNSET
+    use_beam_search: Annotated[Anything, unsupported(False)] = UNSET
+    length_penalty: Annotated[Anything, unsupported(1)] = UNSET
+    logits_processors: Annotated[Anything, unsupported([])] = UNSET
+    return_tokens_as_token_ids: Annotated[Anything, unsupported(False)] = UNSET
+    bad_words: Annotated[Anything, unsupported([])] = UNSET
     # llama.cpp's
     n_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1, description="`max_tokens`; -2 is -1.")] | None = None
     repeat_penalty: Annotated[_Repetition, Meta(description="`repetition_penalty`.")] | None = None
-    cache_prompt: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
-    id_slot: Annotated[Anything, _ignored("requests have no slots of their own")] = UNSET
-    keep_alive: Annotated[Anything, _ignored("the model stays loaded")] = UNSET
-    n_keep: Annotated[Anything, _ignored("the context is never shifted")] = UNSET
-    samplers: Annotated[Anything, _ignored("filters that are set are applied, in one order")] = UNSET
-    repeat_last_n: Annotated[Anything, _ignored("penalties count the whole text")] = UNSET
-    timings_per_token: Annotated[Anything, _ignored("return_metrics has the times")] = UNSET
-    return_progress: Annotated[Anything, _ignored("the prefill has no events")] = UNSET
-    reasoning_format: Annotated[Anything, _ignored("thoughts are in reasoning_content")] = UNSET
-    mirostat_tau: Annotated[Anything, _ignored("it belongs to mirostat")] = UNSET
-    mirostat_eta: Annotated[Anything, _ignored("it belongs to mirostat")] = UNSET
-    dry_base: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
-    dry_allowed_length: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
-    dry_penalty_last_n: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
-    dry_sequence_breakers: Annotated[Anything, _ignored("it belongs to dry_multiplier")] = UNSET
-    xtc_threshold: Annotated[Anything, _ignored("it belongs to xtc_probability")] = UNSET
-    dynatemp_exponent: Annotated[Anything, _ignored("it belongs to dynatemp_range")] = UNSET
-    typical_p: Annotated[Anything, _unsupported(1)] = UNSET
-    tfs_z: Annotated[Anything, _unsupported(1)] = UNSET
-    mirostat: Annotated[Anything, _unsupported(0)] = UNSET
-    dry_multiplier: Annotated[Anything, _unsupported(0)] = UNSET
-    xtc_probability: Annotated[Anything, _unsupported(0)] = UNSET
-    dynatemp_range: Annotated[Anything, _unsupported(0)] = UNSET
+    cache_prompt: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
+    id_slot: Annotated[Anything, ignored("requests have no slots of their own")] = UNSET
+    keep_alive: Annotated[Anything, ignored("the model stays loaded")] = UNSET
+    n_keep: Annotated[Anything, ignored("the context is never shifted")] = UNSET
+    samplers: Annotated[Anything, ignored("filters that are set are applied, in one order")] = UNSET
+    repeat_last_n: Annotated[Anything, ignored("penalties count the whole text")] = UNSET
+    timings_per_token: Annotated[Anything, ignored("return_metrics has the times")] = UNSET
+    return_progress: Annotated[Anything, ignored("the prefill has no events")] = UNSET
+    reasoning_format: Annotated[Anything, ignored("thoughts are in reasoning_content")] = UNSET
+    mirostat_tau: Annotated[Anything, ignored("it belongs to mirostat")] = UNSET
+    mirostat_eta: Annotated[Anything, ignored("it belongs to mirostat")] = UNSET
+    dry_base: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
+    dry_allowed_length: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
+    dry_penalty_last_n: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
+    dry_sequence_breakers: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
+    xtc_threshold: Annotated[Anything, ignored("it belongs to xtc_probability")] = UNSET
+    dynatemp_exponent: Annotated[Anything, ignored("it belongs to dynatemp_range")] = UNSET
+    typical_p: Annotated[Anything, unsupported(1)] = UNSET
+    tfs_z: Annotated[Anything, unsupported(1)] = UNSET
+    mirostat: Annotated[Anything, unsupported(0)] = UNSET
+    dry_multiplier: Annotated[Anything, unsupported(0)] = UNSET
+    xtc_probability: Annotated[Anything, unsupported(0)] = UNSET
+    dynatemp_range: Annotated[Anything, unsupported(0)] = UNSET
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -224,25 +224,25 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     With a `suffix` the answer stands between both texts."""
 
-    prompt: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
-    max_tokens: _Tokens | None = None
-    logprobs: _Alternatives | None = None
+    prompt: Annotated[Text | Prompts, Meta(extra_json_schema=PROMPT)]
+    max_tokens: Tokens | None = None
+    logprobs: Alternatives | None = None
     echo: bool | None = None
     suffix: Annotated[Text | None, Meta(description="The text after the answer, for models that fill in.")] = None
-    add_special_tokens: Annotated[Anything, _unsupported(True)] = UNSET
+    add_special_tokens: Annotated[Anything, unsupported(True)] = UNSET
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text", "input_text", "output_text"]
     text: Text
-    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
-    cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
+    annotations: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
+    cache_control: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`arguments` is a JSON object or its text; null is no arguments."""
 
-    name: _Name
+    name: Name
     arguments: Text | dict[str, msgspec.Raw] | None = None
 
 
@@ -252,10 +252,10 @@ NO_FUNCTION = CalledFunction("")
 class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
     """A call in an earlier answer. One without an id gets one."""
 
-    id: _Name = ""
+    id: Name = ""
     function: Annotated[CalledFunction, Meta(description="Required.")] = NO_FUNCTION
     type: Literal["function"] = "function"
-    index: Annotated[Anything, _ignored("calls have an order")] = UNSET
+    index: Annotated[Anything, ignored("calls have an order")] = UNSET
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -267,14 +267,14 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[Text | TextPart], Meta(max_length=1024)] | None = None
     tool_calls: Annotated[list[SaidCall], Meta(max_length=MAX_CALLS)] | None = None
-    tool_call_id: _Name | None = None
+    tool_call_id: Name | None = None
     reasoning_content: Text | None = None
-    name: Annotated[_Name, Meta(description="Chat templates know that of a tool.")] | None = None
-    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
-    cache_control: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
-    refusal: Annotated[Anything, _unsupported("")] = UNSET
+    name: Annotated[Name, Meta(description="Chat templates know that of a tool.")] | None = None
+    annotations: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
+    cache_control: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
+    refusal: Annotated[Anything, unsupported("")] = UNSET
     function_call: CalledFunction | None = None
-    audio: Annotated[Anything, _unsupported()] = UNSET
+    audio: Annotated[Anything, unsupported()] = UNSET
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -292,7 +292,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    name: _Name
+    name: Name
 
 
 class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -300,7 +300,7 @@ class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["function"] = "function"
     function: FunctionName | None = None
-    name: Annotated[_Name, Meta(description="It may also stand in `function`.")] | None = None
+    name: Annotated[Name, Meta(description="It may also stand in `function`.")] | None = None
 
 
 class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
@@ -315,7 +315,7 @@ class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["function", "allowed_tools"] = "function"
     function: FunctionName | None = None
-    name: Annotated[_Name, Meta(description="It may also stand in `function`.")] | None = None
+    name: Annotated[Name, Meta(description="It may also stand in `function`.")] | None = None
     allowed_tools: AllowedTools | None = None
 
 
@@ -326,48 +326,48 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[Said], Meta(min_length=1, max_length=1024)]
-    max_completion_tokens: _Tokens | None = None
-    max_tokens: _Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    max_tokens: Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: _Alternatives | None = None
+    top_logprobs: Alternatives | None = None
     return_origins: bool | None = None  # our own
     # how the chat template makes a prompt of the messages, by vLLM's names
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: _Variables | None = None
+    chat_template_kwargs: Variables | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
-    reasoning_effort: _Effort | None = None
-    verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
-    prediction: Annotated[Anything, _ignored("it is about speed, and the draft predicts")] = UNSET
+    reasoning_effort: Effort | None = None
+    verbosity: Annotated[Anything, ignored("the model has no such setting")] = UNSET
+    prediction: Annotated[Anything, ignored("it is about speed, and the draft predicts")] = UNSET
     functions: Annotated[list[Function], Meta(max_length=1024, description="The older form of tools.")] | None = None
     function_call: Literal["none", "auto"] | FunctionName | None = None
-    modalities: Annotated[Anything, _unsupported([], ["text"])] = UNSET
-    audio: Annotated[Anything, _unsupported()] = UNSET
-    web_search_options: Annotated[Anything, _unsupported()] = UNSET
-    documents: Annotated[Anything, _unsupported([])] = UNSET
-    chat_template: Annotated[Anything, _unsupported()] = UNSET
-    add_special_tokens: Annotated[Anything, _unsupported(False)] = UNSET
-    echo: Annotated[Anything, _unsupported(False)] = UNSET
+    modalities: Annotated[Anything, unsupported([], ["text"])] = UNSET
+    audio: Annotated[Anything, unsupported()] = UNSET
+    web_search_options: Annotated[Anything, unsupported()] = UNSET
+    documents: Annotated[Anything, unsupported([])] = UNSET
+    chat_template: Annotated[Anything, unsupported()] = UNSET
+    add_special_tokens: Annotated[Anything, unsupported(False)] = UNSET
+    echo: Annotated[Anything, unsupported(False)] = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`/tokenize`: a text, or a conversation in the model's chat format."""
 
-    model: _Name | None = None
+    model: Name | None = None
     prompt: Text | None = None
     messages: Annotated[list[Said], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: _Variables | None = None
-    reasoning_effort: _Effort | None = None
+    chat_template_kwargs: Variables | None = None
+    reasoning_effort: Effort | None = None
     tools: Tools | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`/detokenize`."""
 
-    model: _Name | None = None
+    model: Name | None = None
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]

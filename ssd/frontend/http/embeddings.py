@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta
 
 from ssd.config.params import Pooling, SamplingParams
 from ssd.errors import RequestError
-from ssd.frontend.http.bodies import _PROMPT, Anything, Sampling, Text, _ignored, _Name, _Prompts, _unsupported
+from ssd.frontend.http.bodies import PROMPT, Anything, Name, Prompts, Sampling, Text, ignored, unsupported
 from ssd.frontend.http.completions import prompts
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
@@ -39,8 +39,8 @@ _LOADED = "the model stays loaded"
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`/v1/embeddings`, whose `input` is a text, token ids, or a list of either."""
 
-    input: Annotated[Text | _Prompts, Meta(extra_json_schema=_PROMPT)]
-    model: _Name | None = None
+    input: Annotated[Text | Prompts, Meta(extra_json_schema=PROMPT)]
+    model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: _Dimensions | None = None
     # beyond OpenAI's
@@ -48,29 +48,29 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     normalize: Annotated[bool, Meta(description="Vectors have length 1; the default.")] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    user: Annotated[Anything, _ignored("nothing is kept about users")] = UNSET
-    priority: Annotated[Anything, _ignored("requests are served in order of arrival")] = UNSET
-    add_special_tokens: Annotated[Anything, _unsupported(True)] = UNSET
+    user: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
+    priority: Annotated[Anything, ignored("requests are served in order of arrival")] = UNSET
+    add_special_tokens: Annotated[Anything, unsupported(True)] = UNSET
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Ollama's `/api/embed`."""
 
-    model: _Name
+    model: Name
     input: Text | Annotated[list[Text], Meta(max_length=_MOST_INPUTS)]
     truncate: bool | None = None
     dimensions: _Dimensions | None = None
-    options: Annotated[Anything, _ignored("they are about sampling")] = UNSET
-    keep_alive: Annotated[Anything, _ignored(_LOADED)] = UNSET
+    options: Annotated[Anything, ignored("they are about sampling")] = UNSET
+    keep_alive: Annotated[Anything, ignored(_LOADED)] = UNSET
 
 
 class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Ollama's `/api/embeddings`."""
 
-    model: _Name
+    model: Name
     prompt: Text
-    options: Annotated[Anything, _ignored("they are about sampling")] = UNSET
-    keep_alive: Annotated[Anything, _ignored(_LOADED)] = UNSET
+    options: Annotated[Anything, ignored("they are about sampling")] = UNSET
+    keep_alive: Annotated[Anything, ignored(_LOADED)] = UNSET
 
 
 class Embedding(msgspec.Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ssd.frontend.http import answers
 
@@ -54,6 +54,13 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Htt
 def missing(param: str) -> HttpError:
     """Return the error for a field that the request needs and lacks."""
     return invalid(param, f"{param} is required", "missing_parameter")
+
+
+def given(value: Any, param: str) -> Any:
+    """Return the value of a field that the request needs. Raises HttpError where it lacks the field."""
+    if value is None:
+        raise missing(param)
+    return value
 
 
 def cut(name: str) -> str:

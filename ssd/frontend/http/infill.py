@@ -16,7 +16,7 @@ from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
 from ssd.frontend.http import answers, bodies
-from ssd.frontend.http.bodies import Anything, Sampling, Text, _ignored
+from ssd.frontend.http.bodies import Anything, Sampling, Text, ignored
 from ssd.frontend.http.completions import generates, take_back
 from ssd.frontend.http.errors import invalid, refusal
 from ssd.frontend.http.exchange import Exchange, Gone
@@ -28,7 +28,7 @@ from ssd.frontend.http.style import Choice, Each, Style
 from ssd.frontend.text_jobs import Fill
 from ssd.ipc.public import Chunk, Done, Generate
 
-_NO_TIME = _ignored("an answer ends by its tokens, not by a time")
+_NO_TIME = ignored("an answer ends by its tokens, not by a time")
 
 
 class ExtraFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,8 +36,8 @@ class ExtraFile(msgspec.Struct, forbid_unknown_fields=True):
 
     text: Text
     filename: Annotated[str, Meta(max_length=4096)] = ""
-    time: Annotated[Anything, _ignored("files come in their order")] = UNSET
-    key: Annotated[Anything, _ignored("the text has it")] = msgspec.field(default=UNSET, name="str")
+    time: Annotated[Anything, ignored("files come in their order")] = UNSET
+    key: Annotated[Anything, ignored("the text has it")] = msgspec.field(default=UNSET, name="str")
 
 
 class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -48,10 +48,10 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     input_extra: Annotated[list[ExtraFile], Meta(max_length=1024)] | None = None
     prompt: Text = ""
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
-    n_indent: Annotated[Anything, _ignored("the model indents")] = UNSET
-    samplers: Annotated[Anything, _ignored("samplers have one order")] = UNSET
-    cache_prompt: Annotated[Anything, _ignored("every prompt is looked for in the prefix cache")] = UNSET
-    id_slot: Annotated[Anything, _ignored("requests need no slot")] = UNSET
+    n_indent: Annotated[Anything, ignored("the model indents")] = UNSET
+    samplers: Annotated[Anything, ignored("samplers have one order")] = UNSET
+    cache_prompt: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
+    id_slot: Annotated[Anything, ignored("requests need no slot")] = UNSET
     t_max_prompt_ms: Annotated[Anything, _NO_TIME] = UNSET
     t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 

@@ -4,10 +4,9 @@ Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -15,42 +14,39 @@ from msgspec import UNSET, Meta, Raw
 
 from ssd.config.params import MAX_STOPS
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.http import chat
 from ssd.frontend.http.bodies import (
     Anything,
     CalledFunction,
     ChatRequest,
     ChosenTool,
+    Effort,
     Function,
     FunctionName,
     JsonSchema,
+    Name,
     ResponseFormat,
     Said,
     SaidCall,
     Sampling,
+    Stop,
     Text,
+    Tokens,
     Tool,
-    _Effort,
-    _ignored,
-    _Name,
-    _Stop,
-    _Tokens,
-    _unsupported,
-    _Variables,
+    Variables,
+    ignored,
+    unsupported,
 )
-from ssd.frontend.http.errors import HttpError, cut, invalid, missing
+from ssd.frontend.http.errors import HttpError, given, invalid, missing
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, new_id, offered
+from ssd.frontend.http.tools import Offer, log_left_out, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
 from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
-from ssd.frontend.text_jobs import Encode
 from ssd.ipc.public import Chunk, Done
-
-log = logging.getLogger("ssd.http")
 
 _Event: TypeAlias = dict[str, Any]
 _ALIASES = "claude-"  # names that begin so stand for the served model
@@ -73,9 +69,9 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_cached = _ignored("every prompt is looked for in the prefix cache")
-_about = _ignored("it is about a text, and no part of it")
-_our_tools = _ignored("the server runs no tools")
+_cached = ignored("every prompt is looked for in the prefix cache")
+_about = ignored("it is about a text, and no part of it")
+_our_tools = ignored("the server runs no tools")
 
 
 class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,16 +90,16 @@ class Block(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: Text | None = None
     thinking: Text | None = None
-    id: _Name | None = None
-    name: _Name | None = None
+    id: Name | None = None
+    name: Name | None = None
     input: Anything = UNSET
-    tool_use_id: _Name | None = None
+    tool_use_id: Name | None = None
     content: _Texts | None = None
     is_error: bool | None = None
     cache_control: Annotated[Anything, _cached] = UNSET
     citations: Annotated[Anything, _about] = UNSET
-    signature: Annotated[Anything, _ignored("thoughts are not signed")] = UNSET
-    data: Annotated[Anything, _ignored("nobody can read it here")] = UNSET
+    signature: Annotated[Anything, ignored("thoughts are not signed")] = UNSET
+    data: Annotated[Anything, ignored("nobody can read it here")] = UNSET
     caller: Annotated[Anything, _our_tools] = UNSET
     toolset_name: Annotated[Anything, _our_tools] = UNSET
 
@@ -118,15 +114,15 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
 class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
     """A tool of the client; one with another type than `custom` is left out."""
 
-    name: _Name
-    type: _Name | None = None
+    name: Name
+    type: Name | None = None
     description: Text | None = None
     input_schema: dict[str, Raw] | None = None
     strict: bool | None = None
     cache_control: Annotated[Anything, _cached] = UNSET
-    input_examples: Annotated[Anything, _ignored("chat templates know a tool's schema only")] = UNSET
-    defer_loading: Annotated[Anything, _ignored("the prompt has all tools")] = UNSET
-    eager_input_streaming: Annotated[Anything, _ignored("a call is sent when it is complete")] = UNSET
+    input_examples: Annotated[Anything, ignored("chat templates know a tool's schema only")] = UNSET
+    defer_loading: Annotated[Anything, ignored("the prompt has all tools")] = UNSET
+    eager_input_streaming: Annotated[Anything, ignored("a call is sent when it is complete")] = UNSET
     allowed_callers: Annotated[Anything, _our_tools] = UNSET
     max_uses: Annotated[Anything, _our_tools] = UNSET
     allowed_domains: Annotated[Anything, _our_tools] = UNSET
@@ -136,7 +132,7 @@ class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["auto", "any", "tool", "none"]
-    name: _Name | None = None
+    name: Name | None = None
     disable_parallel_tool_use: Annotated[bool, Meta(description="If true, there is one call at most.")] | None = None
 
 
@@ -144,20 +140,20 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
     """Sets the chat template's variable `enable_thinking`, if it has one."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[Anything, _ignored("chat templates know no budget")] = UNSET
-    display: Annotated[Anything, _ignored("all thoughts are shown")] = UNSET
+    budget_tokens: Annotated[Anything, ignored("chat templates know no budget")] = UNSET
+    display: Annotated[Anything, ignored("all thoughts are shown")] = UNSET
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["json_schema"]
     schema: Anything = UNSET
-    name: Annotated[Anything, _ignored("the prompt says what the model is told")] = UNSET
+    name: Annotated[Anything, ignored("the prompt says what the model is told")] = UNSET
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: OutputFormat | None = None
-    effort: _Effort | None = None
-    task_budget: Annotated[Anything, _ignored("chat templates know no budget")] = UNSET
+    effort: Effort | None = None
+    task_budget: Annotated[Anything, ignored("chat templates know no budget")] = UNSET
 
 
 class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -165,22 +161,22 @@ class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=1024)]
     system: _Texts | None = None
-    max_tokens: _Tokens | None = None
-    stop_sequences: Annotated[list[_Stop], Meta(max_length=MAX_STOPS)] | None = None
+    max_tokens: Tokens | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Annotated[OutputFormat | None, Meta(description="The older name of output_config.format.")] = None
-    chat_template_kwargs: _Variables | None = None
+    chat_template_kwargs: Variables | None = None
     cache_control: Annotated[Anything, _cached] = UNSET
-    betas: Annotated[Anything, _ignored("what works needs no beta")] = UNSET
-    context_management: Annotated[Anything, _ignored("the prompt has the whole conversation")] = UNSET
-    diagnostics: Annotated[Anything, _ignored("no answer is stored")] = UNSET
-    inference_geo: Annotated[Anything, _ignored("there is one place")] = UNSET
-    speed: Annotated[Anything, _ignored("there is one")] = UNSET
-    container: Annotated[Anything, _unsupported()] = UNSET
-    mcp_servers: Annotated[Anything, _unsupported([])] = UNSET
+    betas: Annotated[Anything, ignored("what works needs no beta")] = UNSET
+    context_management: Annotated[Anything, ignored("the prompt has the whole conversation")] = UNSET
+    diagnostics: Annotated[Anything, ignored("no answer is stored")] = UNSET
+    inference_geo: Annotated[Anything, ignored("there is one place")] = UNSET
+    speed: Annotated[Anything, ignored("there is one")] = UNSET
+    container: Annotated[Anything, unsupported()] = UNSET
+    mcp_servers: Annotated[Anything, unsupported([])] = UNSET
 
     def __post_init__(self) -> None:
         if (self.model or "").startswith(_ALIASES):
@@ -194,9 +190,7 @@ def as_chat(body: MessageRequest, takes_thinking: bool) -> ChatRequest:
     """Return the chat that a request asks for. `takes_thinking`: the template has the variable `enable_thinking`.
 
     As with Anthropic, a model does not think unless it is asked to."""
-    for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
-        if getattr(body, name) not in (None, False, 1):
-            raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
+    check_one_choice(body)
     messages = _messages(body)
     output = body.output_config or OutputConfig()
     thinks = body.thinking is not None and body.thinking.type != "disabled"
@@ -234,20 +228,15 @@ def _tools(body: MessageRequest) -> list[Tool]:
         if tool.type in (None, "custom"):
             kept.append(Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict)))
         else:
-            _say_left_out(cut(tool.type))
+            log_left_out("tools", tool.type)
     return kept
-
-
-@lru_cache(64)
-def _say_left_out(kind: str) -> None:
-    log.warning("tools of the type %r are left out: the model knows tools with an input_schema only", kind)
 
 
 def _choice(asked: ToolChoice | None) -> Literal["none", "auto", "required"] | ChosenTool | None:
     if asked is None:
         return None
     if asked.type == "tool":
-        return ChosenTool("function", FunctionName(_given(asked.name, "tool_choice.name")))
+        return ChosenTool("function", FunctionName(given(asked.name, "tool_choice.name")))
     return "required" if asked.type == "any" else asked.type
 
 
@@ -268,7 +257,7 @@ def _messages(body: MessageRequest) -> list[Said]:
         if turn.role == "assistant":
             _add_to_assistant(said, blocks, where)
         elif turn.role == "system" and all(one.role != "assistant" for one in said):
-            system += [_given(block.text, f"{where}.text") for block in blocks]
+            system += [given(block.text, f"{where}.text") for block in blocks]
         else:
             _add_told(said, blocks, where)
     return [Said("system", "\n".join(system)), *said] if system else said
@@ -283,13 +272,13 @@ def _add_to_assistant(said: list[Said], blocks: Sequence[Block], where: str) -> 
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
         if block.type == "text":
-            texts.append(_given(block.text, f"{at}.text"))
+            texts.append(given(block.text, f"{at}.text"))
         elif block.type == "thinking":
-            thoughts.append(_given(block.thinking, f"{at}.thinking"))
+            thoughts.append(given(block.thinking, f"{at}.thinking"))
         elif block.type == "tool_use":
             arguments = "{}" if block.input is UNSET else bytes(block.input).decode()
-            function = CalledFunction(_given(block.name, f"{at}.name"), arguments)
-            message.tool_calls.append(SaidCall(_call_id(_given(block.id, f"{at}.id")), function))
+            function = CalledFunction(given(block.name, f"{at}.name"), arguments)
+            message.tool_calls.append(SaidCall(_call_id(given(block.id, f"{at}.id")), function))
     message.content = "".join([str(message.content), *texts])
     message.reasoning_content = "".join([message.reasoning_content or "", *thoughts]) or None
 
@@ -300,10 +289,10 @@ def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
         if block.type == "text":
-            texts.append(_given(block.text, f"{at}.text"))
+            texts.append(given(block.text, f"{at}.text"))
             continue
         text = _joined(block.content or "")
-        call_id = _call_id(_given(block.tool_use_id, f"{at}.tool_use_id"))
+        call_id = _call_id(given(block.tool_use_id, f"{at}.tool_use_id"))
         said.append(Said("tool", f"Error: {text}" if block.is_error else text, tool_call_id=call_id))
     if texts and said and said[-1].role == "user":
         said[-1].content = "\n".join([str(said[-1].content), *texts])
@@ -321,12 +310,6 @@ def _joined(content: str | list[TextBlock]) -> str:
 def _call_id(name: str) -> str:
     """Return a call's name as chat templates get it: without the prefix, since some want a certain length."""
     return name.removeprefix(_CALL)
-
-
-def _given(value: Any, name: str) -> Any:
-    if value is None:
-        raise missing(name)
-    return value
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -557,11 +540,7 @@ async def _message(service: Service, exchange: Exchange) -> None:
 
 async def _count_tokens(service: Service, exchange: Exchange) -> None:
     _, asked = await _asked(service, exchange)
-    format = service.manager.texts.answer_format
-    options = chat.options(asked, offered(asked, format).tools)
-    job = Encode(None, chat.conversation(asked.messages), options, plain_tools=format.plain_tools)
-    found = await service.look_up(exchange, job, MessageStyle.prompt)
-    await exchange.reply_json(Counted(found.count))
+    await exchange.reply_json(Counted(await service.count_tokens(exchange, asked, MessageStyle.prompt)))
 
 
 _TYPES = MessageRequest, MessageAnswer, MessageAnswer

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.http import answers, bodies, chat, infill
-from ssd.frontend.http.bodies import Anything, Said, Text, _ignored, _Name, _unsupported
+from ssd.frontend.http.bodies import Anything, Name, Said, Text, ignored, unsupported
 from ssd.frontend.http.errors import HttpError, invalid
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import LINES, Route
@@ -28,25 +28,25 @@ _NOT_PASSED = {"model", "n", "stream", "stream_options", "return_metrics"}
 
 class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
     num_predict: int | None = None  # below 1: until the end
-    num_ctx: Annotated[Anything, _ignored("the context is --max-model-len")] = UNSET
-    repeat_last_n: Annotated[Anything, _ignored("penalties count the whole text")] = UNSET
+    num_ctx: Annotated[Anything, ignored("the context is --max-model-len")] = UNSET
+    repeat_last_n: Annotated[Anything, ignored("penalties count the whole text")] = UNSET
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: _Name | None = None
+    model: Name | None = None
     stream: bool | None = None  # true
     format: Literal["", "json"] | dict[str, Raw] | None = None
     options: OllamaOptions | None = None
-    think: bool | bodies._Effort | None = None
+    think: bool | bodies.Effort | None = None
     logprobs: bool | None = None
-    top_logprobs: bodies._Alternatives | None = None
-    keep_alive: Annotated[Anything, _ignored("the model stays loaded")] = UNSET
+    top_logprobs: bodies.Alternatives | None = None
+    keep_alive: Annotated[Anything, ignored("the model stays loaded")] = UNSET
 
 
 class OllamaMessage(Said, kw_only=True, forbid_unknown_fields=True):
-    tool_name: _Name | None = None
+    tool_name: Name | None = None
     thinking: Text | None = None
-    images: Annotated[Anything, _unsupported([])] = UNSET
+    images: Annotated[Anything, unsupported([])] = UNSET
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
@@ -59,9 +59,9 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=T
     system: Text | None = None
     raw: bool | None = None  # a text to continue, and no chat
     suffix: Text | None = None
-    images: Annotated[Anything, _unsupported([])] = UNSET
-    template: Annotated[Anything, _unsupported("")] = UNSET
-    context: Annotated[Anything, _unsupported([])] = UNSET
+    images: Annotated[Anything, unsupported([])] = UNSET
+    template: Annotated[Anything, unsupported("")] = UNSET
+    context: Annotated[Anything, unsupported([])] = UNSET
 
 
 def _shared(body: OllamaRequest) -> dict[str, Any]:

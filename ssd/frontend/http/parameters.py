@@ -72,6 +72,13 @@ def count(body: Sampling, config: EngineConfig) -> int:
     return n
 
 
+def check_one_choice(body: Sampling) -> None:
+    """Raise HttpError for what only chats and completions of OpenAI's interface have, at a door without it."""
+    for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
+        if getattr(body, name) not in (None, False, 1):
+            raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
+
+
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
         if not re.fullmatch(r"[0-9]{1,9}", token):

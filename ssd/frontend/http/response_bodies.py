@@ -9,30 +9,30 @@ from msgspec import UNSET, Meta
 
 from ssd.frontend.http.bodies import (
     Anything,
+    Effort,
     JsonSchema,
+    Name,
     Sampling,
     Text,
-    _Effort,
-    _ignored,
-    _Name,
-    _Tokens,
-    _unsupported,
-    _Variables,
+    Tokens,
+    Variables,
+    ignored,
+    unsupported,
 )
 
 
 class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: Text
-    annotations: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
-    logprobs: Annotated[Anything, _ignored("they are about a text, and no part of it")] = UNSET
+    annotations: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
+    logprobs: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
 
 
 _ItemText = Text | Annotated[list[ItemPart], Meta(max_length=1024)] | None
 
 
-_left_out = _ignored("a tool of this type is left out")
-_items_left_out = _ignored("an item of this type is left out")
+_left_out = ignored("a tool of this type is left out")
+_items_left_out = ignored("an item of this type is left out")
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,21 +40,21 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     Items of other types, those of tools of a server, are left out."""
 
-    type: _Name | None = None
+    type: Name | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: _ItemText = None
-    call_id: _Name | None = None
-    name: _Name | None = None
+    call_id: Name | None = None
+    name: Name | None = None
     arguments: Text | None = None
     input: Text | None = None
     action: Annotated[Anything, Meta(description="The arguments of a local_shell_call.")] = UNSET
     output: _ItemText = None
-    id: _Name | None = None
-    status: Annotated[Anything, _ignored("an unfinished item is an item")] = UNSET
-    phase: Annotated[Anything, _ignored("chat templates know roles only")] = UNSET
-    summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
-    encrypted_content: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
-    namespace: Annotated[Anything, _ignored("a tool has one name")] = UNSET
+    id: Name | None = None
+    status: Annotated[Anything, ignored("an unfinished item is an item")] = UNSET
+    phase: Annotated[Anything, ignored("chat templates know roles only")] = UNSET
+    summary: Annotated[Anything, ignored("the thoughts are in content")] = UNSET
+    encrypted_content: Annotated[Anything, ignored("the thoughts are in content")] = UNSET
+    namespace: Annotated[Anything, ignored("a tool has one name")] = UNSET
     result: Annotated[Anything, _items_left_out] = UNSET
     results: Annotated[Anything, _items_left_out] = UNSET
     queries: Annotated[Anything, _items_left_out] = UNSET
@@ -64,12 +64,12 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class OfferedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A function, as in a chat. A tool of any other type is left out."""
 
-    type: _Name
+    type: Name
     name: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     description: Text | None = None
     parameters: dict[str, msgspec.Raw] | None = None
     strict: Annotated[bool | None, Meta(description="Arguments obey all of `parameters`, or are refused.")] = None
-    defer_loading: Annotated[Anything, _ignored("the model is told of every tool")] = UNSET
+    defer_loading: Annotated[Anything, ignored("the model is told of every tool")] = UNSET
     format: Annotated[Anything, _left_out] = UNSET
     tools: Annotated[Anything, _left_out] = UNSET
     execution: Annotated[Anything, _left_out] = UNSET
@@ -85,7 +85,7 @@ class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True):
     """The function to call."""
 
     type: Literal["function", "allowed_tools"]
-    name: _Name | None = None
+    name: Name | None = None
     mode: Annotated[Literal["auto", "required"] | None, Meta(description="Of allowed_tools.")] = None
     tools: Annotated[list[OfferedTool], Meta(max_length=1024, description="Of allowed_tools: their names.")] = []
 
@@ -98,14 +98,14 @@ class TextFormat(JsonSchema, kw_only=True, forbid_unknown_fields=True, omit_defa
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
+    verbosity: Annotated[Anything, ignored("the model has no such setting")] = UNSET
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    effort: _Effort | None = None
-    summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
-    generate_summary: Annotated[Anything, _ignored("the thoughts are in content")] = UNSET
-    context: Annotated[Anything, _ignored("the chat template decides which thoughts stay")] = UNSET
+    effort: Effort | None = None
+    summary: Annotated[Anything, ignored("the thoughts are in content")] = UNSET
+    generate_summary: Annotated[Anything, ignored("the thoughts are in content")] = UNSET
+    context: Annotated[Anything, ignored("the chat template decides which thoughts stay")] = UNSET
 
 
 class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -114,25 +114,25 @@ class ResponseRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     They continue the conversation of `previous_response_id`, if it is given."""
 
     input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)] | None = None
-    previous_response_id: _Name | None = None
+    previous_response_id: Name | None = None
     store: (
         Annotated[bool, Meta(description="False: neither this response nor, for guesses, its text is kept.")] | None
     ) = None
     metadata: Annotated[Anything, Meta(description="Kept with the response.")] = UNSET
     instructions: Text | None = None
-    max_output_tokens: _Tokens | None = None
+    max_output_tokens: Tokens | None = None
     tools: Annotated[list[OfferedTool], Meta(max_length=1024)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
-    chat_template_kwargs: _Variables | None = None
+    chat_template_kwargs: Variables | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[Anything, _ignored("answers have all that there is")] = UNSET
-    max_tool_calls: Annotated[Anything, _ignored("it is about tools of the server, and there are none")] = UNSET
-    client_metadata: Annotated[Anything, _ignored("nothing is kept about clients")] = UNSET
-    personality: Annotated[Anything, _ignored("the model has no such setting")] = UNSET
+    include: Annotated[Anything, ignored("answers have all that there is")] = UNSET
+    max_tool_calls: Annotated[Anything, ignored("it is about tools of the server, and there are none")] = UNSET
+    client_metadata: Annotated[Anything, ignored("nothing is kept about clients")] = UNSET
+    personality: Annotated[Anything, ignored("the model has no such setting")] = UNSET
     text: TextOptions | None = None
-    conversation: Annotated[Anything, _unsupported()] = UNSET
-    background: Annotated[Anything, _unsupported(False)] = UNSET
-    truncation: Annotated[Anything, _unsupported("disabled")] = UNSET
-    prompt: Annotated[Anything, _unsupported()] = UNSET
-    top_logprobs: Annotated[Anything, _unsupported(0)] = UNSET
+    conversation: Annotated[Anything, unsupported()] = UNSET
+    background: Annotated[Anything, unsupported(False)] = UNSET
+    truncation: Annotated[Anything, unsupported("disabled")] = UNSET
+    prompt: Annotated[Anything, unsupported()] = UNSET
+    top_logprobs: Annotated[Anything, unsupported(0)] = UNSET

@@ -4,9 +4,7 @@ Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -17,9 +15,8 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.http import answers, chat
+from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import (
     CalledFunction,
     ChatRequest,
@@ -33,9 +30,10 @@ from ssd.frontend.http.bodies import (
     Sampling,
     Tool,
 )
-from ssd.frontend.http.errors import HttpError, cut, invalid, missing, refusal
-from ssd.frontend.http.exchange import Exchange, Gone, encoder
+from ssd.frontend.http.errors import HttpError, cut, given, invalid, missing
+from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
+from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.response_bodies import (
     ChosenFunction,
     InputItem,
@@ -47,15 +45,12 @@ from ssd.frontend.http.response_bodies import (
 from ssd.frontend.http.response_store import ResponseStore, Turn
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, new_id, offered
+from ssd.frontend.http.tools import Offer, log_left_out, new_id
 from ssd.frontend.parsers.answer import Answer, AnswerFormat
 from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
-from ssd.frontend.text_jobs import Encode
 from ssd.ipc.public import Chunk, Done
-
-log = logging.getLogger("ssd.http")
 
 _Event: TypeAlias = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -63,16 +58,12 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = tuple(f"{kind}_output" for kind in _CALLS)
-_MOST_LOGGED = 64  # types
-_logged: set[str] = set()
 _stored = msgspec.json.Decoder(InputItem)
 
 
 def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[InputItem] = ()) -> ChatRequest:
     """Return the chat that a request asks for, whose `items` continue the conversation `before`."""
-    for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
-        if getattr(body, name) not in (None, False, 1):
-            raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
+    check_one_choice(body)
     tools, choice = functions(body), body.tool_choice
     if isinstance(choice, ChosenFunction) and choice.type == "allowed_tools":
         allowed = {tool.name for tool in choice.tools if tool.type == "function"}
@@ -84,7 +75,7 @@ def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[
             Tool("function", Function(tool.name or "", tool.description, tool.parameters, tool.strict))
             for tool in tools
         ],
-        tool_choice=ChosenTool("function", FunctionName(_given(choice.name, "tool_choice.name")))
+        tool_choice=ChosenTool("function", FunctionName(given(choice.name, "tool_choice.name")))
         if isinstance(choice, ChosenFunction)
         else choice,
         parallel_tool_calls=body.parallel_tool_calls,
@@ -99,18 +90,11 @@ def functions(body: ResponseRequest) -> list[OfferedTool]:
     found = []
     for index, tool in enumerate(body.tools or ()):
         if tool.type == "function":
-            _given(tool.name, f"tools[{index}].name")
+            given(tool.name, f"tools[{index}].name")
             found.append(tool)
         else:
-            _log_left_out("tools", tool.type)
+            log_left_out("tools", tool.type)
     return found
-
-
-def _log_left_out(what: str, kind: str) -> None:
-    """Log that parts of requests are left out, once for each type."""
-    if (said := f"{what} of the type {cut(kind)!r}") not in _logged and len(_logged) < _MOST_LOGGED:
-        _logged.add(said)
-        log.warning("%s are left out of /v1/responses: they are for other servers", said)
 
 
 def _format(body: ResponseRequest) -> TextFormat:
@@ -138,7 +122,7 @@ def given_items(body: ResponseRequest, store: ResponseStore, owner: bytes) -> li
         raise missing("input")
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     return [
-        _stored.decode(store.item(owner, _given(item.id, f"input[{index}].id"), f"input[{index}].id"))
+        _stored.decode(store.item(owner, given(item.id, f"input[{index}].id"), f"input[{index}].id"))
         if item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
         else item
         for index, item in enumerate(items)
@@ -153,11 +137,11 @@ def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequ
     for index, item in enumerate([*before, *items], -len(before)):
         where, kind = f"input[{index}]", item.type or "message"
         if kind in _RESULTS:
-            call_id = _given(item.call_id, f"{where}.call_id")
-            said.append(Said("tool", _text(_given(item.output, f"{where}.output")), tool_call_id=call_id))
+            call_id = given(item.call_id, f"{where}.call_id")
+            said.append(Said("tool", _text(given(item.output, f"{where}.output")), tool_call_id=call_id))
         elif kind == "message" and item.role != "assistant":
-            role = _given(item.role, f"{where}.role")
-            content = _text(_given(item.content, f"{where}.content"))
+            role = given(item.role, f"{where}.role")
+            content = _text(given(item.content, f"{where}.content"))
             if len(said) == 1 and {role, said[0].role} <= {"system", "developer"}:
                 said[0].content = f"{said[0].content}\n\n{content}"
             else:
@@ -167,7 +151,7 @@ def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequ
         elif kind == "computer_call_output":
             raise invalid(f"{where}.type", f"{where}.type: images are not supported", "unsupported_parameter")
         else:
-            _log_left_out("items", kind)
+            log_left_out("items", kind)
     return said
 
 
@@ -180,11 +164,11 @@ def _add_to_assistant(said: list[Said], item: InputItem, kind: str, where: str) 
     if kind == "reasoning":
         message.reasoning_content = (message.reasoning_content or "") + _text(item.content or "")
     elif kind == "message":
-        message.content = _text(_given(item.content, f"{where}.content"))
+        message.content = _text(given(item.content, f"{where}.content"))
     else:
         assert message.tool_calls is not None, "those made here have a list"
         called = _called(item, kind, where)
-        message.tool_calls.append(SaidCall(_given(item.call_id or item.id, f"{where}.call_id"), called))
+        message.tool_calls.append(SaidCall(given(item.call_id or item.id, f"{where}.call_id"), called))
 
 
 def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
@@ -193,10 +177,10 @@ def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
         if item.action is UNSET:
             raise missing(f"{where}.action")
         return CalledFunction("local_shell", bytes(item.action).decode())
-    name = _given(item.name, f"{where}.name")
+    name = given(item.name, f"{where}.name")
     if kind == "custom_tool_call":
-        return CalledFunction(name, encoder.encode({"input": _given(item.input, f"{where}.input")}).decode())
-    return CalledFunction(name, _given(item.arguments, f"{where}.arguments") or "{}")
+        return CalledFunction(name, encoder.encode({"input": given(item.input, f"{where}.input")}).decode())
+    return CalledFunction(name, given(item.arguments, f"{where}.arguments") or "{}")
 
 
 def _kept(items: Sequence[InputItem], name: str) -> dict[str, bytes]:
@@ -214,12 +198,6 @@ def _kept(items: Sequence[InputItem], name: str) -> dict[str, bytes]:
 
 def _text(content: str | list[ItemPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _given(value: Any, name: str) -> Any:
-    if value is None:
-        raise missing(name)
-    return value
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -466,20 +444,7 @@ def _conversation(
 async def _input_tokens(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, ResponseRequest)
     asked, *_ = _conversation(body, service.responses, exchange)
-    service.check_ready()
-    texts = service.manager.texts
-    options = chat.options(asked, offered(asked, texts.answer_format).tools)
-    job = Encode(messages=chat.conversation(asked.messages), chat=options, plain_tools=texts.answer_format.plain_tools)
-    counting = asyncio.ensure_future(texts.look_up(job))
-    exchange.when_gone(counting.cancel)
-    try:
-        await exchange.reply_json(answers.InputTokens((await counting).count))
-    except RequestError as error:
-        raise refusal(error.code, str(error), "input") from None
-    except asyncio.CancelledError:
-        raise Gone from None
-    finally:
-        exchange.when_gone(None)
+    await exchange.reply_json(answers.InputTokens(await service.count_tokens(exchange, asked, ResponseStyle.prompt)))
 
 
 async def _retrieve(service: Service, exchange: Exchange) -> None:

@@ -26,7 +26,7 @@ from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
-from ssd.frontend.text_jobs import Decode, Decoded, Encode
+from ssd.frontend.text_jobs import Decode, Decoded, Encode, Encoded
 from ssd.ipc.listening import api_keys
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -84,6 +84,15 @@ class Service:
         made = (style or kind)(asked, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
         requests = chat.generates(asked, self.manager.config, offer)
         await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
+
+    async def count_tokens(self, exchange: Exchange, asked: bodies.ChatRequest, param: str) -> int:
+        """Return the number of tokens of a chat's prompt. Raises HttpError, which blames `param`, or Gone."""
+        self.check_ready()
+        format = self.manager.texts.answer_format
+        options = chat.options(asked, offered(asked, format).tools)
+        job = Encode(None, chat.conversation(asked.messages), options, plain_tools=format.plain_tools)
+        found: Encoded = await self.look_up(exchange, job, param)
+        return found.count
 
     async def look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
         """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import string
 from collections.abc import Callable, Sequence
@@ -21,8 +22,12 @@ from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.rules import Function, Rules, Unfit
 from ssd.frontend.parsers.tools import ToolParser
 
+log = logging.getLogger("ssd.http")
+
 _LETTERS = string.ascii_letters + string.digits
 _ANY = {"additionalProperties": True}
+_MOST_LOGGED = 64  # types
+_logged: set[str] = set()
 _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
@@ -153,6 +158,13 @@ def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
     if len(text) > MAX_COMPILED:
         raise invalid("tools", f"tools take {len(text)} characters as a grammar, which is too long")
     return Structured("compiled", text) if answer else None
+
+
+def log_left_out(what: str, kind: str) -> None:
+    """Log that parts of requests are left out, once for each type."""
+    if (said := f"{what} of the type {cut(kind)!r}") not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(said)
+        log.warning("%s are left out: they are for other servers", said)
 
 
 def new_id() -> str:
