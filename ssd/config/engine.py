@@ -61,9 +61,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 64 * 2**10
     grammar_timeout: Annotated[int, Meta(ge=1, le=600), "Seconds of processor time that compiling one may take."] = 2
     max_stored_responses: Annotated[
-        int, Meta(ge=0, le=65536), "Answers of /v1/responses kept for later requests; 0: none."
+        int, Meta(ge=0, le=65536), "Answers of /v1/responses kept for each API key; 0: none."
     ] = 1024
-    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**36), "Memory for them; the least recently used go first."] = (
+    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**36), "Memory for them all; the least recently used go first."] = (
         32 * 2**20
     )
 

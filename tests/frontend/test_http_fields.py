@@ -374,3 +374,9 @@ def test_variables_reach_the_models_own_template(tmp_path: Path) -> None:
             assert TOKENIZER.decode(found["tokens"]) == text
             status, answer = engine.post(CHATS, **CHAT, chat_template_kwargs={"enable_thinking": thinks})
             assert (status, answer["usage"]["prompt_tokens"]) == (200, found["count"])
+
+
+def test_every_operation_of_the_openapi_document_has_a_name_of_its_own(http: HttpEngine) -> None:
+    paths = json.loads(http.ask("GET", "/openapi.json")[2])["paths"]
+    names = [operation["operationId"] for path in paths.values() for operation in path.values()]
+    assert len({*names}) == len(names) > 20

@@ -11,7 +11,8 @@ import pytest
 
 from ssd.config.engine import Limits, ServerConfig
 from ssd.frontend.http import answers
-from ssd.frontend.http.response_store import ResponseStore, Turn
+from ssd.frontend.http.errors import HttpError
+from ssd.frontend.http.response_store import Item, ResponseStore, Turn
 from ssd.ipc.messages import Emission
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, model, saying
@@ -20,6 +21,7 @@ PATH = "/v1/responses"
 STRICT_NOT = {"type": "json_schema", "schema": {"not": {}}, "strict": True}
 FLAT = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
 ASKED: dict[str, Any] = {"input": "Why?", "max_output_tokens": 300}
+TURN = [{"role": "user", "content": "Why?"}]
 
 
 def events(engine: HttpEngine, **body: Any) -> list[dict[str, Any]]:
@@ -337,10 +339,10 @@ def test_a_running_response_is_cancelled(thinker: Thinker) -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
-    """One with two keys, that keeps three responses in 16 KiB."""
+    """One with two keys, that keeps three responses of each in 16 KiB."""
     directory = tmp_path_factory.mktemp("small")
     tokenizer = model(directory, TEMPLATE)
-    limits = Limits(max_stored_responses=3, max_stored_bytes=16 * 2**10)
+    limits = Limits(max_stored_responses=3, max_stored_bytes=2 * 16 * 2**10)
     server = ServerConfig(names=("scripted",), port=0, api_keys=("a", "b"), limits=limits)
     with (
         http_engine(server, target=str(directory), max_model_len=8192) as engine,
@@ -371,7 +373,11 @@ def test_another_key_sees_nothing(small: Thinker) -> None:
 def test_the_least_recently_used_response_makes_room(small: Thinker) -> None:
     names = [ask(small, "a")[1]["id"] for _ in range(3)]
     assert statuses(small, "a", names[:1]) == [200], "it was used"
-    names.append(ask(small, "b")[1]["id"])
+    others = [ask(small, "b")[1]["id"] for _ in range(4)]
+    assert statuses(small, "a", names) == [200] * 3, "another key's make no room"
+    assert statuses(small, "b", others) == [404, 200, 200, 200]
+    assert statuses(small, "a", names[:1]) == [200]
+    names.append(ask(small, "a")[1]["id"])
     assert statuses(small, "a", names[:3]) == [200, 404, 200]
     large = "why " * 2200
     kept = ask(small, "a", input=large)[1]
@@ -383,16 +389,74 @@ def test_the_least_recently_used_response_makes_room(small: Thinker) -> None:
 
 def test_the_store_counts_what_it_holds() -> None:
     """A turn that was put out is counted as long as a later one has it."""
-    store = ResponseStore(Limits(max_stored_responses=2))
+    store = ResponseStore(2, 32 << 20)
     response = answers.Response(id="r", created_at=0, model="m", text={})
-    first = Turn(response, {"i": b"x" * 1000}, {}, None)
-    assert store.add(b"", "1", first) and store.held == first.bytes > 1000
-    second = Turn(response, {"j": b"y"}, {}, first)
+    first = Turn(response, [Item("i", b"x" * 1000)], [], None)
+    assert store.add("1", first) and store.held == first.bytes > 1000
+    second = Turn(response, [Item("j", b"y"), Item("j", b"z")], [], first)
     both = first.bytes + second.bytes
-    assert store.add(b"", "2", second) and store.held == both
+    assert store.add("2", second) and store.held == both
     del first
-    store.remove(b"", "1")
-    assert store.held == both and [*second.conversation()] == ["i", "j"]
+    store.remove("1")
+    assert store.held == both and [item.data for item in second.conversation()] == [b"x" * 1000, b"y", b"z"]
+    assert store.item("i", "") == b"x" * 1000 and store.item("j", "") == b"z"
     del second
-    store.remove(b"", "2")
+    store.remove("2")
     assert store.held == 0
+    with pytest.raises(HttpError):
+        store.item("i", "")
+
+
+def test_items_with_one_id_are_all_kept(thinker: Thinker) -> None:
+    items = [{"role": "user", "content": text, "id": "d1"} for text in ("One.", "Two.")]
+    with saying(thinker, "See.") as engine:
+        _, first = engine.post(PATH, input=items)
+        _, second = engine.post(
+            PATH, input=[{"role": "user", "content": "So?", "id": "d1"}], previous_response_id=first["id"]
+        )
+    page = json.loads(thinker.engine.ask("GET", f"{PATH}/{second['id']}/input_items?order=asc")[2])
+    assert [text(item) for item in page["data"]] == ["One.", "Two.", "See.", "So?"]
+    assert prompt(thinker, input="?", previous_response_id=first["id"]).startswith(
+        "<user>One.<user>Two.<assistant>See."
+    )
+
+
+def test_items_that_are_referred_to_are_bounded_as_a_body_is(thinker: Thinker) -> None:
+    """A body of some KiB must not become gigabytes."""
+    item = {"type": "reasoning", "id": "large", "content": "a " * 2**17}
+    with saying(thinker, "See.") as engine:
+        _, kept = engine.post(PATH, input=[item, *TURN], truncate_prompt_tokens=100)
+        assert kept["store"] is True
+        references = [{"type": "item_reference", "id": "large"}] * 100
+        status, answer = engine.post(PATH, input=[*TURN, *references])
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "input", "body_too_large")
+
+
+@pytest.mark.parametrize("count", [128, 129])
+def test_the_calls_of_a_message_are_bounded(thinker: Thinker, count: int) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    status, answer = thinker.engine.post(f"{PATH}/input_tokens", input=[*TURN, *([call] * count)])
+    assert status == (200 if count == 128 else 400), answer
+    assert count == 128 or "129 calls" in answer["error"]["message"]
+
+
+def test_names_in_the_braces_of_the_documentation_are_names(thinker: Thinker) -> None:
+    for method, path in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        assert thinker.engine.ask(method, f"{PATH}/{{response_id}}{path}")[0] == 404
+    assert thinker.engine.ask("GET", "/v1/models/{model}")[0] == 404
+
+
+def test_only_tools_that_are_there_are_allowed(thinker: Thinker) -> None:
+    def choose(*names: str) -> dict[str, Any]:
+        allowed = [{"type": "function", "name": name} for name in names]
+        return {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+
+    with saying(thinker, "See.") as engine:
+        assert engine.post(PATH, **ASKED, tools=[FLAT], tool_choice=choose(FLAT["name"]))[0] == 200
+        status, answer = engine.post(PATH, **ASKED, tools=[FLAT], tool_choice=choose("none"))
+    assert (status, answer["error"]["param"]) == (400, "tool_choice")
+
+
+def test_a_limit_of_nothing_is_named(thinker: Thinker) -> None:
+    status, answer = thinker.engine.post(PATH, input="Why?", max_output_tokens=0)
+    assert (status, answer["error"]["param"]) == (400, "max_output_tokens")

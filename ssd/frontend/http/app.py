@@ -34,12 +34,13 @@ class App:
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
         local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
         self._checks_host = local and not self._service.keys
-        self._by_path: dict[str, dict[str, Route]] = {}
+        by_path: dict[str, dict[str, Route]] = {}
         # The page is no part of the API, and so of no OpenAPI document.
         page = Route("GET", "/", Page().show if server.ui else greet, "A chat page.", open=True)
         for route in [*ROUTES, page]:
-            self._by_path.setdefault(route.path, {})[route.method] = route
-        self._patterns = {_pattern(path): self._by_path[path] for path in self._by_path if "{" in path}
+            by_path.setdefault(route.path, {})[route.method] = route
+        self._by_path = {path: methods for path, methods in by_path.items() if "{" not in path}
+        self._patterns = {_pattern(path): methods for path, methods in by_path.items() if "{" in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TokenizeRequest, Tool
+from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TextPart, TokenizeRequest, Tool
 from ssd.frontend.http.errors import invalid, missing
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
@@ -22,7 +22,9 @@ from ssd.frontend.http.tools import Offer, new_id, numbered_id
 from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
+    MAX_CALLS,
     MAX_TEMPLATE_KWARGS,
+    MAX_TEXT,
     MAX_TOOLS,
     CalledTool,
     ChatMessage,
@@ -49,17 +51,18 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
         if content is None and said.role != "assistant":
             raise missing(f"messages[{index}].content")
         call_id = said.tool_call_id or ""
-        open = [*made] or open
+        open = [*made] or open  # at most `MAX_CALLS`
         if returns:
             fits = [call for call in open if call_id in ("", call.id) and (call_id or said.name in (None, call.name))]
             open = [call for call in open if call not in fits[:1]]
             call_id = fits[0].id if fits else call_id
+        text = content if isinstance(content, str) else "".join(map(_text, content or ()))
+        if max(len(text), len(said.reasoning_content or "")) > MAX_TEXT:
+            raise invalid("messages", f"a message has more than {MAX_TEXT} characters")
         found.append(
             ChatMessage(
                 _ROLES.get(said.role, said.role),  # type: ignore[arg-type]
-                "".join(part if isinstance(part, str) else part.text for part in content)
-                if isinstance(content, list)
-                else content or "",
+                text,
                 made,
                 call_id,
                 (said.name or tools.get(call_id, "")) if returns else "",
@@ -82,7 +85,13 @@ def _calls(messages: Sequence[Said]) -> list[list[CalledTool]]:
             text = text if isinstance(text, str) else encoder.encode(text or {}).decode()
             made.append(CalledTool(call.id or numbered_id(count), call.function.name, text))
             count += 1
+        if len(made) > MAX_CALLS:
+            raise invalid("messages", f"a message has {len(made)} calls of tools; at most {MAX_CALLS} are taken")
     return calls
+
+
+def _text(part: str | TextPart) -> str:
+    return part if isinstance(part, str) else part.text
 
 
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:

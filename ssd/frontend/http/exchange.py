@@ -56,7 +56,7 @@ class Exchange:
         self.key = b""  # the API key that it came with
         self.account: Account | None = None  # of that key, if there are quotas
         self._budget: MemoryBudget | None = None
-        self._held = 0
+        self._size = self._held = 0
 
     def header(self, name: bytes) -> bytes | None:
         """Return the header of a lower-case name; the last of several."""
@@ -103,10 +103,15 @@ class Exchange:
 
         The first KiB are free, so that nobody's short prompt waits for others' long ones. Raises RequestError where the
         budget is used up."""
+        self._size = max(self._size, size)
         more = size - _UNCOUNTED - self._held
         if self._budget is not None and more > 0:
             self._budget.grow(self, more)
             self._held += more
+
+    def hold_more(self, size: int) -> None:
+        """Count `size` bytes beside those that are counted. Raises RequestError."""
+        self.hold(self._size + size)
 
     def end(self) -> None:
         """Give back the bytes of the body."""

@@ -246,6 +246,7 @@ def _messages(body: MessageRequest) -> list[Said]:
     Many chat templates want a system message at the beginning only. So text of the system joins it until somebody has
     answered, and is the user's after that."""
     said: list[Said] = []
+    thoughts: dict[int, list[str]] = {}  # by the index of their message
     system = [] if body.system is None else [_joined(body.system)]
     for index, turn in enumerate(body.messages):
         where = f"messages[{index}].content"
@@ -255,32 +256,32 @@ def _messages(body: MessageRequest) -> list[Said]:
                 at = f"{where}[{number}].type"
                 raise invalid(at, f"{at}: a message of the role {turn.role} has no block {block.type}")
         if turn.role == "assistant":
-            _add_to_assistant(said, blocks, where)
+            _add_to_assistant(said, thoughts, blocks, where)
         elif turn.role == "system" and all(one.role != "assistant" for one in said):
             system += [given(block.text, f"{where}.text") for block in blocks]
         else:
             _add_told(said, blocks, where)
+    for index, parts in thoughts.items():
+        said[index].reasoning_content = "".join(parts)
     return [Said("system", "\n".join(system)), *said] if system else said
 
 
-def _add_to_assistant(said: list[Said], blocks: Sequence[Block], where: str) -> None:
+def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: Sequence[Block], where: str) -> None:
     """Add blocks to the assistant's last message, or to a new one."""
     if not said or said[-1].role != "assistant":
-        said.append(Said("assistant", "", []))
-    message, texts, thoughts = said[-1], [], []
-    assert message.tool_calls is not None, "those made here have a list"
+        said.append(Said("assistant", [], []))
+    texts, calls = said[-1].content, said[-1].tool_calls
+    assert isinstance(texts, list) and calls is not None, "those made here have lists"
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
         if block.type == "text":
-            texts.append(given(block.text, f"{at}.text"))
+            texts += filter(None, [given(block.text, f"{at}.text")])
         elif block.type == "thinking":
-            thoughts.append(given(block.thinking, f"{at}.thinking"))
+            thoughts.setdefault(len(said) - 1, []).append(given(block.thinking, f"{at}.thinking"))
         elif block.type == "tool_use":
             arguments = "{}" if block.input is UNSET else bytes(block.input).decode()
             function = CalledFunction(given(block.name, f"{at}.name"), arguments)
-            message.tool_calls.append(SaidCall(_call_id(given(block.id, f"{at}.id")), function))
-    message.content = "".join([str(message.content), *texts])
-    message.reasoning_content = "".join([message.reasoning_content or "", *thoughts]) or None
+            calls.append(SaidCall(_call_id(given(block.id, f"{at}.id")), function))
 
 
 def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
@@ -294,10 +295,14 @@ def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
         text = _joined(block.content or "")
         call_id = _call_id(given(block.tool_use_id, f"{at}.tool_use_id"))
         said.append(Said("tool", f"Error: {text}" if block.is_error else text, tool_call_id=call_id))
-    if texts and said and said[-1].role == "user":
-        said[-1].content = "\n".join([str(said[-1].content), *texts])
-    elif texts or not blocks:
-        said.append(Said("user", "\n".join(texts)))
+    if not texts and blocks:
+        return
+    if said and said[-1].role == "user":
+        told = said[-1].content
+        assert isinstance(told, list), "those made here have lists"
+        told += ["\n", "\n".join(texts)]
+    else:
+        said.append(Said("user", ["\n".join(texts)]))
 
 
 def _joined(content: str | list[TextBlock]) -> str:

@@ -8,7 +8,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.bodies import (
+    AllowedTool,
+    AllowedTools,
     CalledFunction,
     ChatRequest,
     ChosenTool,
@@ -42,7 +44,7 @@ from ssd.frontend.http.response_bodies import (
     ResponseRequest,
     TextFormat,
 )
-from ssd.frontend.http.response_store import ResponseStore, Turn
+from ssd.frontend.http.response_store import Item, ResponseStore, Turn
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.http.tools import Offer, log_left_out, new_id
@@ -64,25 +66,29 @@ _stored = msgspec.json.Decoder(InputItem)
 def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[InputItem] = ()) -> ChatRequest:
     """Return the chat that a request asks for, whose `items` continue the conversation `before`."""
     check_one_choice(body)
-    tools, choice = functions(body), body.tool_choice
-    if isinstance(choice, ChosenFunction) and choice.type == "allowed_tools":
-        allowed = {tool.name for tool in choice.tools if tool.type == "function"}
-        tools, choice = [tool for tool in tools if tool.name in allowed], choice.mode
+    if body.max_output_tokens == 0:
+        raise invalid("max_output_tokens", "max_output_tokens must be at least 1, or -1")
     return ChatRequest(
         messages=_messages(body.instructions, items, before),
         max_completion_tokens=body.max_output_tokens,
         tools=[
             Tool("function", Function(tool.name or "", tool.description, tool.parameters, tool.strict))
-            for tool in tools
+            for tool in functions(body)
         ],
-        tool_choice=ChosenTool("function", FunctionName(given(choice.name, "tool_choice.name")))
-        if isinstance(choice, ChosenFunction)
-        else choice,
+        tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ChosenFunction) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         **{name: getattr(body, name) for name in Sampling.__struct_fields__} | _response_format(body),
     )
+
+
+def _choice(asked: ChosenFunction) -> ChosenTool | Literal["none"]:
+    """Return a choice as a field of a chat. Of allowed tools, those of other servers are left out."""
+    if asked.type == "function":
+        return ChosenTool("function", FunctionName(given(asked.name, "tool_choice.name")))
+    allowed = [AllowedTool(name=tool.name) for tool in asked.tools if tool.type == "function"]
+    return ChosenTool("allowed_tools", allowed_tools=AllowedTools(allowed, asked.mode or "auto")) if allowed else "none"
 
 
 def functions(body: ResponseRequest) -> list[OfferedTool]:
@@ -116,24 +122,27 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
 # -- items to messages ----------------------------------------------------------------------------------------------
 
 
-def given_items(body: ResponseRequest, store: ResponseStore, owner: bytes) -> list[InputItem]:
-    """Return the items of a request, with those of the store in place of references."""
+def given_items(body: ResponseRequest, store: ResponseStore, most: int) -> list[InputItem]:
+    """Return the items of a request, with those of the store in place of references: at most `most` bytes of them."""
     if body.input is None:
         raise missing("input")
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    return [
-        _stored.decode(store.item(owner, given(item.id, f"input[{index}].id"), f"input[{index}].id"))
-        if item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
-        else item
+    found = {
+        index: store.item(given(item.id, f"input[{index}].id"), f"input[{index}].id")
         for index, item in enumerate(items)
-    ]
+        if item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+    }
+    if sum(map(len, found.values())) > most:
+        raise invalid("input", f"input refers to more than {most} bytes of items", "body_too_large")
+    return [_stored.decode(found[index]) if index in found else item for index, item in enumerate(items)]
 
 
 def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequence[InputItem]) -> list[Said]:
     """Return the conversation, with thoughts, text and calls that follow each other as one message.
 
     What a system says at the beginning is one message, too: many templates take no second one."""
-    said = [] if instructions is None else [Said("system", instructions)]
+    said = [] if instructions is None else [Said("system", [instructions])]
+    thoughts: dict[int, list[str]] = {}  # by the index of their message
     for index, item in enumerate([*before, *items], -len(before)):
         where, kind = f"input[{index}]", item.type or "message"
         if kind in _RESULTS:
@@ -141,17 +150,21 @@ def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequ
             said.append(Said("tool", _text(given(item.output, f"{where}.output")), tool_call_id=call_id))
         elif kind == "message" and item.role != "assistant":
             role = given(item.role, f"{where}.role")
-            content = _text(given(item.content, f"{where}.content"))
-            if len(said) == 1 and {role, said[0].role} <= {"system", "developer"}:
-                said[0].content = f"{said[0].content}\n\n{content}"
+            content, first = _text(given(item.content, f"{where}.content")), said[0].content if said else ""
+            if len(said) == 1 and {role, said[0].role} <= {"system", "developer"} and isinstance(first, list):
+                first += ["\n\n", content]
             else:
-                said.append(Said(role, content))
+                said.append(Said(role, [content]))
         elif kind in ("message", "reasoning", *_CALLS):
             _add_to_assistant(said, item, kind, where)
+            if kind == "reasoning":
+                thoughts.setdefault(len(said) - 1, []).append(_text(item.content or ""))
         elif kind == "computer_call_output":
             raise invalid(f"{where}.type", f"{where}.type: images are not supported", "unsupported_parameter")
         else:
             log_left_out("items", kind)
+    for index, parts in thoughts.items():
+        said[index].reasoning_content = "".join(parts)
     return said
 
 
@@ -161,11 +174,9 @@ def _add_to_assistant(said: list[Said], item: InputItem, kind: str, where: str) 
     if begins or (kind == "message" and said[-1].content):
         said.append(Said("assistant", "", []))
     message = said[-1]
-    if kind == "reasoning":
-        message.reasoning_content = (message.reasoning_content or "") + _text(item.content or "")
-    elif kind == "message":
+    if kind == "message":
         message.content = _text(given(item.content, f"{where}.content"))
-    else:
+    elif kind != "reasoning":
         assert message.tool_calls is not None, "those made here have a list"
         called = _called(item, kind, where)
         message.tool_calls.append(SaidCall(given(item.call_id or item.id, f"{where}.call_id"), called))
@@ -183,16 +194,16 @@ def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
     return CalledFunction(name, given(item.arguments, f"{where}.arguments") or "{}")
 
 
-def _kept(items: Sequence[InputItem], name: str) -> dict[str, bytes]:
-    """Return the items that are part of the conversation as JSON, by their ids, as they are kept."""
-    found = {}
+def _kept(items: Sequence[InputItem], name: str) -> list[Item]:
+    """Return the items that are part of the conversation as they are kept."""
+    found = []
     for index, item in enumerate(items):
         kind, content = item.type or "message", item.content
         if kind in ("message", "reasoning", *_CALLS, *_RESULTS):
             if kind == "message" and isinstance(content, str):
                 content = [ItemPart("output_text" if item.role == "assistant" else "input_text", content)]
             own = replace(item, type=kind, id=item.id or f"in_{name}_{index}", content=content)
-            found[str(own.id)] = encoder.encode(own)
+            found.append(Item(str(own.id), encoder.encode(own)))
     return found
 
 
@@ -407,65 +418,64 @@ def _no_logprobs(type: str) -> dict[str, Any]:
 
 async def _response(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, ResponseRequest)
-    store, owner, name = service.responses, exchange.key, secrets.token_hex(16)
-    asked, items, previous = _conversation(body, store, exchange)
+    store, name = service.responses(exchange), secrets.token_hex(16)
+    asked, items, previous = _conversation(body, service, exchange)
 
     def keep(response: answers.Response) -> bool:
-        output = {item["id"]: encoder.encode(item) for item in response.output}
-        return store.add(owner, response.id, Turn(response, _kept(items, name), output, previous))
+        output = [Item(item["id"], encoder.encode(item)) for item in response.output]
+        return store.add(response.id, Turn(response, _kept(items, name), output, previous))
 
     def style(*given: Any) -> ResponseStyle:
         made = ResponseStyle(body, name, keep if store.keeps and body.store is not False else None, *given)
         if body.stream:
-            store.running[running] = made
+            store.running[f"resp_{name}"] = made
         return made
 
-    running = owner, f"resp_{name}"
     try:
         await service.converse(exchange, asked, ResponseStyle, style)
     finally:
-        store.running.pop(running, None)
+        store.running.pop(f"resp_{name}", None)
 
 
 def _conversation(
-    body: ResponseRequest, store: ResponseStore, exchange: Exchange
+    body: ResponseRequest, service: Service, exchange: Exchange
 ) -> tuple[ChatRequest, list[InputItem], Turn | None]:
     """Return the chat that a request asks for, its own items, and the response that it continues."""
-    previous, before = None, []
+    store, kept = service.responses(exchange), list[Item]()
+    items = given_items(body, store, service.manager.config.server.limits.max_body_bytes)
+    previous = None
     if body.previous_response_id is not None:
-        previous = store.find(exchange.key, body.previous_response_id, "previous_response_id")
-        said = previous.conversation().values()
-        exchange.hold(sum(map(len, said)))
-        before = [*map(_stored.decode, said)]
-    items = given_items(body, store, exchange.key)
-    return as_chat(body, items, before), items, previous
+        previous = store.find(body.previous_response_id, "previous_response_id")
+        kept = previous.conversation()
+        exchange.hold_more(sum(len(item.data) for item in kept))
+    return as_chat(body, items, [_stored.decode(item.data) for item in kept]), items, previous
 
 
 async def _input_tokens(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, ResponseRequest)
-    asked, *_ = _conversation(body, service.responses, exchange)
+    asked, *_ = _conversation(body, service, exchange)
     await exchange.reply_json(answers.InputTokens(await service.count_tokens(exchange, asked, ResponseStyle.prompt)))
 
 
 async def _retrieve(service: Service, exchange: Exchange) -> None:
     if _query(exchange).get("stream", "false").lower() not in ("false", "0"):
         raise invalid("stream", "a response that is kept cannot be streamed again", "unsupported_parameter")
-    store, owner, name = service.responses, exchange.key, exchange.path["response_id"]
-    running = store.running.get((owner, name))
-    await exchange.reply_json(running.so_far if running is not None else store.find(owner, name).response)
+    store, name = service.responses(exchange), exchange.path["response_id"]
+    running = store.running.get(name)
+    await exchange.reply_json(running.so_far if running is not None else store.find(name).response)
 
 
 async def _delete(service: Service, exchange: Exchange) -> None:
     name = exchange.path["response_id"]
-    service.responses.remove(exchange.key, name)
+    service.responses(exchange).remove(name)
     await exchange.reply_json(answers.DeletedResponse(name))
 
 
 async def _cancel(service: Service, exchange: Exchange) -> None:
-    store, owner, name = service.responses, exchange.key, exchange.path["response_id"]
-    running = store.running.get((owner, name))
+    store, name = service.responses(exchange), exchange.path["response_id"]
+    running = store.running.get(name)
     if running is None:
-        store.find(owner, name)
+        store.find(name)
         raise invalid("response_id", "this response has ended: there is nothing to cancel", "invalid_request")
     service.manager.abort(running.cancel())
     await exchange.reply_json(running.so_far)
@@ -473,21 +483,25 @@ async def _cancel(service: Service, exchange: Exchange) -> None:
 
 async def _input_items(service: Service, exchange: Exchange) -> None:
     """Send a page of the conversation that a response has answered: the latest item first, unless asked otherwise."""
-    turn, query = service.responses.find(exchange.key, exchange.path["response_id"]), _query(exchange)
-    items = {**(turn.previous.conversation() if turn.previous is not None else {}), **turn.input}
+    turn, query = service.responses(exchange).find(exchange.path["response_id"]), _query(exchange)
+    items = [*(turn.previous.conversation() if turn.previous is not None else ()), *turn.input]
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
         raise invalid("order", "order must be asc or desc")
     if not re.fullmatch("[1-9][0-9]?|100", limit):
         raise invalid("limit", "limit must be from 1 to 100")
-    names = [*items] if order == "asc" else [*reversed(items)]
+    if order == "desc":
+        items.reverse()
     if after is not None:
-        if after not in items:
+        names = [item.id for item in items]
+        if after not in names:
             raise invalid("after", f"after: there is no item {cut(after)!r} in the input")
-        names = names[names.index(after) + 1 :]
-    page, more = names[: int(limit)], len(names) > int(limit)
-    data = [msgspec.Raw(items[name]) for name in page]
-    await exchange.reply_json(answers.InputItems(data, page[0] if page else None, page[-1] if page else None, more))
+        items = items[names.index(after) + 1 :]
+    page, more = items[: int(limit)], len(items) > int(limit)
+    data = [msgspec.Raw(item.data) for item in page]
+    await exchange.reply_json(
+        answers.InputItems(data, page[0].id if page else None, page[-1].id if page else None, more)
+    )
 
 
 def _query(exchange: Exchange) -> dict[str, str]:

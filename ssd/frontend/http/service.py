@@ -43,8 +43,16 @@ class Service:
         self.accounts = None if server.quotas is None else Accounts(server.quotas, self.keys)
         self.metrics = PrometheusExporter(manager, server.metrics_compat)
         self.turns = asyncio.Lock()
-        self.responses = ResponseStore(server.limits)
+        self._stores: dict[bytes, ResponseStore] = {}
         self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
+
+    def responses(self, exchange: Exchange) -> ResponseStore:
+        """Return the kept responses of a client's API key. Keys share the memory in equal parts."""
+        limits = self.manager.config.server.limits
+        if (store := self._stores.get(exchange.key)) is None:
+            size = limits.max_stored_bytes // max(1, len(self.keys))
+            store = self._stores[exchange.key] = ResponseStore(limits.max_stored_responses, size)
+        return store
 
     async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
         """Return the body of a request. Raises HttpError, RequestError or Gone."""
