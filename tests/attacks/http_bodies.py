@@ -85,7 +85,7 @@ def huge_numbers(site: Site) -> Iterator[Answer]:
     """Numbers that are none, or none that fit."""
     for field in ("seed", "max_tokens", "temperature", "top_k", "n", "min_tokens", "logprobs"):
         for number in (b"1e999", b"-1e999", b"9" * 5000, b"1" + b"0" * 100_000, b"NaN", b"-Infinity", b"0.5e-400"):
-            if (field, number) != ("temperature", b"0.5e-400"):
+            if number != b"0.5e-400" or field in ("max_tokens", "n"):  # 0 is a value of the others
                 yield post(
                     site,
                     COMPLETIONS,
@@ -117,7 +117,7 @@ def no_json(site: Site) -> Iterator[Answer]:
 @attack()
 def hostile_n(site: Site) -> Iterator[Answer]:
     """More choices and prompts than are made."""
-    for n in (9, 1024, 10**9, 2**63, 2**64, 10**30, -1, 0, 1.5, "8", [8], True):
+    for n in (9, 1024, 10**9, 2**63, 2**64, 10**30, -1, 0, 1.5, "9", [8], True):
         yield post(site, COMPLETIONS, question(site, n=n))
     yield post(site, COMPLETIONS, question(site, prompt=["a"] * 65))
     yield post(site, COMPLETIONS, question(site, prompt=["a"] * 500_000))
@@ -134,10 +134,10 @@ def as_many_choices_as_may_be(site: Site) -> Iterator[Answer]:
 @attack("200")
 def many_stop_strings(site: Site) -> Iterator[Answer]:
     """As long and as many as are taken, where each is looked for in every token; and more."""
-    stops = ["a" * 255 + letter for letter in "bcdefghijklmnopq"]
+    stops = [f"{'a' * 254}{number}" for number in range(10, 74)]
     body = question(site, stop=stops, n=8, max_tokens=400, ignore_eos=True)
     yield from at_once([lambda: post(site, COMPLETIONS, body)] * 8)
-    for stop in (["a"] * 17, ["a" * 257], [""], ["a"] * 100_000, [["a"]], {"a": 1}):
+    for stop in (["a"] * 65, ["a" * 257], [""], ["a"] * 100_000, [["a"]], {"a": 1}):
         answer = post(site, COMPLETIONS, question(site, stop=stop))
         assert answer.code == "400", f"{str(stop)[:40]}: {answer}"
 

@@ -86,7 +86,7 @@ def no_content_type(site: Site) -> Iterator[Answer]:
     """What a form of a web page can send without asking first."""
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/png"):
         for path in (COMPLETIONS, CHAT, TOKENIZE):
-            yield post(site, path, question(site), content_type=kind)
+            yield post(site, path, question(site), content_type=kind, origin="https://evil.example")
 
 
 @attack("200")

@@ -270,7 +270,7 @@ def test_a_server_is_asked_over_http(texts: str, tmp_path: Path) -> None:
             assert (row["mode"], row["completed"], row["failed"]) == ("as served", 3 * passes, 0)
             assert row["total_output_tokens"] == 36 * passes and row["total_input_tokens"] > 0
             assert row["mean_tpot_ms"] > 0 and row["max_concurrent_requests"] <= 2
-        refused = bench("serve", *arguments, "--temperature", "3")
+        refused = bench("serve", *arguments, "--temperature", "6")
         assert refused.exit_code == 1 and "no request was completed; failures by code: {'400': 3}" in refused.stderr
 
 
