@@ -39,7 +39,7 @@ _HELP = """\
 /set NAME VALUE    change one, as /set temperature 0.7 or /set stop ["END"]
 /stats             what the answers of this session took
 /save FILE         write the conversation to a new FILE: Markdown if it ends in .md, else JSON
-/system TEXT       tell the model TEXT before the conversation from now on; "": nothing
+/system TEXT       set the system message; /system "" removes it, /system alone shows it
 /retry             ask the last question again
 /clear             begin a new conversation
 /help              show this
@@ -121,8 +121,8 @@ class _Chat:
         if not text:
             return
         said, completion, conversation = "", None, self._conversation
-        chunks = self._client.stream(conversation.question(text), conversation.params)
         try:
+            chunks = self._client.stream(conversation.question(text), conversation.params)
             with closing(chunks), LOG.held(), _display() as show:
                 for chunk in chunks:
                     said += chunk.text
@@ -258,7 +258,7 @@ class Conversation:
         self.metrics = Metrics()
         self._system = system
         self._said: list[ChatMessage] = []
-        self._before, self._asked = self._said, ""
+        self._before, self._retracted, self._asked = self._said, self._said, ""
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -270,16 +270,23 @@ class Conversation:
         return [*self.messages, ChatMessage("user", text)]
 
     def keep(self, text: str, answer: str) -> None:
-        """Remember an exchange, even if the answer was stopped early; without any answer only for `retract`."""
+        """Remember an exchange, even if the answer was stopped early.
+
+        Without any answer, restore the exchange that `retract` took back; else only `retract` knows the question."""
         self._before, self._asked = self._said, text
         if answer:
             self._said = [*self._said, ChatMessage("user", text), ChatMessage("assistant", answer)]
+        elif self._retracted:
+            self._said = self._retracted
+        self._retracted = []
 
     def retract(self) -> str:
-        """Forget the last exchange and return its question, to ask it again. Raises UsageError if there is none."""
+        """Take the last exchange back and return its question. `keep` then remembers the new answer, or the old one.
+
+        Raises UsageError if there is no exchange."""
         if not self._asked:
             raise UsageError("there is no question to ask again")
-        self._said = self._before
+        self._retracted, self._said = self._said, self._before
         return self._asked
 
     def tell(self, system: str) -> str:

@@ -228,6 +228,20 @@ def test_an_error_is_one_line_and_the_chat_goes_on(chat: Terminal) -> None:
     chat.wait_for("12 tokens.*> ")
 
 
+def test_a_retry_that_fails_keeps_the_old_answer(chat: Terminal, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    chat.type("hello\r")
+    chat.wait_for("12 tokens.*> ")
+    chat.type(f"/system {'word ' * CONTEXT}\r")
+    chat.wait_for("system: .*> ")
+    chat.type("/retry\r")
+    chat.wait_for("error: .*> ")
+    chat.type(f"/save {file}\r")
+    chat.wait_for("saved in.*> ")
+    contents = [message["content"] for message in json.loads(file.read_text())["messages"]]
+    assert contents[1:] == ["hello", answer("hello")]
+
+
 def test_a_request_to_end_is_no_request_to_stop_an_answer(chat: Terminal) -> None:
     chat.type("/set max_tokens 500\r")
     chat.wait_for("max_tokens 500\r.*> ")

@@ -64,10 +64,25 @@ def test_a_retry_forgets_the_last_exchange_only() -> None:
     chat.tell("Be long.")
     assert chat.retract() == "why?" and roles(chat.messages)[1:] == [("user", "hi"), ("assistant", "hello")]
     chat.keep("why?", "")
-    assert chat.retract() == "why?" and len(chat.messages) == 3, "one without an answer has nothing to forget"
+    assert chat.retract() == "why?" and len(chat.messages) == 3
+    chat.keep("why?", "thus")
+    chat.keep("how?", "")
+    assert chat.retract() == "how?" and len(chat.messages) == 5, "one without an answer has nothing to forget"
     chat.clear()
     with pytest.raises(UsageError, match="no question"):
         chat.retract()
+
+
+def test_a_retry_without_an_answer_keeps_the_old_one() -> None:
+    chat = conversation()
+    chat.keep("hi", "hello")
+    chat.keep("why?", "so")
+    for _ in range(2):
+        assert chat.retract() == "why?"
+        chat.keep("why?", "")
+        assert [message.content for message in chat.messages] == ["hi", "hello", "why?", "so"]
+    chat.keep("how?", "")
+    assert len(chat.messages) == 4 and chat.retract() == "how?"
 
 
 @pytest.mark.parametrize(

@@ -462,6 +462,175 @@ def test_answers_and_code_are_copied(page: Page, mock_server: str) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "def f():\n\treturn 1"
 
 
+# -- states ---------------------------------------------------------------------------------------------------------
+
+KEPT = "Object.keys(localStorage).filter(key => key.startsWith(CHAT)).length"
+
+
+def refuse(page: Page) -> None:
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+
+
+def test_a_conversation_beyond_the_bound_is_not_kept_and_moves_no_other(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    refuse(page)
+    say(page, "first")
+    press(page, "New chat")
+    page.evaluate("prompt.value = 'x'.repeat(2_000_001); ask.requestSubmit()")
+    expect(page.locator("#unkept")).to_contain_text("too long to be kept")
+    expect(page.locator("#unkept")).to_be_in_viewport()
+    assert page.evaluate(KEPT) == 1
+    names = page.locator("#chats li > :first-child")
+    names.last.click()
+    expect(page.locator(".user .text")).to_have_text("first")
+    expect(page.locator("#unkept")).to_be_hidden()
+    say(page, "more")
+    expect(names).to_have_count(2)
+    names.last.click()
+    press(page, "Edit")
+    page.get_by_label("Edited text").fill("short")
+    page.keyboard.press("Enter")
+    expect(page.locator("#unkept")).to_be_hidden()
+    page.reload()
+    expect(names).to_have_text(["short", "first"])
+
+
+def test_a_full_store_is_said_until_it_has_room(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    refuse(page)
+    say(page, "first")
+    page.evaluate("""() => {
+      for (let size = 5_000_000, index = 0; size >= 1; index++) {
+        try { localStorage.setItem("other" + index, "x".repeat(size)); } catch { size = Math.floor(size / 2); }
+      }
+    }""")
+    say(page, "second, with some words")
+    expect(page.locator("#unkept")).to_contain_text("store is full")
+    page.evaluate("Object.keys(localStorage).forEach(key => key.startsWith('other') && localStorage.removeItem(key))")
+    say(page, "third")
+    expect(page.locator("#unkept")).to_be_hidden()
+    page.reload()
+    expect(page.locator(".user .text")).to_have_text(["first", "second, with some words", "third"])
+
+
+def test_an_edit_is_cancelled_while_an_answer_runs(page: Page, slow: str) -> None:
+    page.goto(slow)
+    refuse(page)
+    for text in ("one", "two"):
+        say(page, text)
+    page.unroute("**/v1/chat/completions")
+    for index in range(2):
+        page.get_by_role("button", name="Edit").first.click()
+        page.get_by_label("Edited text").last.fill(f"changed {index}")
+    say(page, "Tell me everything.")
+    expect(page.locator(".answer > .text p")).to_be_attached()
+    page.get_by_label("Edited text").first.press("Escape")
+    expect(page.get_by_label("Edited text")).to_have_value("changed 1")
+    press(page, "Cancel")
+    expect(page.locator(".user .text")).to_have_text(["one", "two", "Tell me everything."])
+    begun = page.locator(".answer > .text").inner_text()
+    expect(page.locator(".answer > .text")).not_to_have_text(begun)  # it still runs and is shown
+    press(page, "Stop")
+    wait_for_the_end(page)
+    told = page.evaluate("chat.messages.at(-1).parts.map(([text]) => text).join('')")
+    assert page.evaluate("document.querySelector('.answer > .text').textContent") == told.strip()
+
+
+def test_an_open_edit_outlives_an_answer_that_failed_or_is_made_again(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    for text in ("one", "two"):
+        say(page, text)
+        wait_for_the_end(page)
+    page.get_by_role("button", name="Edit").last.click()
+    gone = page.get_by_text("What follows it will be gone.")
+    expect(gone).to_be_hidden()
+    page.get_by_label("Edited text").fill("2")
+    the_ask(page, lambda: press(page, "Regenerate"))
+    wait_for_the_end(page)
+    refuse(page)
+    press(page, "Regenerate")
+    expect(page.get_by_role("alert")).to_be_visible()
+    say(page, "three")
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(gone).to_be_visible()
+    expect(page.get_by_label("Edited text")).to_have_value("2")
+    page.unroute("**/v1/chat/completions")
+    assert contents(the_ask(page, lambda: page.get_by_label("Edited text").press("Enter")))[::2] == ["one", "2"]
+    wait_for_the_end(page)
+    expect(page.locator("article")).to_have_count(4)
+
+
+def test_what_is_deleted_in_another_tab_is_not_written_back(page: Page, slow: str) -> None:
+    page.goto(slow)
+    say(page, "first")
+    expect(page.locator(".answer > .text p")).to_be_attached()
+    with page.expect_popup() as opened:
+        page.evaluate("window.open(location.href, '_blank')")
+    other = opened.value
+    expect(other.locator(".user .text")).to_have_text("first")
+    other.on("dialog", lambda dialog: dialog.accept())
+    press(other, "Delete all")
+    expect(page.locator("#unkept")).to_contain_text("deleted in another tab")
+    press(page, "Stop")
+    wait_for_the_end(page)
+    assert page.evaluate(KEPT) == 0
+    page.reload()
+    expect(page.locator("article")).to_have_count(0)
+    assert page.evaluate(KEPT) == 0
+
+
+def test_the_page_works_where_the_browser_keeps_nothing(page: Page, mock_server: str) -> None:
+    forbid = "{ get() { throw new DOMException('no', 'SecurityError'); } }"
+    for store in ("sessionStorage", "localStorage"):
+        page.add_init_script(f"Object.defineProperty(window, '{store}', {forbid})")
+    page.goto(mock_server)
+    assert the_ask(page, "first")["max_tokens"] == 1024
+    wait_for_the_end(page)
+    expect(page.locator("#unkept")).to_contain_text("switched off")
+    press(page, "New chat")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("7")
+    page.get_by_role("button", name="Done").click()
+    assert the_ask(page, "second")["max_tokens"] == 7
+    wait_for_the_end(page)
+    expect(page.locator("#chats li > :first-child")).to_have_text(["second", "first"])
+
+
+def test_settings_that_cannot_be_read_are_the_defaults(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    for stored in ("{", "null", "5", '"text"', '{"length": 1, "item": 2, "max_tokens": "many"}'):
+        page.get_by_label("Message").fill("typed")
+        page.evaluate("stored => sessionStorage.setItem(SETTINGS, stored)", stored)
+        page.reload()
+        expect(page.get_by_label("Message")).to_have_value("typed")
+        expect(page.locator("#served")).to_contain_text("smollm2")
+
+
+def test_a_key_that_cannot_be_sent_is_named(page: Page, mock_server: str) -> None:
+    page.goto(mock_server)
+    say(page, "a")
+    wait_for_the_end(page)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("API key").fill("ключ")
+    page.keyboard.press("Escape")
+    press(page, "Regenerate")
+    expect(page.locator(".failed .error")).to_contain_text("This API key has")
+    expect(page.get_by_label("API key")).to_be_focused()
+    expect(page.locator(".answer > .text")).not_to_be_empty()
+
+
+def test_copy_is_copy_again(page: Page, mock_server: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(mock_server)
+    say(page, "a")
+    wait_for_the_end(page)
+    pressed = page.locator(".answer .acts button").first
+    for _ in range(2):
+        pressed.click()
+        expect(pressed).to_have_text("Copied")
+    expect(pressed).to_have_text("Copy")
+
+
 # -- Markdown -------------------------------------------------------------------------------------------------------
 
 SHOWN = """([text, cuts]) => {
