@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ssd.config.engine import ServerConfig
+from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission, Submit
 from ssd.models.checkpoint import Description, described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
-from tests.scripted_engine import MODEL
+from tests.scripted_engine import MODEL, engine_config, gateway_thread, scripted_engine
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "Why?"}
@@ -289,6 +290,23 @@ def test_show_says_what_the_model_can(plain: HttpEngine, thinker: Thinker) -> No
     assert shown["capabilities"] == ["completion", "tools"] and shown["details"]["family"] == "llama"
     assert shown["model_info"]["general.architecture"] == "llama" and shown["model_info"]["llama.context_length"] == 256
     assert thinker.engine.post("/api/show", name="scripted")[1]["capabilities"] == ["completion", "tools", "thinking"]
+
+
+def test_a_model_is_shown_once_it_is_loaded() -> None:
+    server = ServerConfig(names=("base",), port=0)
+    listening = listen(server)
+    port = listening.getsockname()[1]
+    with (
+        scripted_engine() as engine,
+        gateway_thread(engine, engine_config(server=server), listening.detach()) as frontend,
+    ):
+        http = HttpEngine(port, engine)
+        for state, status in (("loading", 503), ("ready", 200)):
+            frontend.manager.state = state  # type: ignore[assignment]
+            for method, path in (("POST", "/api/show"), ("GET", "/api/tags")):
+                found, _, content = http.ask(method, path, {"model": "base"} if method == "POST" else None)
+                assert found == status
+                assert status == 200 or json.loads(content) == {"error": "the model is still loading"}
 
 
 def test_a_checkpoint_that_cannot_be_read_is_described_as_empty(tmp_path: Path) -> None:
