@@ -147,7 +147,7 @@ def api_keys(server: ServerConfig) -> dict[bytes, str]:
 def read_api_keys(path: str) -> dict[bytes, str]:
     """Return the API keys in a file, one per line. A name for `--limits` may come after a key and a blank.
 
-    Raises UsageError if others can read it, if it has no keys, or if a line is empty."""
+    Raises UsageError if others can read it, if it has no keys, if a line is empty, or if a key has two names."""
     file = Path(path)
     try:
         lines = read_bounded(file, _MOST_KEY_BYTES).splitlines()
@@ -159,5 +159,9 @@ def read_api_keys(path: str) -> dict[bytes, str]:
     keys = [line.strip() for line in lines]
     if not keys or not all(keys):
         raise UsageError(f"--api-key-file {path}: a key, on a line of its own, must not be empty")
-    parts = [key.partition(b" ") for key in keys]
-    return {key: name.strip().decode(errors="replace") for key, _, name in parts}
+    found: dict[bytes, str] = {}
+    for number, (key, _, rest) in enumerate((line.partition(b" ") for line in keys), 1):
+        name = rest.strip().decode(errors="replace")
+        if found.setdefault(key, name) != name:
+            raise UsageError(f"--api-key-file {path}: line {number} gives a key of an earlier line another name")
+    return found

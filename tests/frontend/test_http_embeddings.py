@@ -121,7 +121,10 @@ def test_bodies_that_are_wrong(http: HttpEngine, body: dict[str, Any], param: st
 def test_the_input_that_is_wrong_is_named(http: HttpEngine) -> None:
     with embedding(http):
         _, answer = http.post(PATH, input=["x"] * 70 + [""])
-    assert answer["error"]["message"] == "the prompt is empty"
+    assert answer["error"]["message"] == "input[70]: the prompt is empty"
+    with embedding(http):
+        _, answer = http.post(PATH, input=[[1], [999_999]])
+    assert answer["error"]["message"].startswith("input[1]: token id 999999")
     with embedding(http):
         _, answer = http.post(PATH, input=["x", "one " * 3000])
     assert answer["error"]["message"].startswith("input[1]: ")
@@ -205,7 +208,12 @@ def test_ollamas_doors(http: HttpEngine) -> None:
         assert answer["prompt_eval_count"] > 0 and answer["total_duration"] > 0
         _, single = http.post("/api/embed", model="alias", input="one", dimensions=2)
         assert [len(each) for each in single["embeddings"]] == [2]
-        assert http.post("/api/embed", model="alias", input="")[1]["embeddings"] == []
+        for nothing in ("", []):
+            status, loaded = http.post("/api/embed", model="alias", input=nothing)
+            assert (status, loaded["embeddings"], loaded["prompt_eval_count"]) == (200, [], 0)
+        for empty in ([""], ["", ""]):
+            status, refused = http.post("/api/embed", model="alias", input=empty)
+            assert status == 400 and refused["error"].endswith("the prompt is empty")
         _, old = http.post("/api/embeddings", model="alias", prompt="one", keep_alive="5m")
         assert old["embedding"][2] == 0.5
         long = "one " * 100_000
@@ -226,3 +234,4 @@ def test_quotas_count_embeddings() -> None:
         assert engine.ask("POST", PATH, {"model": "scripted", "input": ["many words"] * 60})[0] == 200
         status, headers, content = engine.ask("POST", "/api/embed", {"model": "scripted", "input": "one"})
         assert status == 429 and headers["retry-after"] and "60 tokens a minute" in json.loads(content)["error"]
+        assert engine.ask("POST", "/api/embed", {"model": "scripted", "input": []})[0] == 200

@@ -24,6 +24,7 @@ TOOL = {
     "description": FUNCTION["description"],
     "input_schema": FUNCTION["parameters"],
 }
+USED = {"type": "tool_use", "id": "toolu_c1", "name": "get_weather"}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 300}
 SHAPES = json.loads((Path(__file__).parent / "claude_code.json").read_text())
 
@@ -253,6 +254,14 @@ def test_text_of_the_system_before_an_answer_joins_the_system_prompt(thinker: Th
     assert prompt(thinker, messages=turns, system="Be brief.") == "<system>Be brief.\nBe kind.<user>Why?<assistant>"
 
 
+def test_a_call_without_input_has_no_arguments(thinker: Thinker) -> None:
+    for given in ({}, {"input": None}, {"input": {}}):
+        turns = [*ASKED["messages"], {"role": "assistant", "content": [USED | given]}, *ASKED["messages"]]
+        assert prompt(thinker, messages=turns) == (
+            "<user>Why?<assistant><tool_call>c1 get_weather </tool_call><user>Why?<assistant>"
+        )
+
+
 def test_the_answer_goes_on_with_the_assistants_last_message(thinker: Thinker) -> None:
     turns = [*ASKED["messages"], {"role": "assistant", "content": "Because"}]
     assert prompt(thinker, messages=turns) == "<user>Why?<assistant>Because"
@@ -351,6 +360,13 @@ def test_models_have_the_shape_that_a_client_asks_for(thinker: Thinker) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["data"][0]["created_at"])
     assert json.loads(thinker.engine.ask("GET", "/v1/models")[2])["object"] == "list"
 
+    assert thinker.engine.ask("GET", "/v1/models/claude-opus-9-9", headers=asked)[::2] == (200, one)
+    assert thinker.engine.ask("GET", "/v1/models/claude-opus-9-9")[0] == 404
+    status, headers, content = thinker.engine.ask("GET", "/v1/models/nope", headers=asked)
+    error = json.loads(content)
+    assert (status, error["type"], error["error"]["type"]) == (404, "error", "not_found_error")
+    assert error["request_id"] == headers["request-id"]
+
 
 # -- Claude Code ----------------------------------------------------------------------------------------------------
 
@@ -410,7 +426,17 @@ def test_requests_of_claude_code_are_answered(thinker: Thinker, name: str) -> No
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers is not supported"),
         ({"container": "c"}, "container is not supported"),
         ({"n": 2}, "n is not supported here"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"return_metrics": True}, "return_metrics is not supported here"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: any needs tools"),
+        ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name"),
+        ({"stop": ["a"] * 64, "stop_sequences": ["b"] * 64}, "stop_sequences and stop have 128 texts"),
+        *(
+            (
+                {"messages": [{"role": "assistant", "content": [{**USED, "input": given}]}]},
+                "messages[0].content[0].input",
+            )
+            for given in ("Rome", [1], 5)
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name is required"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "there is no 'f'"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is required"),
@@ -441,6 +467,9 @@ def test_other_statuses_have_types_of_their_own() -> None:
             ({"x-api-key": "key"}, b" " * 5 * 2**20, 413, "request_too_large"),
             ({"x-api-key": "key", "content-type": "text/plain"}, b"{}", 415, "invalid_request_error"),
         ):
-            found, _, content = engine.ask("POST", PATH, body, headers)
+            found, told, content = engine.ask("POST", PATH, body, headers)
             assert (found, json.loads(content)["error"]["type"]) == (status, kind)
+            assert json.loads(content)["request_id"] == told["request-id"] == told["x-request-id"]
+        found, told, content = engine.ask("GET", PATH, None, {"x-api-key": "key"})
+        assert (found, json.loads(content)["request_id"]) == (405, told["request-id"])
         assert engine.ask("POST", PATH, ASKED, {"x-api-key": "key"})[0] == 200

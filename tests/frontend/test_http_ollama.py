@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from ssd.config.engine import ServerConfig
+from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission, Submit
 from ssd.models.checkpoint import Description, described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
-from tests.scripted_engine import MODEL
+from tests.scripted_engine import MODEL, engine_config, gateway_thread, scripted_engine
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "Why?"}
@@ -153,6 +154,7 @@ def test_options_are_sampling_parameters(thinker: Thinker) -> None:
         assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.5, 0.1)
         assert (params.seed, params.max_tokens, params.repetition_penalty) == (7, 5, 1.5)
         assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+        assert ask(thinker, path, **body, options={"n_predict": 5}).params.max_tokens == 5
         default = ask(thinker, path, **body).params
         assert (default.temperature, default.repetition_penalty) == (1.0, 1.0) and default.max_tokens > 1000
 
@@ -168,6 +170,13 @@ def test_a_format_is_a_constraint(thinker: Thinker) -> None:
         assert ask(thinker, CHAT, **ASKED, format=format).params.structured == expected
         assert ask(thinker, GENERATE, prompt="x", format=format).params.structured == expected
     assert ask(thinker, CHAT, **ASKED, format="").params.structured is None
+
+
+def test_a_format_leaves_a_place_for_calls_and_is_to_blame_for_its_schema(thinker: Thinker) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    other = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    expected = ask(thinker, "/v1/chat/completions", messages=[USER], tools=[WEATHER], response_format=other).params
+    assert ask(thinker, CHAT, **ASKED, tools=[WEATHER], format=schema).params.structured == expected.structured
 
 
 def test_a_history_with_calls_is_that_of_a_chat(thinker: Thinker) -> None:
@@ -218,6 +227,11 @@ KEY = {"authorization": "Bearer k"}
         (CHAT, {"format": "xml"}, 400, "format"),
         (CHAT, {"options": {"temperature": "hot"}}, 400, "options.temperature"),
         (CHAT, {"options": {"mirostat": 2}}, 400, "options.mirostat is not supported"),
+        (CHAT, {"options": {"n": 3}}, 400, "n is not supported here"),
+        (CHAT, {"options": {"prompt_logprobs": 1}}, 400, "prompt_logprobs is not supported here"),
+        (GENERATE, {"prompt": "x", "raw": True, "options": {"return_metrics": True}}, 400, "return_metrics is not"),
+        (CHAT, {"options": {"num_predict": 5, "n_predict": 6}}, 400, "num_predict and n_predict differ"),
+        (CHAT, {"format": "json", "options": {"json_schema": {}}}, 400, "format and options.json_schema both"),
         (CHAT, {"messages": [{**USER, "images": ["aGk="]}]}, 400, "images is not supported"),
         (CHAT, {"messages": [{"role": "king"}]}, 400, "king"),
         (CHAT, {"messages": [{**USER, "content": "a " * 10_000}]}, 400, "context"),
@@ -227,7 +241,9 @@ KEY = {"authorization": "Bearer k"}
         (GENERATE, {"prompt": "x", "context": [1, 2]}, 400, "context is not supported"),
         (GENERATE, {"prompt": "x", "raw": True, "options": {"top_p": 2}}, 400, "top_p"),
         ("/api/show", {"model": "nonesuch"}, 404, "nonesuch"),
+        ("/api/show", {"name": "nonesuch"}, 404, "nonesuch"),
         ("/api/pull", {"model": "base"}, 404, "/api/pull"),
+        ("/api/blobs/sha256:0", {}, 404, "/api/blobs/sha256:0"),
         ("/api/tags", {}, 405, "GET"),
     ],
     ids=lambda value: str(value)[:40],
@@ -273,7 +289,24 @@ def test_show_says_what_the_model_can(plain: HttpEngine, thinker: Thinker) -> No
     _, shown = plain.post("/api/show", headers=KEY, model="base", verbose=True)
     assert shown["capabilities"] == ["completion", "tools"] and shown["details"]["family"] == "llama"
     assert shown["model_info"]["general.architecture"] == "llama" and shown["model_info"]["llama.context_length"] == 256
-    assert thinker.engine.post("/api/show")[1]["capabilities"] == ["completion", "tools", "thinking"]
+    assert thinker.engine.post("/api/show", name="scripted")[1]["capabilities"] == ["completion", "tools", "thinking"]
+
+
+def test_a_model_is_shown_once_it_is_loaded() -> None:
+    server = ServerConfig(names=("base",), port=0)
+    listening = listen(server)
+    port = listening.getsockname()[1]
+    with (
+        scripted_engine() as engine,
+        gateway_thread(engine, engine_config(server=server), listening.detach()) as frontend,
+    ):
+        http = HttpEngine(port, engine)
+        for state, status in (("loading", 503), ("ready", 200)):
+            frontend.manager.state = state  # type: ignore[assignment]
+            for method, path in (("POST", "/api/show"), ("GET", "/api/tags")):
+                found, _, content = http.ask(method, path, {"model": "base"} if method == "POST" else None)
+                assert found == status
+                assert status == 200 or json.loads(content) == {"error": "the model is still loading"}
 
 
 def test_a_checkpoint_that_cannot_be_read_is_described_as_empty(tmp_path: Path) -> None:

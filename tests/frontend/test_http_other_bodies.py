@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ CHAT_ROWS: dict[str, list[tuple[Fields, Fields]]] = {
                 {"role": "tool", "content": "Sunny"},
             ),
             messages(*called()),
-        )
+        ),
+        (messages(*called(id=None, type=None)), messages(*called())),
     ],
     "the role `function`, `function_call` of a message": [
         (
@@ -228,7 +230,11 @@ REFUSED: list[tuple[Fields, str]] = [
     ({**TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
     ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ({**TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-    ({"functions": [WEATHER["function"]], "function_call": {"name": "g"}}, "tool_choice"),
+    ({"functions": [WEATHER["function"]], "function_call": {"name": "g"}}, "function_call"),
+    ({"function_call": {"name": "g"}}, "function_call"),
+    ({"functions": [WEATHER["function"]], "tool_choice": "auto"}, "tool_choice"),
+    ({"guided_json": {"const": True}, "json_schema": {"const": 1}}, "json_schema"),
+    ({"best_of": "1"}, "best_of"),
     ({"functions": [WEATHER["function"]], **TOOLS}, "functions"),
 ]
 
@@ -371,12 +377,14 @@ def test_slashes_at_the_end_change_no_path(http: HttpEngine, path: str) -> None:
         ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/models", "/v1/models"),
         ("/v1/chat/completions/models", "/v1/models"),
+        ("/v1/v1/messages", "/v1/messages"),
     ],
 )
 def test_a_wrong_base_url_gets_a_hint(http: HttpEngine, path: str, known: str) -> None:
     status, _, content = http.ask("GET", path)
     message = json.loads(content)["error"]["message"]
-    assert status == 404 and f"; {known} is there" in message and "base URL" in message
+    base = "Anthropic's clients take a base URL without /v1" if "messages" in path else "base URL that ends in /v1"
+    assert status == 404 and f"; {known} is there" in message and base in message
     assert "is there" not in json.loads(http.ask("GET", "/nothing")[2])["error"]["message"]
 
 
@@ -393,6 +401,17 @@ def ask_raw(http: HttpEngine, headers: dict[str, str], body: bytes = RAW) -> int
 def test_a_program_on_this_machine_needs_no_content_type(http: HttpEngine) -> None:
     assert ask_raw(http, FORM) == ask_raw(http, {}) == 200
     assert ask_raw(http, FORM, b"prompt=Why") == 400
+
+
+def test_so_does_one_at_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with http_engine(ServerConfig(names=("scripted",), uds=path)) as engine, answering(engine, [35, 28120]):
+        for origin, status in ((b"", 200), (b"origin: http://127.0.0.1\r\n", 415)):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path)
+                head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % len(RAW)
+                client.sendall(head + origin + b"\r\n" + RAW)
+                assert client.recv(100).startswith(b"HTTP/1.1 %d" % status)
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,7 @@ def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path:
                 (CHATS, {**ASKED, "tools": [WEATHER]}),
                 (CHATS, {**ASKED, "tools": [WEATHER], "tool_choice": "required"}),
                 ("/v1/responses", {"input": "Why?", "tools": [tool]}),
+                ("/tokenize", {**ASKED, "tools": [WEATHER]}),
             ):
                 if name == "plain":
                     status, answer = engine.post(path, **body)
@@ -479,6 +480,8 @@ def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path:
                         assert engine.post(path, **body)[0] == 200
             with answering(engine, [5]):
                 assert engine.post(CHATS, **ASKED, tools=[WEATHER], tool_choice="none")[0] == 200
+            can = engine.post("/api/show")[1]["capabilities"]
+            assert ("tools" in can) == (name == "place")
 
 
 KIMI = (

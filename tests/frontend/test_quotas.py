@@ -181,6 +181,14 @@ def test_a_wrong_file_is_refused_before_the_start(tmp_path: Path, key_file: str,
     assert said in str(caught.value)
 
 
+def test_a_key_has_one_name(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sesame alice\nsesame bob\n")
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match="line 2 gives a key of an earlier line another name"):
+        resolve_server(ServerOptions(api_key_file=str(file)), "model")
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     for path in (tmp_path, tmp_path / "none", tmp_path / "bytes"):

@@ -101,7 +101,12 @@ class App:
     def _hint(self, path: str) -> str:
         """Return a hint to the path that a client with a wrong base URL means, "" for none."""
         ends = [known for known in self._by_path if path.endswith(known.removeprefix("/v1")) and known != "/"]
-        return f"; {max(ends, key=len)} is there (OpenAI's clients take a base URL that ends in /v1)" if ends else ""
+        if not ends:
+            return ""
+        known, clients = max(ends, key=len), "OpenAI's clients take a base URL that ends in /v1"
+        if known.startswith("/v1/messages"):
+            clients = "Anthropic's clients take a base URL without /v1"
+        return f"; {known} is there ({clients})"
 
     def _check_host(self, exchange: Exchange) -> None:
         """Refuse pages of a site whose name was made to lead to this machine (DNS rebinding).

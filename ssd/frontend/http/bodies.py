@@ -34,6 +34,7 @@ def unsupported(*neutral: Any) -> Meta:
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Name = Annotated[str, Meta(max_length=256)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Source = Annotated[str, Meta(max_length=MAX_GRAMMAR)]
@@ -252,9 +253,9 @@ NO_FUNCTION = CalledFunction("")
 class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
     """A call in an earlier answer. One without an id gets one."""
 
-    id: Name = ""
+    id: Name | None = None
     function: Annotated[CalledFunction, Meta(description="Required.")] = NO_FUNCTION
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     index: Annotated[Anything, ignored("calls have an order")] = UNSET
 
 
@@ -280,7 +281,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A tool's name, its purpose, and the JSON schema of its arguments as `parameters`."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    name: ToolName
     description: Text | None = None
     parameters: dict[str, msgspec.Raw] | None = None
     strict: Annotated[bool | None, Meta(description="Arguments obey all of `parameters`, or are refused.")] = None

@@ -12,7 +12,8 @@ from ssd.frontend.http.errors import Headers
 from ssd.frontend.http.exchange import Exchange
 
 _NAMES = re.compile(rb"[\w-]+(?:\s*,\s*[\w-]+)*", re.ASCII)  # of header fields
-_EXPOSED = b"x-request-id, retry-after"
+_QUOTAS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+_EXPOSED = ", ".join(["x-request-id", "request-id", "retry-after", *_QUOTAS]).encode()
 _MOST_BYTES = 1024
 _MAX_AGE_S = 600
 

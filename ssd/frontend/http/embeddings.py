@@ -19,7 +19,7 @@ from ssd.config.params import Pooling, SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.http.bodies import PROMPT, Anything, Name, Prompts, Sampling, Text, ignored, unsupported
 from ssd.frontend.http.completions import prompts
-from ssd.frontend.http.errors import invalid, refusal
+from ssd.frontend.http.errors import HttpError, invalid, refusal
 from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
 from ssd.frontend.http.ollama import error_object
 from ssd.frontend.http.openapi import Route
@@ -118,23 +118,20 @@ class _Job:
             self._service.manager.cancel(request)
 
     async def compute(self, params: SamplingParams, dimensions: int | None = None, normalize: bool = True) -> None:
-        """Get all vectors. Raises Gone and HttpError."""
+        """Get all vectors. Raises Gone, HttpError and RequestError."""
         todo, held = 0, 0
-        try:
-            while todo < len(self._inputs) or self._open:
-                while todo < len(self._inputs) and self._has_room():
-                    self._ask(todo, params)
-                    todo += 1
-                await self._news.wait()
-                self._news.clear()
-                for index, done in self._ended():
-                    vector = _shaped(array("f", done.embedding or b""), dimensions, normalize)
-                    self._vectors[index] = vector
-                    self.tokens += done.usage.prompt_tokens
-                    held += 4 * len(vector)
-                self._exchange.hold(held)
-        except RequestError as error:
-            raise refusal(error.code, str(error), error.param or self._field) from None
+        while todo < len(self._inputs) or self._open:
+            while todo < len(self._inputs) and self._has_room():
+                self._ask(todo, params)
+                todo += 1
+            await self._news.wait()
+            self._news.clear()
+            for index, done in self._ended():
+                vector = _shaped(array("f", done.embedding or b""), dimensions, normalize)
+                self._vectors[index] = vector
+                self.tokens += done.usage.prompt_tokens
+                held += 4 * len(vector)
+            self._exchange.hold(held)
 
     async def write(self, made: Callable[[int, array[float]], bytes], head: bytes, tail: bytes) -> None:
         """Send the JSON `made` of all vectors between `head` and `tail`, a large answer in parts. Raises Gone."""
@@ -170,9 +167,19 @@ class _Job:
         given = self._inputs[index]
         text, ids = (given, None) if isinstance(given, str) else (None, given)
         message = Generate(index, text, ids, params=params)
-        request = self._service.manager.open(message, lambda _: self._news.set(), trace=self._exchange.trace)
+        try:
+            request = self._service.manager.open(message, lambda _: self._news.set(), trace=self._exchange.trace)
+        except RequestError as error:
+            raise self._refusal(index, error.code, str(error), error.param) from None
         self._open[index] = request
         self._news.set()  # it may have failed already
+
+    def _refusal(self, index: int, code: str, message: str, param: str | None) -> HttpError:
+        """Return the error of an input, which it names if there are several and the engine could take another."""
+        error = refusal(code, message, param or self._field)
+        if len(self._inputs) > 1 and error.status in (400, 500):
+            error.message = f"{self._field}[{index}]: {message}"
+        return error
 
     def _ended(self) -> list[tuple[int, Done]]:
         """Return the results of requests that have ended. Raises HttpError for one that failed, and Gone."""
@@ -181,8 +188,7 @@ class _Job:
         found = []
         for index, request in list(self._open.items()):
             if isinstance(end := request.output.head, Failed):
-                where = f"{self._field}[{index}]: " if len(self._inputs) > 1 else ""
-                raise refusal(end.code, f"{where}{end.message}", request.blamed or self._field)
+                raise self._refusal(index, end.code, end.message, request.blamed)
             if isinstance(end, Done):
                 if end.embedding is None:  # the engine shuts down
                     raise refusal("shutting_down", "the request was ended without a result")
@@ -214,14 +220,21 @@ async def _embed(service: Service, exchange: Exchange) -> None:
     began = time.monotonic_ns()
     body = await service.read(exchange, EmbedRequest)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    inputs: list[_Input] = [] if texts == [""] else [*texts]  # without a text, Ollama loads the model
     asked = Sampling(model=body.model, truncate_prompt_tokens=None if body.truncate is False else -1)
     params = _params(service, exchange, asked)
-    with _Job(service, exchange, inputs, "input") as job:
+    if not body.input:  # only loads the model
+        service.check_ready()
+        return await exchange.reply_json({"embeddings": [], **_told(body, began, 0)})
+    with _Job(service, exchange, texts, "input") as job:
         await job.compute(params, body.dimensions)
-        took = {"total_duration": time.monotonic_ns() - began, "load_duration": 0, "prompt_eval_count": job.tokens}
-        head = encoder.encode({"model": body.model, **took})[:-1]
+        head = encoder.encode(_told(body, began, job.tokens))[:-1]
         await job.write(lambda _, vector: _numbers(vector), head + b',"embeddings":[', b"]}")
+
+
+def _told(body: EmbedRequest, began: int, tokens: int) -> dict[str, str | int]:
+    """Return the fields beside the vectors. `began` is the time when the request was read, in nanoseconds."""
+    took = max(1, time.monotonic_ns() - began)  # clients divide by it
+    return {"model": body.model, "total_duration": took, "load_duration": 0, "prompt_eval_count": tokens}
 
 
 async def _old_embed(service: Service, exchange: Exchange) -> None:

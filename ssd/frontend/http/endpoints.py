@@ -14,6 +14,7 @@ from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.service import Service
+from ssd.frontend.http.tools import check_tools_are_told
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Encode
 
@@ -37,6 +38,9 @@ async def _tokenize(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, bodies.TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give either prompt or messages")
+    service.check_ready()
+    if body.tools:
+        check_tools_are_told(service.manager.texts.answer_format)
     messages = None if body.messages is None else chat.conversation(body.messages)
     # The worker encodes the ids as JSON: for millions of them that takes time.
     job = Encode(
@@ -73,10 +77,12 @@ async def _models(service: Service, exchange: Exchange) -> None:
 
 
 async def _model(service: Service, exchange: Exchange) -> None:
-    name = exchange.path["model"]
+    name, anthropic = exchange.path["model"], exchange.header(_ANTHROPIC) is not None
+    if anthropic:
+        exchange.error_object = messages.error_object
+        name = messages.without_alias(name) or service.manager.config.server.names[0]
     service.check_model(name)
-    named = _named if exchange.header(_ANTHROPIC) is None else messages.model_info
-    await exchange.reply_json(named(service, name))
+    await exchange.reply_json(messages.model_info(service, name) if anthropic else _named(service, name))
 
 
 def _named(service: Service, name: str) -> answers.Model:

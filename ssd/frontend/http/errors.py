@@ -68,7 +68,7 @@ def cut(name: str) -> str:
     return name[:_SHOWN]
 
 
-def error_object(error: HttpError) -> answers.Error:
-    """Return the body of an error."""
+def error_object(error: HttpError, request_id: str | None = None) -> answers.Error:
+    """Return the body of an error; `request_id` is for doors whose body has it."""
     kind = _KINDS.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return answers.Error(answers.ErrorDetail(error.message, kind, error.param, error.code))

@@ -48,7 +48,7 @@ class Exchange:
         self.scope = scope
         self.started = False
         self.more_headers: Headers = {}  # every answer has these, errors too
-        self.error_object: Callable[[HttpError], Any] = error_object  # in the shape of the door
+        self.error_object: Callable[..., Any] = error_object  # of an error and `id`, in the shape of the door
         self.path: Mapping[str, str] = {}  # the values of the names in the route's path
         self._receive, self._send = receive, send
         self._headers = dict(scope["headers"])
@@ -63,10 +63,13 @@ class Exchange:
         return self._headers.get(name)
 
     def is_local_program(self) -> bool:
-        """Return True for a program on this machine that is no browser: pages may send forms to any server."""
+        """Return True for a program on this machine that is no browser: pages may send forms to any server.
+
+        Whoever reaches a Unix socket is on this machine; ASGI gives its path without a port."""
         of_browser = self.header(b"origin") is not None or self.header(b"sec-fetch-site") is not None
-        client = self.scope.get("client")
-        return client is not None and is_loopback(client[0]) and not of_browser
+        client, server = self.scope.get("client"), self.scope.get("server")
+        of_socket = server is not None and server[1] is None
+        return not of_browser and (of_socket or (client is not None and is_loopback(client[0])))
 
     @property
     def trace(self) -> dict[str, str]:
@@ -145,7 +148,14 @@ class Exchange:
         await self.reply(encoder.encode(answer))
 
     async def fail(self, error: HttpError) -> None:
-        await self.reply(encoder.encode(self.error_object(error)), error.status, headers=error.headers)
+        body = self.error_object(error, self.id)
+        if hasattr(body, "request_id"):
+            self.name_request()
+        await self.reply(encoder.encode(body), error.status, headers=error.headers)
+
+    def name_request(self) -> None:
+        """Give the answer the header that Anthropic's SDKs read."""
+        self.more_headers = {**self.more_headers, b"request-id": self.id.encode()}
 
     async def start_stream(self, kind: bytes) -> None:
         """Begin a stream of this content type."""

@@ -4,7 +4,6 @@ Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,20 +11,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta
 
-from ssd.errors import RequestError
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
 from ssd.frontend.http import answers, bodies
 from ssd.frontend.http.bodies import Anything, Sampling, Text, ignored
 from ssd.frontend.http.completions import generates, take_back
-from ssd.frontend.http.errors import invalid, refusal
-from ssd.frontend.http.exchange import Exchange, Gone
+from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import sampling
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.text_jobs import Fill
+from ssd.frontend.text_jobs import Encoded, Fill
 from ssd.ipc.public import Chunk, Done, Generate
 
 _NO_TIME = ignored("an answer ends by its tokens, not by a time")
@@ -103,16 +101,7 @@ async def _prompt(
     body.stop_token_ids = sorted({*(body.stop_token_ids or ()), *texts.vocabulary.fill_in_ends})
     most = config.max_model_len - 1
     job = Fill(*around, [*files], most if room is None else most - room, room is not None)
-    work = asyncio.ensure_future(texts.fill_in(job))
-    exchange.when_gone(work.cancel)
-    try:
-        found = await work
-    except RequestError as error:
-        raise refusal(error.code, str(error), "prompt") from None
-    except asyncio.CancelledError:
-        raise Gone from None
-    finally:
-        exchange.when_gone(None)
+    found: Encoded = await service.look_up(exchange, job, "prompt")
     if found.count > job.most:
         cause = f"the prompt has {found.count} tokens with its suffix; the context of {config.max_model_len} tokens"
         raise invalid("prompt", f"{cause} must hold it and at least one more", "context_length_exceeded")

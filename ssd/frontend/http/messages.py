@@ -32,6 +32,7 @@ from ssd.frontend.http.bodies import (
     Text,
     Tokens,
     Tool,
+    ToolName,
     Variables,
     ignored,
     unsupported,
@@ -92,7 +93,7 @@ class Block(msgspec.Struct, forbid_unknown_fields=True):
     thinking: Text | None = None
     id: Name | None = None
     name: Name | None = None
-    input: Anything = UNSET
+    input: dict[str, Raw] | None = None
     tool_use_id: Name | None = None
     content: _Texts | None = None
     is_error: bool | None = None
@@ -114,7 +115,7 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
 class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
     """A tool of the client; one with another type than `custom` is left out."""
 
-    name: Name
+    name: ToolName
     type: Name | None = None
     description: Text | None = None
     input_schema: dict[str, Raw] | None = None
@@ -179,8 +180,12 @@ class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: Annotated[Anything, unsupported([])] = UNSET
 
     def __post_init__(self) -> None:
-        if (self.model or "").startswith(_ALIASES):
-            self.model = None
+        self.model = without_alias(self.model)
+
+
+def without_alias(name: str | None) -> str | None:
+    """Return the name of a model, or None for the served one: names of Anthropic's models stand for it."""
+    return None if (name or "").startswith(_ALIASES) else name
 
 
 # -- messages to a chat ---------------------------------------------------------------------------------------------
@@ -195,8 +200,10 @@ def as_chat(body: MessageRequest, takes_thinking: bool) -> ChatRequest:
     output = body.output_config or OutputConfig()
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     variables = {"enable_thinking": Raw(encoder.encode(thinks))} if takes_thinking else {}
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    changed = {"stop": [*(body.stop_sequences or ()), *stop], **_format(body, output)}
+    stop = [*(body.stop_sequences or ()), *([body.stop] if isinstance(body.stop, str) else body.stop or ())]
+    if len(stop) > MAX_STOPS:
+        raise invalid("stop_sequences", f"stop_sequences and stop have {len(stop)} texts; at most {MAX_STOPS} end one")
+    changed = {"stop": stop, **_format(body, output)}
     return ChatRequest(
         messages=messages,
         max_tokens=body.max_tokens,
@@ -232,12 +239,12 @@ def _tools(body: MessageRequest) -> list[Tool]:
     return kept
 
 
-def _choice(asked: ToolChoice | None) -> Literal["none", "auto", "required"] | ChosenTool | None:
+def _choice(asked: ToolChoice | None) -> Literal["none", "auto", "any"] | ChosenTool | None:
     if asked is None:
         return None
     if asked.type == "tool":
         return ChosenTool("function", FunctionName(given(asked.name, "tool_choice.name")))
-    return "required" if asked.type == "any" else asked.type
+    return asked.type
 
 
 def _messages(body: MessageRequest) -> list[Said]:
@@ -279,8 +286,7 @@ def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: 
         elif block.type == "thinking":
             thoughts.setdefault(len(said) - 1, []).append(given(block.thinking, f"{at}.thinking"))
         elif block.type == "tool_use":
-            arguments = "{}" if block.input is UNSET else bytes(block.input).decode()
-            function = CalledFunction(given(block.name, f"{at}.name"), arguments)
+            function = CalledFunction(given(block.name, f"{at}.name"), block.input)
             calls.append(SaidCall(_call_id(given(block.id, f"{at}.id")), function))
 
 
@@ -530,9 +536,8 @@ def model_infos(service: Service, names: Sequence[str]) -> ModelInfos:
 
 
 async def _asked(service: Service, exchange: Exchange) -> tuple[MessageRequest, ChatRequest]:
-    """Return a request and its chat. Its answer, and its error too, has the header that Anthropic's SDKs read."""
-    exchange.more_headers = {**exchange.more_headers, b"request-id": exchange.id.encode()}
-    exchange.error_object = partial(error_object, request_id=exchange.id)
+    """Return a request and its chat."""
+    exchange.name_request()
     body = await service.read(exchange, MessageRequest)
     service.check_ready()
     return body, as_chat(body, service.manager.texts.vocabulary.template.takes_thinking)

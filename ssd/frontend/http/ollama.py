@@ -16,18 +16,20 @@ from ssd.frontend.http.bodies import Anything, Name, Said, Text, ignored, unsupp
 from ssd.frontend.http.errors import HttpError, invalid
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import LINES, Route
+from ssd.frontend.http.parameters import agreed, check_one_choice
 from ssd.frontend.http.service import Service
+from ssd.frontend.http.structured import field_of
 from ssd.frontend.http.style import Choice, Each
 from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.ipc.public import Chunk, Done
 from ssd.models.checkpoint import described
 
-_NOT_PASSED = {"model", "n", "stream", "stream_options", "return_metrics"}
+_NOT_PASSED = {"model", "stream", "stream_options", "n_predict"}
 
 
 class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
-    num_predict: int | None = None  # below 1: until the end
+    num_predict: int | None = None  # below 1: until the end; so is `n_predict`
     num_ctx: Annotated[Anything, ignored("the context is --max-model-len")] = UNSET
     repeat_last_n: Annotated[Anything, ignored("penalties count the whole text")] = UNSET
 
@@ -41,6 +43,11 @@ class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: bodies.Alternatives | None = None
     keep_alive: Annotated[Anything, ignored("the model stays loaded")] = UNSET
+
+
+class OllamaShowRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[Name, Meta(description="The older name of `model`.")] | None = None
+    verbose: Annotated[Anything, ignored("all is shown")] = UNSET
 
 
 class OllamaMessage(Said, kw_only=True, forbid_unknown_fields=True):
@@ -65,15 +72,19 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=T
 
 
 def _shared(body: OllamaRequest) -> dict[str, Any]:
-    """Return the fields that chats and completions have in common."""
+    """Return the fields that chats and completions have in common. Raises HttpError."""
     options = body.options or OllamaOptions()
+    check_one_choice(options)
+    if body.format and (other := field_of(options)) is not None:
+        raise invalid("format", f"format and options.{other} both say what the answer must be; give one")
+    limit = agreed(num_predict=options.num_predict, n_predict=options.n_predict) or 0
     asked = {name: getattr(options, name) for name in {*bodies.Sampling.__struct_fields__} - _NOT_PASSED}
     asked |= {"model": body.model, "stream": body.stream is not False}
-    asked["max_tokens"] = options.num_predict if (options.num_predict or 0) > 0 else 2**31 - 1  # the context ends it
+    asked["max_tokens"] = limit if limit > 0 else 2**31 - 1  # the context ends it
     if body.format == "json":
         asked["response_format"] = bodies.ResponseFormat("json_object")
     elif body.format:
-        asked["json_schema"] = Raw(encoder.encode(body.format))
+        asked["response_format"] = bodies.ResponseFormat("json_schema", schema=Raw(encoder.encode(body.format)))
     return asked
 
 
@@ -106,7 +117,7 @@ def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessag
     return {"model": model, "created_at": datetime.now(UTC).isoformat(), **answer, "done": False, **more}
 
 
-def error_object(error: HttpError) -> answers.OllamaError:
+def error_object(error: HttpError, request_id: str | None = None) -> answers.OllamaError:
     """Return the body of an error."""
     return answers.OllamaError(error.message)
 
@@ -120,6 +131,8 @@ class OllamaStyle(chat.ChatStyle):
     def __init__(self, texts: bool, *given: Any) -> None:
         super().__init__(*given)
         self._line = partial(_line, self._named["model"], texts)
+        if self.structured == "response_format":
+            self.structured = "format"
 
     async def whole(self, choices: Any, each: Each) -> Any:
         choice, told = choices[0], {}
@@ -187,12 +200,14 @@ async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, sai
 async def _models(service: Service, exchange: Exchange) -> None:
     """Describe the model to `/api/show`, or list it under each of its names."""
     if shows := exchange.scope["method"] == "POST":
-        await service.read(exchange, OllamaRequest)
+        service.check_model((await service.read(exchange, OllamaShowRequest)).name)
+    service.check_ready()
     config, texts = service.manager.config, service.manager.texts
     found = await asyncio.to_thread(described, config.target)
     size = f"{found.parameters / 1e9:.1f}B" if found.parameters >= 1e9 else f"{found.parameters / 1e6:.1f}M"
     details = {"format": found.format, "family": found.family, "families": [found.family], "parameter_size": size}
-    can = {"completion": True, "tools": texts.vocabulary.has_chat, "thinking": texts.answer_format.reasoning}
+    takes_tools = texts.vocabulary.has_chat and not texts.answer_format.refuses_tools
+    can = {"completion": True, "tools": takes_tools, "thinking": texts.answer_format.reasoning}
     info = {"general.architecture": found.family, "general.basename": config.target_name}
     facts = {
         "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
@@ -221,10 +236,10 @@ async def _elsewhere(service: Service, exchange: Exchange) -> None:
 _ROUTES = [
     Route("POST", "/api/chat", _chat, "Continue a conversation, as Ollama does.", OllamaChatRequest, dict, dict),
     Route("POST", "/api/generate", _generate, "Answer a text, as Ollama does.", OllamaGenerateRequest, dict, dict),
-    Route("POST", "/api/show", _models, "Describe the model.", OllamaRequest, dict),
+    Route("POST", "/api/show", _models, "Describe the model.", OllamaShowRequest, dict),
     Route("GET", "/api/tags", _models, "List what is served.", answer=dict),
     Route("GET", "/api/ps", _models, "List what is loaded.", answer=dict),
     Route("GET", "/api/version", _version, "The version of Ollama that this interface is like.", answer=dict),
-    *(Route(method, "/api/{name}", _elsewhere, "Not here.") for method in ("GET", "POST", "DELETE")),
+    *(Route(method, "/api/{model}", _elsewhere, "Not here.") for method in ("GET", "POST", "DELETE")),
 ]
 ROUTES = [route._replace(error=error_object, stream=LINES) for route in _ROUTES]

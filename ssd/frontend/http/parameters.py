@@ -74,8 +74,14 @@ def count(body: Sampling, config: EngineConfig) -> int:
 
 def check_one_choice(body: Sampling) -> None:
     """Raise HttpError for what only chats and completions of OpenAI's interface have, at a door without it."""
-    for name in ("n", "prompt_logprobs", "return_token_ids", "return_metrics"):
-        if getattr(body, name) not in (None, False, 1):
+    asked = {
+        "n": (body.n or 1) > 1,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "return_token_ids": body.return_token_ids,
+        "return_metrics": body.return_metrics,
+    }
+    for name in asked:
+        if asked[name]:
             raise invalid(name, f"{name} is not supported here; /v1/chat/completions has it", "unsupported_parameter")
 
 

@@ -26,7 +26,7 @@ from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
-from ssd.frontend.text_jobs import Decode, Decoded, Encode, Encoded
+from ssd.frontend.text_jobs import Decode, Decoded, Encode, Encoded, Fill
 from ssd.ipc.listening import api_keys
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -102,10 +102,11 @@ class Service:
         found: Encoded = await self.look_up(exchange, job, param)
         return found.count
 
-    async def look_up(self, exchange: Exchange, job: Encode | Decode, param: str) -> Any:
+    async def look_up(self, exchange: Exchange, job: Encode | Decode | Fill, param: str) -> Any:
         """Return the job's reply, or raise HttpError, or Gone if the client leaves before."""
         self.check_ready()
-        work = asyncio.ensure_future(self.manager.texts.look_up(job))
+        texts = self.manager.texts
+        work = asyncio.ensure_future(texts.fill_in(job) if isinstance(job, Fill) else texts.look_up(job))
         exchange.when_gone(work.cancel)
         try:
             found = await work

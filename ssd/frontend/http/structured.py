@@ -70,7 +70,8 @@ def _same(one: Structured, other: Structured) -> bool:
     for value in values:
         if isinstance(value, dict):
             take_strict(value)
-    return bool(values[0] == values[1])
+    one_text, other_text = (msgspec.json.encode(value, order="sorted") for value in values)  # where 1 is not true
+    return one_text == other_text
 
 
 def _each(prefix: str, kinds: tuple[GrammarKind, ...], values: tuple[Any, ...]) -> Iterator[tuple[str, Structured]]:

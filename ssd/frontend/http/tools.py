@@ -51,16 +51,22 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     Raises HttpError where a choice of them cannot be enforced, and where tools are refused."""
     if body.functions and body.tools:
         raise invalid("functions", "functions and tools mean the same; give one")
-    if body.functions:
-        return _offered(_with_tools(body, body.functions), format)._replace(legacy=True)
+    if body.functions and body.tool_choice is not None:
+        raise invalid("tool_choice", "tool_choice is about tools; function_call chooses one of functions")
+    if body.functions or isinstance(body.function_call, FunctionName):
+        return _offered(_with_tools(body, body.functions or ()), format)._replace(legacy=True)
     if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
         body = _with_allowed(body, body.tool_choice)
     return _offered(body, format)
 
 
 def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> ChatRequest:
-    """Return a request with `functions` and `function_call` as tools, of which one at most is called."""
+    """Return a request with `functions` and `function_call` as tools, of which one at most is called.
+
+    Raises HttpError."""
     chosen = body.function_call
+    if isinstance(chosen, FunctionName) and chosen.name not in (function.name for function in functions):
+        raise _not_there(chosen.name, "function_call", "functions")
     choice = ChosenTool("function", chosen) if isinstance(chosen, FunctionName) else chosen
     tools = [Tool("function", function) for function in functions]
     return replace(body, tools=tools, tool_choice=choice, parallel_tool_calls=False)
@@ -85,16 +91,21 @@ def _name(tool: AllowedTool | ChosenTool) -> str:
     return name
 
 
-def _not_there(name: str) -> HttpError:
-    return invalid("tool_choice", f"tool_choice: there is no {cut(name)!r} among tools")
+def _not_there(name: str, field: str = "tool_choice", among: str = "tools") -> HttpError:
+    return invalid(field, f"{field}: there is no {cut(name)!r} among {among}")
+
+
+def check_tools_are_told(format: AnswerFormat) -> None:
+    """Raise HttpError where a prompt may have no tools."""
+    if format.refuses_tools:
+        cause = "the model's chat template has no place for tools; --tools auto tells them in text"
+        raise invalid("tools", f"tools: {cause}")
 
 
 def _offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
-    if tools and body.tool_choice != "none" and format.refuses_tools:
-        raise invalid(
-            "tools", "tools: the model's chat template has no place for tools; --tools auto tells them in text"
-        )
+    if tools and body.tool_choice != "none":
+        check_tools_are_told(format)
     if body.tool_choice not in (None, "none", "auto"):
         return _enforce(body, tools, format, most_calls)
     if not tools or body.tool_choice == "none":
