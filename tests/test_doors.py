@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import urllib.request
@@ -74,17 +73,18 @@ class _Inputs(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = dict(attributes)
-        if tag == "input" and given.get("name") and given.get("value"):
+        if tag == "input" and given.get("type") == "number" and given.get("value"):
             self.values[str(given["name"])] = str(given["value"])
 
 
 def settings(page: str) -> dict[str, Any]:
     """Return the numbers that the page sends when nobody has changed one: those of its fields that have a value."""
-    assert "for (const name of NUMBERS) if (field[name].value) body[name] = Number(field[name].value);" in page
-    (listed,) = re.findall(r"const NUMBERS = (\[.*?\]);", page)
+    assert (
+        'for (const { name, type, value } of field) if (type === "number" && value) body[name] = Number(value);' in page
+    )
     inputs = _Inputs()
     inputs.feed(page)
-    return {name: json.loads(inputs.values[name]) for name in json.loads(listed) if name in inputs.values}
+    return {name: json.loads(value) for name, value in inputs.values.items()}
 
 
 def chat_completion(doors: Doors, prompt: str, **body: Any) -> dict[str, Any]:
