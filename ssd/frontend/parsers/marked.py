@@ -65,7 +65,7 @@ class Llama3Json(JsonCalls):
         return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
 
     @classmethod
-    def instead(cls, rules: Rules, asked: Structured) -> str:
+    def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:
         calls = rules.repeated(rules.json_calls_as_values("parameters"), rules.text("; "))
         return rules.any_of([calls, rules.value(asked)])
 

@@ -72,7 +72,7 @@ class ToolParser(Machine):
         return ""
 
     @classmethod
-    def instead(cls, rules: Rules, asked: Structured) -> str:
+    def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:
         """Return the grammar expression of calls only, or else an answer in JSON; "" if the format has none.
 
         Raises Unfit for tools that cannot be called, RequestError for a schema that is none."""
