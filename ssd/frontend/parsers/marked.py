@@ -144,9 +144,12 @@ class Granite(JsonCalls):
 
 
 class Phi4Mini(JsonCalls):
-    """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM."""
+    """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM.
 
-    marks: ClassVar = {"functools": ""}
+    The word is plain text, so it begins a line, and the calls name tools of the request."""
+
+    marks: ClassVar = {}
+    prefix = "functools"
 
     @classmethod
     def fits(cls, template: str) -> bool:
