@@ -23,7 +23,10 @@ _NOT_HELD = {
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SUBSCHEMAS = {"items", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NOT_ALONE = {"additionalProperties", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
+_NOT_ALONE = {
+    *("additionalProperties", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if"),
+    *("dependentSchemas", "dependencies"),
+}
 """Keywords beside which `unevaluatedProperties` is no `additionalProperties`."""
 _TRIED = 32  # characters that each pattern counts for, beside its own; a character takes up to 20 us
 _MOST_TRIED = 8192  # characters; further patterns are taken as they are
@@ -103,9 +106,8 @@ class KeywordFilter:
     def _keep_open(self, schema: dict[str, Any], made: dict[str, Any]) -> None:
         """Allow other keys in the copy of an object whose words about them are left out."""
         patterns = made.get("patternProperties")
-        if isinstance(patterns, dict) and (
-            lost := [patterns.pop(name) for name in filter(self._is_unheld, [*patterns])]
-        ):
+        names = [*patterns] if isinstance(patterns, dict) else []
+        if lost := [patterns.pop(name) for name in names if self._is_unheld(name)]:
             self.left_out.add("patternProperties")
             if made.get("additionalProperties") is False:
                 made["additionalProperties"] = {"anyOf": lost}

@@ -89,7 +89,7 @@ class JsonCalls(ToolParser):
                     self._give_back()
                 if self._may_call:
                     continue
-            starts = () if self._exact else (self._fence,) if self._fence else self._starts
+            starts = () if self._exact else (_FENCE,) if self._fence else self._starts
             mark = yield from self._content(*marks, *starts)
             if mark not in starts:
                 return mark
