@@ -105,9 +105,9 @@ class KeywordFilter:
 
     def _keep_open(self, schema: dict[str, Any], made: dict[str, Any]) -> None:
         """Allow other keys in the copy of an object whose words about them are left out."""
-        patterns = made.get("patternProperties")
-        names = [*patterns] if isinstance(patterns, dict) else []
-        if lost := [patterns.pop(name) for name in names if self._is_unheld(name)]:
+        given = made.get("patternProperties")
+        patterns = given if isinstance(given, dict) else {}
+        if lost := [patterns.pop(name) for name in [*patterns] if self._is_unheld(name)]:
             self.left_out.add("patternProperties")
             if made.get("additionalProperties") is False:
                 made["additionalProperties"] = {"anyOf": lost}
