@@ -165,7 +165,8 @@ def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Co
         grammar = compiler.compile(text)
     except RequestError:
         loose, left_out = loosened(job.asked)
-        if not left_out and not any(word in job.asked.source for word in ('"format"', '"oneOf"')):
+        helped = ('"format"', '"oneOf"', '"unevaluatedProperties"')
+        if not left_out and not any(word in job.asked.source for word in helped):
             raise
         text = serialized(loose, job.free)
         grammar = compiler.compile(text)

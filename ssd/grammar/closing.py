@@ -11,10 +11,11 @@ _NOTES = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "nullable"),
     *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"),
 }
-_OF_OTHER_KEYS = {
+OF_OTHER_KEYS = {
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("dependentSchemas", "dependentRequired", "dependencies"),
 }
+"""Keywords about keys that `properties` does not name."""
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SINGLE = {"items", "additionalItems", "additionalProperties"}
 _LISTS = {"anyOf", "oneOf", "allOf", "prefixItems", "items"}
@@ -58,7 +59,7 @@ class _Closing:
                 made[key] = [self.close(sub) for sub in value]
             elif key in _SINGLE:
                 made[key] = self.close(value)
-        if "properties" in schema and not schema.keys() & _OF_OTHER_KEYS:
+        if "properties" in schema and not schema.keys() & OF_OTHER_KEYS:
             names = dict.fromkeys([*schema["properties"], *schema.get("required", ())], True)
             if schema.get("minProperties", 0) <= len(names):
                 made |= {"properties": names | made["properties"], "additionalProperties": False}
@@ -84,17 +85,23 @@ class _Closing:
             raise _Open
 
     def _target(self, schema: Any) -> Any:
-        """Return the schema that a `$ref` points to, or `schema` itself. Raises _Open for a `$ref` to elsewhere."""
+        """Return the schema that a `$ref` points to, or `schema` itself."""
         if "$ref" not in schema:
             return schema
-        begin, *names = schema["$ref"].split("/")
-        if begin != "#":
-            raise _Open
-        found: Any = self._root
-        for name in names:
-            name = unquote(name).replace("~1", "/").replace("~0", "~")
-            found = found[int(name)] if isinstance(found, list) else found[name]
-        return found
+        return pointed_to(self._root, schema["$ref"])
+
+
+def pointed_to(root: Any, pointer: str) -> Any:
+    """Return the part of a schema that a `$ref` points to.
+
+    Raises ValueError for a pointer to another place, LookupError or TypeError for one to nothing."""
+    begin, *names = pointer.split("/")
+    if begin != "#":
+        raise ValueError(pointer)
+    for name in names:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        root = root[int(name)] if isinstance(root, list) else root[name]
+    return root
 
 
 def _required_texts(schema: _Schema) -> dict[str, set[str]]:

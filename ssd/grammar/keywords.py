@@ -4,10 +4,13 @@ A schema is strict if its `x-guidance` has `lenient` false, which is also the op
 
 from __future__ import annotations
 
-import re
+import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+
+from ssd.grammar.closing import OF_OTHER_KEYS, pointed_to
 
 OPTIONS = "x-guidance"
 LENIENT = {"lenient": True, "coerce_one_of": True}
@@ -20,9 +23,13 @@ _NOT_HELD = {
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SUBSCHEMAS = {"items", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# A class of characters, which may lack its end (reading takes linear time), or an escape; else a look-around.
-_PARTS = re.compile(r"\[[^\]\\]*(?:\\.[^\]\\]*)*\]?|\\.|\(\?<?[=!]", re.DOTALL)
-_NOT_REGULAR = re.compile(r"\\[bB1-9]|\(")
+_NOT_ALONE = {
+    *("additionalProperties", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if"),
+    *("dependentSchemas", "dependencies"),
+}
+"""Keywords beside which `unevaluatedProperties` is no `additionalProperties`."""
+_TRIED = 32  # characters that each pattern counts for, beside its own; a character takes up to 20 us
+_MOST_TRIED = 8192  # characters; further patterns are taken as they are
 
 
 def as_strict(source: str) -> str:
@@ -47,33 +54,89 @@ def take_strict(schema: dict[str, Any]) -> bool:
     return True
 
 
-def held(schema: Any) -> tuple[Any, set[str]]:
-    """Return a schema without the keywords that no grammar holds, and their names. Its references stay valid.
+class KeywordFilter:
+    """Copies the schemas of one grammar without the keywords that no grammar holds; `left_out` collects their names.
 
-    One that is nested too deeply to be read is returned unchanged."""
-    left_out: set[str] = set()
+    Of a `strict` schema it leaves out only `uniqueItems: false`, which asks for nothing but is refused by `llguidance`.
+    References into a part that is left out are left out too. An object stays open if it has a word about other keys,
+    even one that is left out."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict, self._untried = strict, _MOST_TRIED
+        self._referring: list[dict[str, Any]] = []
+        self.left_out: set[str] = set()
+
+    def applied(self, schema: Any) -> Any:
+        """Return the copy of a schema. One that is nested too deeply to be read is returned unchanged."""
+        self._referring.clear()
+        try:
+            made = self._copied(schema)
+        except RecursionError:
+            return schema
+        for part in self._referring:
+            if self.left_out and _is_there(schema, part["$ref"]) and not _is_there(made, part["$ref"]):
+                del part["$ref"]
+                self.left_out.add("$ref")
+        return made
+
+    def _copied(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self._copied(part) for part in schema]
+        if not isinstance(schema, dict):
+            return schema
+        if not self._strict and "unevaluatedProperties" in schema and not schema.keys() & _NOT_ALONE:
+            schema = {**schema, "additionalProperties": schema["unevaluatedProperties"]}
+            del schema["unevaluatedProperties"]
+        made = {}
+        for key, value in schema.items():
+            if key == "uniqueItems" and value is False:
+                continue
+            if not self._strict and (key in _NOT_HELD or (key == "pattern" and self._is_unheld(value))):
+                self.left_out.add(key)
+            elif key in _BY_NAME and isinstance(value, dict):
+                made[key] = {name: self._copied(part) for name, part in value.items()}
+            else:
+                made[key] = self._copied(value) if key in _SUBSCHEMAS else value
+        if not self._strict:
+            self._keep_open(schema, made)
+        if isinstance(made.get("$ref"), str):
+            self._referring.append(made)
+        return made
+
+    def _keep_open(self, schema: dict[str, Any], made: dict[str, Any]) -> None:
+        """Allow other keys in the copy of an object whose words about them are left out."""
+        given = made.get("patternProperties")
+        patterns = given if isinstance(given, dict) else {}
+        if lost := [patterns.pop(name) for name in [*patterns] if self._is_unheld(name)]:
+            self.left_out.add("patternProperties")
+            if made.get("additionalProperties") is False:
+                made["additionalProperties"] = {"anyOf": lost}
+        if "properties" in schema and schema.keys() & OF_OTHER_KEYS & _NOT_HELD:
+            made.setdefault("additionalProperties", True)
+
+    def _is_unheld(self, pattern: Any) -> bool:
+        """Return True for a pattern that `llguidance` refuses, as one with a look-around or a reference back."""
+        if not isinstance(pattern, str) or (cost := _TRIED + len(pattern)) > self._untried:
+            return False
+        self._untried -= cost
+        return not _compiles(pattern)
+
+
+@lru_cache(1024)
+def _compiles(pattern: str) -> bool:
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", "pattern": pattern})
     try:
-        return _held(schema, left_out), left_out
-    except RecursionError:
-        return schema, set()
+        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    except BaseException:  # a panic of the library is no Exception
+        return False
 
 
-def _held(schema: Any, left_out: set[str]) -> Any:
-    if isinstance(schema, list):
-        return [_held(part, left_out) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {}
-    for key, value in schema.items():
-        if key in _NOT_HELD or (key == "pattern" and isinstance(value, str) and not _is_regular(value)):
-            left_out.add(key)
-        elif key in _BY_NAME and isinstance(value, dict):
-            made[key] = {name: _held(part, left_out) for name, part in value.items()}
-        else:
-            made[key] = _held(value, left_out) if key in _SUBSCHEMAS else value
-    return made
-
-
-def _is_regular(pattern: str) -> bool:
-    """Return False for a pattern with a look-around, a word's border or a reference back."""
-    return not any(_NOT_REGULAR.match(part) for part in _PARTS.findall(pattern))
+def _is_there(schema: Any, pointer: str) -> bool:
+    """Return True if a `$ref` in a schema points to a part of it."""
+    try:
+        pointed_to(schema, pointer)
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True

@@ -13,7 +13,7 @@ from ssd.config.params import MAX_COMPILED, MAX_GRAMMAR, GrammarKind, Structured
 from ssd.errors import RequestError, refused_grammar
 from ssd.grammar import lark
 from ssd.grammar.closing import closed
-from ssd.grammar.keywords import LENIENT, OPTIONS, held, take_strict
+from ssd.grammar.keywords import LENIENT, OPTIONS, KeywordFilter, take_strict
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -83,8 +83,9 @@ def _loose(schema: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
     """Return a schema without the keywords that no grammar holds, closed; a strict one unchanged."""
     if take_strict({**schema}):
         return schema
-    loose, names = held(schema)
-    left_out |= names
+    keywords = KeywordFilter()
+    loose = keywords.applied(schema)
+    left_out |= keywords.left_out
     options = loose.get(OPTIONS)
     loose[OPTIONS] = {**(options if isinstance(options, dict) else {}), **LENIENT}
     return closed(loose, coerces_one_of=True)
@@ -110,7 +111,7 @@ def _object(source: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise refused_grammar("a JSON schema is an object" if schema is not False else "nothing obeys the schema false")
-    return schema
+    return dict(KeywordFilter(strict=True).applied(schema))
 
 
 def json_rule(asked: Structured) -> str:

@@ -169,6 +169,9 @@ def test_a_format_is_a_constraint(thinker: Thinker) -> None:
         assert expected is not None
         assert ask(thinker, CHAT, **ASKED, format=format).params.structured == expected
         assert ask(thinker, GENERATE, prompt="x", format=format).params.structured == expected
+        beside = {"tools": [WEATHER]}
+        expected = ask(thinker, "/v1/chat/completions", messages=[USER], response_format=other, **beside).params
+        assert ask(thinker, CHAT, **ASKED, format=format, **beside).params.structured == expected.structured
     assert ask(thinker, CHAT, **ASKED, format="").params.structured is None
 
 

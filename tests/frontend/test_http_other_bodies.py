@@ -288,7 +288,7 @@ HELD: Fields = {
         "c": {"$ref": "#/$defs/d"},
     },
     "required": ["a", "b", "not", "c"],
-    "additionalProperties": False,
+    "additionalProperties": True,
     "$defs": {"d": {"type": "string", "pattern": "[(?=]\\\\b"}},
 }
 FORMATS = ["response_format", "json_object", "guided_json", "structured_outputs", "json_schema", "format"]
@@ -353,6 +353,21 @@ def test_a_strict_schema_is_obeyed_or_refused(scripted: HttpEngine, schema: Fiel
     text = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
     status, answer = scripted.post("/v1/responses", input="Why?", text=text)
     assert status == 400 and word in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_asks_for_nothing_is_not_refused(scripted: HttpEngine, strict: bool) -> None:
+    _, params = submitted(
+        scripted, COMPLETIONS, {**TEXT, **schema_of({"type": "array", "uniqueItems": False}, strict=strict)}
+    )
+    assert compiled(params) == {"type": "array"}
+
+
+def test_unevaluated_properties_do_not_refuse_a_schema(scripted: HttpEngine) -> None:
+    """The schema is compiled again though no keyword of it is left out."""
+    schema = {"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}
+    _, params = submitted(scripted, COMPLETIONS, {**TEXT, **schema_of(schema)})
+    assert compiled(params) == {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
 
 
 # -- paths and heads -------------------------------------------------------------------------------------------------

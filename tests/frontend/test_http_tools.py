@@ -212,6 +212,8 @@ def takes(matcher: LLMatcher, tokenizer: Tokenizer, text: str) -> bool:
     return fresh.consume_tokens(tokenizer.encode(text)) and fresh.is_accepting()
 
 
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+BOB = '{"name": "Bob"}'
 OTHER_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
 
 
@@ -241,10 +243,9 @@ def test_strict_tools_are_obeyed_where_the_model_calls_them(thinker: Thinker) ->
 
 
 def test_a_model_may_call_its_tools_before_it_answers_by_a_schema(thinker: Thinker) -> None:
-    person = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    format = {"type": "json_schema", "json_schema": {"name": "person", "schema": person}}
+    format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     matcher = enforced(thinker, tools=[WEATHER, OTHER], response_format=format)
-    answer, thought = '{"name": "Bob"}', "<think>\nHm.\n</think>\n\n"
+    answer, thought = BOB, "<think>\nHm.\n</think>\n\n"
     for text in (CALL, f"{CALL}\n{OTHER_CALL}", answer, thought + answer, thought + CALL):
         assert takes(matcher, thinker.tokenizer, text), text
     for text in ("No.", "{}", f"{CALL}\n{answer}", thought):
@@ -255,6 +256,41 @@ def test_a_model_may_call_its_tools_before_it_answers_by_a_schema(thinker: Think
     with saying(thinker, answer) as engine:
         choice = both(engine, tools=[WEATHER], response_format=format)
         assert (choice["message"]["content"], choice["finish_reason"]) == (answer, "stop")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"json_schema": {"type": "object"}},
+        {"guided_choice": ['{"name": "get_weather", "arguments": {"city": "Rome"}}']},
+        {"response_format": {"type": "regex", "pattern": "(?s:.*)"}},
+    ],
+    ids=str,
+)
+def test_other_constraints_leave_no_place_for_calls(thinker: Thinker, fields: dict[str, Any]) -> None:
+    text = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    with saying(thinker, text) as engine:
+        choice = both(engine, tools=[WEATHER], **fields)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop") and not calls(choice)
+
+
+@pytest.mark.parametrize("format", ["gemma4", "functiongemma", "deepseek_v32", "internlm", "phi4_mini_json"])
+def test_a_format_without_a_grammar_calls_in_plain_text_beside_a_schema(tmp_path: Path, format: str) -> None:
+    tokenizer = model(tmp_path / "model", "{{ tools }}{{ messages[0].content }}")
+    server = ServerConfig(names=("scripted",), port=0, tool_call_parser=format)
+    asked = {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}}
+    call = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+    with http_engine(server, target=str(tmp_path / "model")) as engine:
+        one = Thinker(engine, tokenizer)
+        matcher = enforced(one, **asked)
+        assert takes(matcher, tokenizer, call) and takes(matcher, tokenizer, BOB)
+        assert not takes(matcher, tokenizer, "Hi") and not takes(matcher, tokenizer, "{}")
+        with saying(one, call):
+            assert calls(both(engine, **asked)) == [("get_weather", {"city": "Rome"})]
+        with saying(one, BOB):
+            assert both(engine, **asked)["message"]["content"] == BOB
 
 
 def test_a_schema_beside_tools_is_refused_in_its_own_name(thinker: Thinker) -> None:

@@ -84,7 +84,8 @@ def _shared(body: OllamaRequest) -> dict[str, Any]:
     if body.format == "json":
         asked["response_format"] = bodies.ResponseFormat("json_object")
     elif body.format:
-        asked["response_format"] = bodies.ResponseFormat("json_schema", schema=Raw(encoder.encode(body.format)))
+        schema = bodies.JsonSchema(schema=Raw(encoder.encode(body.format)))
+        asked["response_format"] = bodies.ResponseFormat("json_schema", schema)
     return asked
 
 

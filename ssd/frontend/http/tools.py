@@ -6,6 +6,7 @@ import logging
 import secrets
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -111,23 +112,21 @@ def _offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     if not tools or body.tool_choice == "none":
         return Offer()
     offer = Offer(tools, format.tools, most_calls=most_calls)
-    rules = Rules(_functions(tools, obey=False), format.ids, most_calls != 1)
+    functions = _functions(tools, obey=False)
     if (asked := structured(body)) is not None:
         if field_of(body) != "response_format" or asked.kind not in ("json", "json_object"):
-            return offer
+            return Offer(tools)  # the answer has no place for calls
         try:
-            return offer._replace(structured=_structured(rules, lambda rules: format.tools.instead(rules, asked)))
+            return _enforced(offer, functions, format, lambda parser, rules: parser.calls_or_answer(rules, asked))
         except RequestError:  # of the schema, which is refused in its own name when it is compiled
             return offer
     if not any(tool.function.strict for tool in tools):
         return offer
-    return offer._replace(structured=_structured(rules, format.tools.allowed))
+    return offer._replace(structured=_structured(Rules(functions, format.ids, most_calls != 1), format.tools.allowed))
 
 
 def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None) -> Offer:
-    """Return an offer that must be taken, by a call of any tool (`required`) or of one by name.
-
-    A model whose format has no grammar calls in that of `Llama3Json`, which is plain text. Raises HttpError."""
+    """Return an offer that must be taken, by a call of any tool (`required`) or of one by name. Raises HttpError."""
     names = [tool.function.name for tool in tools]
     named = isinstance(body.tool_choice, ChosenTool)
     if isinstance(body.tool_choice, ChosenTool):
@@ -141,11 +140,23 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
         callable = list(tools)
     if (other := field_of(body)) not in (None, "response_format"):  # which is about content, and there is none
         raise invalid("tool_choice", f"tool_choice and {other} both say what the answer must be; give one")
-    several = not named and most_calls != 1
+    offer = Offer(tools, format.tools, named=named, most_calls=1 if named else most_calls)
+    return _enforced(offer, _functions(callable, obey=True), format, lambda parser, rules: parser.forced(rules))
+
+
+def _enforced(
+    offer: Offer,
+    functions: Sequence[Function],
+    format: AnswerFormat,
+    of: Callable[[type[ToolParser], Rules], str],
+) -> Offer:
+    """Return an offer with the grammar that `of` makes of a parser's format.
+
+    A model whose format has no grammar calls in that of `Llama3Json`, which is plain text. Raises HttpError."""
     for parser in (format.tools, Llama3Json):
-        structured = _structured(Rules(_functions(callable, obey=True), format.ids, several), parser.forced)
+        structured = _structured(Rules(functions, format.ids, offer.most_calls != 1), partial(of, parser))
         if structured is not None:
-            return Offer(tools, parser, structured, named, most_calls)
+            return offer._replace(parser=parser, structured=structured)
     raise AssertionError("Llama3Json has a grammar")
 
 

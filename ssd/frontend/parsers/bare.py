@@ -3,11 +3,13 @@
 **The rule of bare calls.** A call without the format's mark is read at the beginning of the answer, at that of a line,
 and after another call. It is an object with the name of a tool of the request, under `name` or `function`, and an
 object of arguments, under `arguments` or `parameters`, perhaps in a string. Beside them may be `id` and `type`, nothing
-else. Several such objects follow each other, with `;`, `,` or white space between them, or are a list. A fence (three
-backquotes, with or without a word such as `json`) and a tag (`<tools>`) may be around them, and vanish with them.
+else. `function` may also be an object with `name` and `arguments`, as in OpenAI's messages. Several such objects follow
+each other, with `;`, `,` or white space between them, or are a list. A fence (three backquotes, with or without a word
+such as `json`) and a tag (`<tools>`) may be around them, in either order, and vanish with them.
 
 Text that may become a call is held back. It is content, to the letter, at the first character at which it cannot. In a
-fence with other text, nothing but its end is looked for."""
+fence with other text there are no bare calls up to its end: backquotes, as many, with only blanks after them in their
+line. The marks of a format, most of them special tokens, begin calls anywhere, in such a fence too."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 from ssd.frontend.parsers.source import SPACE, Malformed, Reading
@@ -22,14 +25,15 @@ from ssd.frontend.parsers.tools import Offered, ToolParser, object_in
 
 _TAGS = {f"<{name}>": f"</{name}>" for name in ("tools", "tool_call", "function_call")}
 _CALL_END = "</tool_call>"
-_LABELS = ("json", "tool_calls", "tool_call", "tool_code", "tools", "function_call", "xml", "")
+_WORDS = ("json", "tool_calls", "tool_call", "tool_code", "tools", "function_call", "xml")
+_LABELS = (*(form for word in _WORDS for form in (word, word.upper(), word.capitalize())), "")
 _FENCE = "```"
 _STARTS = ("\n{", "\n[", "\n<", f"\n{_FENCE}")
 _TICKS = re.compile("`*")
 _BLANK = re.compile(r"[ \t]*")
-_NAMES = ('"name"', '"function"')
-_ARGUMENTS = ('"arguments"', '"parameters"')
-_KEYS = (*_NAMES, *_ARGUMENTS, '"id"', '"type"')
+_IN_FUNCTION = {'"name"': "name", '"arguments"': "arguments"}
+_KEYS = {**_IN_FUNCTION, '"function"': "name", '"parameters"': "arguments", '"id"': "id", '"type"': "type"}
+"""The keys of a call, with the part of it that each gives."""
 
 
 class JsonCalls(ToolParser):
@@ -39,6 +43,8 @@ class JsonCalls(ToolParser):
 
     marks: ClassVar[Mapping[str, str]]
     """The marks before calls, each with the one after them; "" for none."""
+    prefix: ClassVar[str] = ""
+    """A word that may stand before a list of bare calls."""
     unmarked: ClassVar[bool] = False
     """True if calls without a mark, at the beginning of an answer, are the format's own."""
 
@@ -46,6 +52,7 @@ class JsonCalls(ToolParser):
         super().__init__(offered, exact)
         self._may_call = self.unmarked or not exact  # here begins a line or the answer, or a call ended
         self._fence = ""  # the backquotes around the text that comes
+        self._starts = (*_STARTS, f"\n{self.prefix}") if self.prefix else _STARTS
         self._names = {json.dumps(name, ensure_ascii=ascii): name for name in offered for ascii in (True, False)}
 
     @classmethod
@@ -56,12 +63,12 @@ class JsonCalls(ToolParser):
         while mark := (yield from self._bare_calls(*self.marks)):
             yield from self._text.skip_space()
             try:
+                fence = "" if self._exact else (yield from self._fence_begin())
                 yield from self._marked()
             except Malformed:
                 self._give_back()
             else:
-                if closing := self.marks[mark]:
-                    yield from self._drop(closing)
+                yield from self._close(fence, self.marks[mark])
 
     def _marked(self) -> Reading[None]:
         """Read the calls after a mark. Raises Malformed."""
@@ -82,40 +89,59 @@ class JsonCalls(ToolParser):
                     self._give_back()
                 if self._may_call:
                     continue
-            starts = () if self._exact else (_STARTS[-1:] if self._fence else _STARTS)
+            starts = () if self._exact else (_FENCE,) if self._fence else self._starts
             mark = yield from self._content(*marks, *starts)
             if mark not in starts:
                 return mark
-            self._text.back(len(mark) - 1)
+            self._text.back(len(mark.lstrip("\n")))
             self._may_call = True
 
     def _bare(self) -> Reading[None]:
         """Read calls, and what is around them. Raises Malformed where no call comes."""
-        fence = tag_end = ""
-        if not self._exact:
-            fence = yield from self._text.take(_TICKS)
-            if 0 < len(fence) < len(_FENCE):
+        closings = [] if self._exact else (yield from self._around())
+        if self.prefix and not self._exact and (yield from self._text.accept(self.prefix)):
+            if (yield from self._text.peek()) != "[":
                 raise Malformed
-            if fence:
-                self._fence = fence
-                yield from self._text.one_of(_LABELS)
+            yield from self._calls(partial(self._json_call, self._offered))
+        else:
+            yield from self._calls(self._bare_call)
+        yield from self._close(*closings)
+
+    def _around(self) -> Reading[list[str]]:
+        """Read the fence and the tag before calls; return what ends them, the inner one first. Raises Malformed."""
+        closings: list[str] = []
+        for _ in range(2):
+            if not (closing := (yield from self._fence_begin())):
+                tag = yield from self._text.one_of((*_TAGS, ""))
+                closing = _TAGS.get(tag, "")
                 yield from self._text.skip_space()
-            for tag, closing in _TAGS.items():
-                if (yield from self._text.accept(tag)):
-                    tag_end = closing
-                    yield from self._text.skip_space()
-                    break
-        yield from self._calls(self._bare_call)
-        if not self._exact:
-            yield from self._drop(tag_end or _CALL_END)  # models forget the opening tag
-        if fence and (yield from self._drop(fence)):
-            self._fence = ""
+            closings.insert(0, closing)
+        if not any(closing in _TAGS.values() for closing in closings):
+            closings.insert(0, _CALL_END)  # models forget the opening tag
+        return closings
+
+    def _fence_begin(self) -> Reading[str]:
+        """Read the line that begins a fence and return its backquotes; "" for none. Raises Malformed."""
+        fence = "" if self._fence else (yield from self._text.take(_TICKS))
+        if 0 < len(fence) < len(_FENCE):
+            raise Malformed
+        if fence:
+            self._fence = fence
+            yield from self._text.one_of(_LABELS)
+            yield from self._text.skip_space()
+        return fence
+
+    def _close(self, *closings: str) -> Reading[None]:
+        """Leave out what ends the fence and the tag around calls, as far as it is there."""
+        for closing in filter(None, closings):
+            if (yield from self._drop(closing)) and closing == self._fence:
+                self._fence = ""
 
     def _fence_end(self) -> Reading[None]:
         """Read the backquotes of a line if they end the fence. Raises Malformed, since they are content."""
         ticks = yield from self._text.take(_TICKS)
         yield from self._text.take(_BLANK)
-        if len(ticks) >= len(self._fence) and (yield from self._text.peek()) in ("", "\n"):
+        if len(ticks) >= len(self._fence) and (yield from self._text.peek()) in ("", "\r", "\n"):
             self._fence = ""
         raise Malformed
 
@@ -140,29 +166,38 @@ class JsonCalls(ToolParser):
 
     def _bare_call(self) -> Reading[None]:
         """Read an object that calls a tool of the request, and report it. Raises Malformed."""
-        name = arguments = ""
+        found = yield from self._called(_KEYS)
+        self._call(found["name"], found["arguments"])
+
+    def _called(self, keys: Mapping[str, str]) -> Reading[dict[str, str]]:
+        """Read an object with some of these keys; return its parts, `name` and `arguments` among them.
+
+        Raises Malformed."""
+        found: dict[str, str] = {}
         yield from self._text.expect("{")
         while True:
             yield from self._text.skip_space()
-            key = yield from self._text.one_of(_KEYS)
+            part = keys[key := (yield from self._text.one_of(keys))]
+            if part in found:
+                raise Malformed
             yield from self._text.skip_space()
             yield from self._text.expect(":")
             yield from self._text.skip_space()
-            if key in _NAMES and not name:
-                name = self._names[(yield from self._text.one_of(self._names))]
-            elif key in _ARGUMENTS and not arguments:
-                arguments = object_in((yield from self._text.json_object(beginning='{"')))
-            elif key in ('"id"', '"type"'):
-                yield from self._text.json_object(beginning='"')
-            else:  # given twice
-                raise Malformed
+            if key == '"function"' and "arguments" not in found and (yield from self._text.peek()) == "{":
+                found |= yield from self._called(_IN_FUNCTION)
+            elif part == "name":
+                found[part] = self._names[(yield from self._text.one_of(self._names))]
+            elif part == "arguments":
+                found[part] = object_in((yield from self._text.json_object(beginning='{"')))
+            else:
+                found[part] = yield from self._text.json_object(beginning='"')
             yield from self._text.skip_space()
             if (yield from self._text.accept("}")):
                 break
             yield from self._text.expect(",")
-        if not name or not arguments:
+        if not {"name", "arguments"} <= found.keys():
             raise Malformed
-        self._call(name, arguments)
+        return found
 
     def _call(self, name: str, arguments: str) -> None:
         super()._call(name, arguments)

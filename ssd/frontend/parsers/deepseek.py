@@ -97,7 +97,7 @@ class DeepSeekV3(ToolParser):
         yield from text.skip_space()
         fenced = (yield from text.peek()) != "{"
         if fenced:
-            name = yield from text.take(_NAME)
+            name = (yield from text.take(_NAME)) or (name if name in self._offered else "")
             yield from text.skip_space()
             yield from text.expect(_JSON)
             yield from text.skip_space()

@@ -99,7 +99,7 @@ class HarmonyThoughts(ReasoningParser):
         if recipient.startswith(_FUNCTIONS):
             self._answer(f"{_CHANNEL}commentary {_TO}{recipient}{_MESSAGE}")
             return self._answer
-        self._held = ""
+        self._held.clear()
         return self._say(self._think if recipient or channel == "analysis" else self._answer)
 
     def _say(self, pass_on: Callable[[str], None]) -> Callable[[str], None]:

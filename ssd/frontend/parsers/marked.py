@@ -65,7 +65,7 @@ class Llama3Json(JsonCalls):
         return f"{cls.forced(rules)} | {rules.plain(['<|python_tag|>'], _OBJECT_BEGINS)}"
 
     @classmethod
-    def instead(cls, rules: Rules, asked: Structured) -> str:
+    def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:
         calls = rules.repeated(rules.json_calls_as_values("parameters"), rules.text("; "))
         return rules.any_of([calls, rules.value(asked)])
 
@@ -144,9 +144,12 @@ class Granite(JsonCalls):
 
 
 class Phi4Mini(JsonCalls):
-    """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM."""
+    """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM.
 
-    marks: ClassVar = {"functools": ""}
+    The word is plain text, so it begins a line, and the calls name tools of the request."""
+
+    marks: ClassVar = {}
+    prefix = "functools"
 
     @classmethod
     def fits(cls, template: str) -> bool:

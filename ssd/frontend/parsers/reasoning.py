@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.source import SPACE, Machine, Reading
+from ssd.frontend.parsers.source import Machine, Reading, with_held
 
 
 class Thought(NamedTuple):
@@ -29,7 +29,7 @@ class ReasoningParser(Machine):
         """`opened`: the prompt ends with the opening mark."""
         self._opened = opened
         self._parts: list[Thought | str] = []
-        self._held = ""
+        self._held: list[str] = []  # white space that is left out at the end of thoughts
         super().__init__()
 
     @classmethod
@@ -77,10 +77,7 @@ class ReasoningParser(Machine):
 
     def _think(self, text: str) -> None:
         """Pass thoughts on; hold white space back until more thoughts follow."""
-        text = self._held + text
-        certain = text.rstrip(SPACE)
-        self._held = text[len(certain) :]
-        if certain:
+        if certain := with_held(self._held, text):
             self._parts.append(Thought(certain))
 
     def _answer(self, text: str) -> None:

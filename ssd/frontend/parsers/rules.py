@@ -11,7 +11,7 @@ import msgspec
 
 from ssd.config.params import Structured
 from ssd.grammar.closing import closed
-from ssd.grammar.keywords import LENIENT, OPTIONS, held
+from ssd.grammar.keywords import LENIENT, OPTIONS, KeywordFilter
 from ssd.grammar.source import WHITESPACE, json_rule, loosened, quoted
 
 SUBSCHEMAS = {"$defs", "definitions"}
@@ -46,7 +46,8 @@ class Rules:
         self.functions = functions
         self._ids, self._several = ids, several
         self._lines: list[str] = []
-        self.left_out: set[str] = set()
+        self._keywords = KeywordFilter()
+        self.left_out = self._keywords.left_out
         """Keywords of schemas that the grammar does not hold."""
 
     def grammar(self, expression: str, name: str = "start") -> str:
@@ -171,9 +172,7 @@ class Rules:
         """Return the expression of a value that obeys a schema, as JSON."""
         if isinstance(schema, dict):
             schema = json.loads(msgspec.json.encode(schema))
-            if not function.strict:
-                schema, names = held(schema)
-                self.left_out |= names
+            schema = (KeywordFilter(strict=True) if function.strict else self._keywords).applied(schema)
             schema = closed(schema, coerces_one_of=not function.strict)
             schema[OPTIONS] = {"whitespace_pattern": WHITESPACE, **({} if function.strict else LENIENT)}
         return self._rule(f"%json {json.dumps(schema)}")

@@ -49,7 +49,7 @@ class Source:
 
     def add(self, text: str) -> None:
         """Append a piece."""
-        self._read.append(self._buffer[self._marked : self._at])
+        self._cut()
         self._buffer, self._at, self._marked = self._buffer[self._at :] + text, 0, 0
 
     def mark(self) -> None:
@@ -59,10 +59,15 @@ class Source:
 
     def span(self) -> str:
         """Return the text read since the mark."""
-        self._read.append(self._buffer[self._marked : self._at])
-        self._marked = self._at
-        self._read = ["".join(self._read)]
-        return self._read[0]
+        self._cut()
+        return "".join(self._read)
+
+    def _cut(self) -> int:
+        """Move the span's text from the buffer to its pieces, and return how many there are."""
+        if self._at > self._marked:
+            self._read.append(self._buffer[self._marked : self._at])
+            self._marked = self._at
+        return len(self._read)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -154,9 +159,10 @@ class Source:
         `beginning` are the characters that it may begin with, for a string instead."""
         if not (char := (yield from self.peek())) or char not in beginning:
             raise Malformed
-        before = len(self.span())
+        before = self._cut()
         yield from self._json(0)
-        return self.span()[before:]
+        self._cut()
+        return "".join(self._read[before:])
 
     def _json(self, depth: int) -> Reading[None]:
         char = yield from self.peek()
@@ -225,6 +231,20 @@ class Source:
             if text[-1] not in "0123456789abcdefABCDEF":
                 raise Malformed
         return int(text, 16)
+
+
+def with_held(held: list[str], text: str) -> str:
+    """Return `held` white space and a text without the white space at its end, which is held instead; "" for nothing.
+
+    White space that never ends takes linear time."""
+    certain = text.rstrip(SPACE)
+    rest = text[len(certain) :]
+    if certain:
+        certain = "".join(held) + certain
+        held.clear()
+    if rest:
+        held.append(rest)
+    return certain
 
 
 class Machine(ABC):

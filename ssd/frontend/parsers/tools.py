@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from ssd.config.params import Structured
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading
+from ssd.frontend.parsers.source import SPACE, Machine, Malformed, Reading, with_held
 
 
 class ToolCall(NamedTuple):
@@ -43,7 +43,7 @@ class ToolParser(Machine):
         """`exact`: a grammar enforces the format, so no text in another form is a call."""
         self._offered, self._exact = offered, exact
         self._pieces: list[Piece] = []
-        self._held = ""  # white space that is left out if a call follows
+        self._held: list[str] = []  # white space that is left out if a call follows
         self._has_called = self._has_said = False
         super().__init__()
 
@@ -72,7 +72,7 @@ class ToolParser(Machine):
         return ""
 
     @classmethod
-    def instead(cls, rules: Rules, asked: Structured) -> str:
+    def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:
         """Return the grammar expression of calls only, or else an answer in JSON; "" if the format has none.
 
         Raises Unfit for tools that cannot be called, RequestError for a schema that is none."""
@@ -96,8 +96,8 @@ class ToolParser(Machine):
     def finish(self) -> list[Piece]:
         """Return the content and calls still held back, since no text follows."""
         self._advance("", ended=True)
-        if self._held and not self._has_called:
-            self._pieces.append(self._held)
+        if not self._has_called and (held := "".join(self._held)):
+            self._pieces.append(held)
         return self._new()
 
     def _parse(self) -> Reading[None]:
@@ -116,9 +116,7 @@ class ToolParser(Machine):
 
     def _say(self, text: str) -> None:
         """Pass text on as content; hold white space back until more content follows."""
-        text = self._held + text
-        certain = text.rstrip(SPACE)
-        self._held = text[len(certain) :]
+        certain = with_held(self._held, text)
         if certain:
             if self._has_called and not self._has_said:
                 certain = certain.lstrip(SPACE)
@@ -133,17 +131,20 @@ class ToolParser(Machine):
     def _call(self, name: str, arguments: str) -> None:
         """Report a call; drop the span."""
         self._pieces.append(ToolCall(name, arguments))
-        self._has_called, self._held = True, ""
+        self._has_called = True
+        self._held.clear()
         self._text.mark()
 
-    def _json_call(self) -> Reading[None]:
-        """Read an object with `name` and perhaps `arguments` or `parameters`, and report the call. Raises Malformed."""
+    def _json_call(self, known: Container[str] | None = None) -> Reading[None]:
+        """Read an object with `name` and perhaps `arguments` or `parameters`, and report the call.
+
+        Raises Malformed, also for a name that is not among the `known` ones, if they are given."""
         try:
             call = _OBJECT.decode((yield from self._text.json_object()))
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             raise Malformed from None
         given = call.parameters if call.arguments is UNSET else call.arguments
-        if not call.name:
+        if not call.name or (known is not None and call.name not in known):
             raise Malformed
         self._call(call.name, "{}" if given is UNSET else object_in(bytes(given).decode()))
 
@@ -152,7 +153,7 @@ class ToolParser(Machine):
         yield from self._text.skip_space()
         found = yield from self._text.accept(marker)
         if found:
-            self._held = ""
+            self._held.clear()
             self._text.mark()
         else:
             self._give_back()

@@ -170,7 +170,7 @@ def test_beside_a_schema_an_answer_is_calls_or_obeys_it(format: str, markers: tu
     before = "<|channel|>final<|message|>" if format == "harmony" else ""
     for asked in (Structured("json", json.dumps(schema)), Structured("json_object")):
         rules = Rules(FUNCTIONS, world.ids, True)
-        grammar = rules.grammar(parser(format).instead(rules, asked))
+        grammar = rules.grammar(parser(format).calls_or_answer(rules, asked))
         for text in ('{"name": "Bob", "age": 7}', '{\n "name":"add","age":1}'):
             assert world.allows(grammar, before + text), text
         assert world.allows(grammar, before + '{"city": "Rome"}') is (asked.kind == "json_object")

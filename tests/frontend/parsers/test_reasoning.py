@@ -53,3 +53,10 @@ def test_thoughts_are_divided_from_the_answer(
 def test_a_template_says_its_marks() -> None:
     for template, name in (("</think>", "think"), ("[THINK][/THINK]", "mistral"), ("{{ messages }}", "")):
         assert registered.fitting(registered.REASONING, template) == name
+
+
+def test_white_space_without_end_costs_no_more_than_its_length() -> None:
+    """Joining it again with each piece would copy 400 GB."""
+    reading, spaces = registered.load(registered.REASONING, "think")(True), ["\n   "] * 450_000
+    parts = [part for text in ["x", *spaces, "y", *spaces, "</think>z"] for part in reading.feed(text)]
+    assert parts == [Thought("x"), Thought(f"{''.join(spaces)}y"), "z"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ssd.errors import UsageError
-from ssd.frontend.parsers.source import MAX_DEPTH
+from ssd.frontend.parsers.source import MAX_DEPTH, Source
 from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
 from ssd.system import registered
 
@@ -426,6 +426,37 @@ def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
     assert parsed(format, [text[i : i + 50] for i in range(0, len(text), 50)]) == Parsed(text, [])
     text = start(deep * (MAX_DEPTH // 2) + '"' + "x" * 500_000)
     assert parsed(format, [text[i : i + 5] for i in range(0, len(text), 5)]) == Parsed(text, [])
+
+
+def test_white_space_without_end_costs_no_more_than_its_length() -> None:
+    """Joining it again with each piece would copy 400 GB."""
+    pieces = ["\n   "] * 450_000
+    assert parsed("hermes", ["x", *pieces, "y"]) == Parsed(f"x{''.join(pieces)}y", [])
+    assert parsed("hermes", [*pieces, "y"]).content == "".join(pieces) + "y"
+
+
+@pytest.mark.parametrize("format", ["gemma4", "hermes"])
+def test_many_strings_are_not_read_again_for_each(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(count: int) -> int:
+        copies, span = 0, Source.span
+
+        def counting(source: Source) -> str:
+            nonlocal copies
+            text = span(source)
+            copies += len(text)
+            return text
+
+        strings = ", ".join(['"x"'] * count)
+        text = {
+            "gemma4": f"<|tool_call>call:add{{a: [{strings}]}}<tool_call|>",
+            "hermes": "{" + '"id": "x", ' * count + '"name": "add", "arguments": {}}',
+        }[format]
+        with monkeypatch.context() as patch:
+            patch.setattr(Source, "span", counting)
+            assert len(parsed(format, [text]).calls) == (format == "gemma4")
+        return copies
+
+    assert copied(2000) <= 2 * copied(1000) + 100
 
 
 def test_a_template_says_its_format() -> None:

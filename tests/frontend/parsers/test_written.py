@@ -69,6 +69,12 @@ BARE: list[Golden] = [
     (f"<tools>{R}</tools><tools>{T}</tools> ```json\n{N}\n```", [ROME, TOKYO, NOW]),
     (f"<tools>{R}", [ROME]),
     ('{"function": "now", "arguments": {}}', [NOW]),
+    (f'{{"id": "c1", "type": "function", "function": {R}}}', [ROME]),
+    (f'[{{"function": {R}}}, {{"type": "function", "function": {W}}}]', [ROME, WRITE]),
+    (f"```JSON\n{R}\n```", [ROME]),
+    (f"```Json\r\n{R}\r\n```\r\n", [ROME]),
+    (f"<tools>\n```json\n{R}\n{T}\n```\n</tools>", [ROME, TOKYO]),
+    (f"<tools>```{R}```</tools> {T}", [ROME, TOKYO]),
     ('{"arguments": {"city": "Rome", "days": 2}, "name": "get_weather"}', [ROME]),
     ('{"type": "function", "id": "c1", "name": "now", "parameters": {}}', [NOW]),
     (r'{"name": "get_weather", "arguments": "{\"city\": \"Rome\", \"days\": 2}"}', [ROME]),
@@ -80,6 +86,9 @@ BARE: list[Golden] = [
     (f"```json\n{R}\n// that is it\n```\n{T}", [ROME, "// that is it\n```", TOKYO]),
     (f"```python\nx = 1\n```\n{R}", ["```python\nx = 1\n```", ROME]),
     (f'```json\n{{"a": 1}}\n```\n```json\n{R}\n```', ['```json\n{"a": 1}\n```', ROME]),
+    (f"```python\r\nx = 1\r\n```\r\n{R}", ["```python\r\nx = 1\r\n```", ROME]),
+    (f'```json\n{{"a": 1}}```\nNow:\n```json\n{R}\n```', ['```json\n{"a": 1}```\nNow:', ROME]),
+    (f"````md\nx```\n{T}\ny`````  \n{R}", [f"````md\nx```\n{T}\ny`````", ROME]),
     (f"{{\n{R}", ["{", ROME]),
     (f"{R}; {OTHER}", [ROME, f"; {OTHER}"]),
     (f"```json\n{R}\n{OTHER}\n```\n{T}", [ROME, f"{OTHER}\n```", TOKYO]),
@@ -100,6 +109,8 @@ BARE: list[Golden] = [
             f"```markdown\nSo:\n{R}\n```",
             f"```markdown\n```json\n{R}\n```",
             f"````markdown\n```\n{R}\n````",
+            f"```python\nx = '```'\n{R}\n```",
+            f"<tools>\n```python\n{R}\n```\n</tools>",
             f"`{R}`",
             f"<b>{R}",
             '{"name": "now"}',
@@ -108,6 +119,12 @@ BARE: list[Golden] = [
             '{"name": "now", "arguments": "[1]"}',
             '{"name": "now", "name": "now", "arguments": {}}',
             '{"name": "now", "arguments": {}, "why": "?"}',
+            '{"id": "a", "id": "b", "name": "now", "arguments": {}}',
+            '{"type": "function", "type": "function", "name": "now", "arguments": {}}',
+            '{"type": "function", "function": {"name": "now", "parameters": {}}}',
+            '{"type": "function", "function": {"name": "now"}, "arguments": {}}',
+            '{"name": "now", "function": {"name": "now", "arguments": {}}}',
+            '{"function": {"function": {"name": "now", "arguments": {}}}}',
             '{"name": "now", "arguments": {"a": 01}}',
             "{'name': 'now', 'arguments': {}}",
             "[1, 2]\n{}\n```\n```\n<tools></tools>",
@@ -233,6 +250,9 @@ GOLDENS: dict[str, list[Golden]] = {
         (f"So <tool_call>{OTHER}</tool_call>", ["So", ToolCall("other", '{"city": "Rome"}')]),
         ('<tool_call>{"name": "now"}</tool_call>', [NOW]),
         (CUT_HERMES, [CUT_HERMES]),
+        (f"<tool_call>\n```json\n{R}\n```\n</tool_call>\n{T}", [ROME, TOKYO]),
+        # a mark is one in a fence too
+        (f"```python\nx\n<tool_call>{R}</tool_call>\n```\n{T}", ["```python\nx", ROME, "\n```", TOKYO]),
     ],
     "llama3_json": [
         *BARE,
@@ -257,7 +277,18 @@ GOLDENS: dict[str, list[Golden]] = {
     "phi4_mini_json": [
         *BARE,
         (f"functools[{R}, {W}]", [ROME, WRITE]),
-        ("Use functools.cache.", ["Use functools.cache."]),
+        (f"I look.\nfunctools[{R}]\nDone.", ["I look.", ROME, "Done."]),
+        ('functools[{"name": "now"}]', [NOW]),
+        *(
+            (text, [text])
+            for text in (
+                "Use functools.cache.",
+                'import functools\n{"name": "Bob"}',
+                'functools {"name": "Bob"}',
+                'functools[{"name": "Bob", "arguments": {}}]',
+                f"Write functools[{R}]",
+            )
+        ),
     ],
     "internlm": [
         *BARE,
@@ -294,6 +325,8 @@ GOLDENS: dict[str, list[Golden]] = {
         (f"I look.\n\n{V3_BEGIN}{v31(WRITE)}{V3_END}", ["I look.", WRITE]),
         (f"{V3_BEGIN}{v31(NOW)}", [NOW]),
         (v3(NOW), [NOW]),
+        (v31(ROME).replace("{", "```json\n{").replace("}", "}\n```"), [ROME]),
+        (v3(NOW).replace("now", ""), [v3(NOW).replace("now", "")]),
         (V3_BEGIN + v31(ROME)[:-19], [V3_BEGIN + v31(ROME)[:-19]]),
     ],
     "deepseek_v32": [
