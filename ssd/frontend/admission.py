@@ -24,7 +24,6 @@ from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, Fi
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
-from ssd.models.checkpoint import pooling_of
 from ssd.speculation import backups as speculators
 from ssd.speculation.rules import AcceptanceRule
 
@@ -170,6 +169,8 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
 
 def _pooling(config: EngineConfig) -> Pooling:
     """Return how the checkpoint pools. Raises RequestError for a way that is not computed."""
+    from ssd.models.checkpoint import pooling_of  # a MiB that few frontends need
+
     try:
         return pooling_of(Path(config.target))
     except UsageError as error:

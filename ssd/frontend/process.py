@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import socket
@@ -81,6 +82,7 @@ class Frontend:
             self._open_http()
         tracing = self._tracing()
         await self.manager.texts.load()
+        gc.freeze()  # garbage collection skips what lasts: modules, routes, the vocabulary
         self._connect()
         self._reporting = Reporting(self.manager, self._report)
         if log.isEnabledFor(logging.INFO):

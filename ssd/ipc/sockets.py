@@ -25,6 +25,8 @@ PUBLIC_QUEUE = 2
 # A stopped frontend reads nothing. The supervisor replaces it after half of this time (`ssd.launch.liveness`).
 _PATIENCE_S, _RETRY_S = 10.0, 0.005
 _SUBSCRIPTION_BYTES = 256
+# As plain integers: each operation on zmq's own makes an object.
+_NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
 
 # Names of the sockets inside a run directory.
 CLIENT = "client.sock"
@@ -138,7 +140,9 @@ def offer(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes
 def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = True) -> Sent:
     """Send a packed message as `offer` does. Without `copy`, all peers that are sent a frame share its memory."""
     try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=copy)
+        for frame in frames[:-1]:
+            socket.send(frame, _NOW_AND_MORE, copy)
+        socket.send(frames[-1], _NOW, copy)
     except zmq.Again:
         return "full"
     except zmq.ZMQError as error:
@@ -172,12 +176,13 @@ def receive(
 
     `took` is called for every arrival, valid or not, with the peer, its first frame and the size in bytes. Raises
     `BadFrame` for frames that are not a message of `direction`; they are consumed."""
-    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+    if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         return None  # in a tenth of the time that an exception takes
-    first = socket.recv(flags=zmq.NOBLOCK, copy=False)
+    first = frame = socket.recv(_NOW, False)
     frames = [first.bytes]
-    if first.more:
-        frames += socket.recv_multipart()
+    while frame.more:
+        frame = socket.recv(0, False)
+        frames.append(frame.bytes)
     peer = b""
     if socket.type == zmq.ROUTER:
         peer, frames = frames[0], frames[1:]

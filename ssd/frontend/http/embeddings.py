@@ -113,7 +113,7 @@ class _Job:
 
     def __exit__(self, *_: object) -> None:
         self._exchange.when_gone(None)
-        self._exchange.end_use(self.tokens)
+        self._exchange.end_use(lambda: self.tokens)
         for request in self._open.values():
             self._service.manager.cancel(request)
 

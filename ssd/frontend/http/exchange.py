@@ -132,10 +132,10 @@ class Exchange:
         if self.account is not None:
             self.more_headers = {**self.more_headers, **self.account.begin()}
 
-    def end_use(self, tokens: int) -> None:
+    def end_use(self, tokens: Callable[[], int]) -> None:
         """Count the tokens of a request that `begin_use` has counted."""
         if self.account is not None:
-            self.account.end(tokens)
+            self.account.end(tokens())
 
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
         """Send the whole answer at once."""

@@ -57,7 +57,7 @@ class Generation:
         finally:
             for choice in self._choices:
                 self._manager.cancel(choice.request)
-            self._exchange.end_use(self._style.tokens(self._choices))
+            self._exchange.end_use(lambda: self._style.tokens(self._choices))
             # Breaks a reference cycle, which only the garbage collector would end.
             self._exchange.when_gone(None)
             self._choices.clear()

@@ -23,7 +23,6 @@ from ssd.frontend.http.style import Choice, Each
 from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.ipc.public import Chunk, Done
-from ssd.models.checkpoint import described
 
 _NOT_PASSED = {"model", "stream", "stream_options", "n_predict"}
 
@@ -204,6 +203,8 @@ async def _models(service: Service, exchange: Exchange) -> None:
         service.check_model((await service.read(exchange, OllamaShowRequest)).name)
     service.check_ready()
     config, texts = service.manager.config, service.manager.texts
+    from ssd.models.checkpoint import described  # a MiB that few frontends need
+
     found = await asyncio.to_thread(described, config.target)
     size = f"{found.parameters / 1e9:.1f}B" if found.parameters >= 1e9 else f"{found.parameters / 1e6:.1f}M"
     details = {"format": found.format, "family": found.family, "families": [found.family], "parameter_size": size}

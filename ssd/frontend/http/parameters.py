@@ -4,6 +4,7 @@ Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from ssd.frontend.http.errors import cut, invalid
 from ssd.frontend.http.structured import structured
 
 _SHARED = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
+_shared = operator.attrgetter(*_SHARED)
 _TEMPERATURE = 1.0  # OpenAI's, where neither the request nor the model says one
 
 
@@ -24,7 +26,7 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    asked = {name: getattr(body, name) for name in _SHARED} | given
+    asked = dict(zip(_SHARED, _shared(body), strict=True)) | given
     if body.temperature is None and config.sampling.temperature is None:
         asked["temperature"] = _TEMPERATURE
     asked |= {
@@ -45,16 +47,19 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
 
 def agreed(**values: Any) -> Any:
     """Return the value of several names of one parameter, None if none has one. Raises HttpError if they differ."""
-    given = {name: value for name, value in values.items() if value is not None}
-    if len(set(given.values())) > 1:
-        raise invalid([*given][1], f"{' and '.join(given)} differ, and mean the same; give one")
-    return next(iter(given.values()), None)
+    found, first = None, ""
+    for name, value in values.items():
+        if found is None:
+            found, first = value, name
+        elif value is not None and value != found:
+            raise invalid(name, f"{first} and {name} differ, and mean the same; give one")
+    return found
 
 
 def most_tokens(config: EngineConfig, default: int, **values: int | None) -> int:
-    """Return the most tokens of an answer by several names of the limit: the context's for -1, `default` for None."""
-    found = agreed(**{name: None if value is None else max(value, -1) for name, value in values.items()})
-    return default if found is None else config.max_model_len if found == -1 else int(found)
+    """Return the most tokens of an answer by several names of the limit: the context's below 0, `default` for None."""
+    found: int | None = agreed(**values)
+    return default if found is None else config.max_model_len if found < 0 else found
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:

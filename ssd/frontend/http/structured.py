@@ -21,8 +21,7 @@ def structured(body: Sampling) -> Structured | None:
 
     Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
-    others = [name for name, asked in found[1:] if not _same(asked, found[0][1])]
-    if others:
+    if others := [name for name, asked in found[1:] if not _same(asked, found[0][1])]:
         raise invalid(others[0], f"{found[0][0]} and {others[0]} both say what the answer must be; give one")
     for name, asked in found:
         if len(asked.source) > MAX_COMPILED:
@@ -50,10 +49,12 @@ def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
     yield from _each("guided_", _KINDS, older)
     if _given(body.json_schema):
         yield "json_schema", Structured("json", _schema(body.json_schema))
-    texts: tuple[tuple[str, GrammarKind], ...] = ("grammar", "grammar"), ("regex", "regex"), ("ebnf", "grammar")
-    for name, kind in texts:
-        if text := getattr(body, name):
-            yield name, Structured(kind, text)
+    if body.grammar:
+        yield "grammar", Structured("grammar", body.grammar)
+    if body.regex:
+        yield "regex", Structured("regex", body.regex)
+    if body.ebnf:
+        yield "ebnf", Structured("grammar", body.ebnf)
     if _given(body.format):
         schema = _schema(body.format)
         yield "format", Structured("json_object") if schema == "json" else Structured("json", schema)
