@@ -25,7 +25,7 @@ PUBLIC_QUEUE = 2
 # A stopped frontend reads nothing. The supervisor replaces it after half of this time (`ssd.launch.liveness`).
 _PATIENCE_S, _RETRY_S = 10.0, 0.005
 _SUBSCRIPTION_BYTES = 256
-# As plain integers: each operation on zmq's own makes an object.
+# Plain integers, because each operation on zmq's flags makes an object.
 _NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
 
 # Names of the sockets inside a run directory.

@@ -488,7 +488,7 @@ OTHERS = {
     "a path without `/v1`, or a whole address as base URL",
     "`curl -d`, or no content type",
     "a byte order mark before the JSON",
-    "`max_tokens` in a Lark lexeme",
+    "`max_tokens` in a Lark lexeme, as guidance's `gen(max_tokens=...)` writes it",
 }
 
 
