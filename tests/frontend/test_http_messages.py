@@ -473,3 +473,9 @@ def test_other_statuses_have_types_of_their_own() -> None:
         found, told, content = engine.ask("GET", PATH, None, {"x-api-key": "key"})
         assert (found, json.loads(content)["request_id"]) == (405, told["request-id"])
         assert engine.ask("POST", PATH, ASKED, {"x-api-key": "key"})[0] == 200
+
+
+def test_messages_that_say_nothing_are_refused(thinker: Thinker) -> None:
+    for path in (PATH, f"{PATH}/count_tokens"):
+        status, answer = thinker.engine.post(path, max_tokens=3, messages=[{"role": "system", "content": []}] * 2)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer

@@ -262,6 +262,7 @@ def test_errors_about_the_request_have_the_same_shape(plain: HttpEngine) -> None
     assert (status, [*json.loads(content)]) == (401, ["error"]) and isinstance(json.loads(content)["error"], str)
     status, _, content = plain.ask("DELETE", "/api/delete", {"model": "base"}, KEY)
     assert status == 404 and "/api/delete" in json.loads(content)["error"]
+    assert isinstance(json.loads(plain.ask("POST", "/api/W%0Ax", {}, KEY)[2])["error"], str)
 
 
 # -- what is there --------------------------------------------------------------------------------------------------

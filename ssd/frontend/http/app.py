@@ -135,5 +135,5 @@ class App:
 def _pattern(path: str) -> re.Pattern[str]:
     """Return the regular expression of a path with names in braces; a model's name may have slashes."""
     return re.compile(
-        re.sub(r"{(\w+)}", lambda name: f"(?P<{name[1]}>{'.+' if name[1] == 'model' else '[^/]+'})", path)
+        re.sub(r"{(\w+)}", lambda name: f"(?P<{name[1]}>{'.+' if name[1] == 'model' else '[^/]+'})", path), re.DOTALL
     )

@@ -270,6 +270,8 @@ def _messages(body: MessageRequest) -> list[Said]:
             _add_told(said, blocks, where)
     for index, parts in thoughts.items():
         said[index].reasoning_content = "".join(parts)
+    if not system and not said:
+        raise invalid("messages", "messages: no message says anything")
     return [Said("system", "\n".join(system)), *said] if system else said
 
 
