@@ -53,7 +53,7 @@ class File(msgspec.Struct, frozen=True):
 class FillIn:
     """Makes prompts for the marks that a tokenizer has, whose `vocabulary` has the ids of tokens by their texts.
 
-    `encode` returns the ids of a text without special tokens, `begin` are those that begin every prompt."""
+    `encode` returns the ids of a text without special tokens. Every prompt begins with the ids `begin`."""
 
     def __init__(
         self, marks: Marks, vocabulary: Mapping[str, int], encode: Callable[[str], list[int]], begin: Sequence[int]

@@ -63,7 +63,7 @@ class BodyDecoder(Generic[_Body]):
         return body
 
     def _say(self, name: str | None, raw: bytes) -> None:
-        """Log the names of unknown fields, of which `name` is one, that were not logged before."""
+        """Log the names of unknown fields that were not logged before. `name`, if given, is one of them."""
         if len(self._said) == _MOST_SAID:
             return
         names = {*_fields.decode(raw).keys() - {*self._kind.__struct_encode_fields__}}

@@ -113,7 +113,7 @@ class Exchange:
             self._held += more
 
     def hold_more(self, size: int) -> None:
-        """Count `size` bytes beside those that are counted. Raises RequestError."""
+        """Count `size` more bytes for this request. Raises RequestError."""
         self.hold(self._size + size)
 
     def end(self) -> None:

@@ -42,10 +42,9 @@ from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.style import Choice, Each, ParsingStyle
+from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
 from ssd.frontend.http.tools import Offer, log_left_out, new_id
-from ssd.frontend.parsers.answer import Answer, AnswerFormat
-from ssd.frontend.parsers.reasoning import Thought
+from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
 
@@ -456,26 +455,16 @@ class MessageStyle(ParsingStyle):
         return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
 
 
-class _Blocks:
+class _Blocks(Growing):
     """The blocks of an answer as it grows, and the events about them. A text of white space alone is no block."""
+
+    kinds = ("thinking", "text")
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
         self._kind = ""  # of the open block
         self._text: list[str] = []  # of it
         self._blank = ""  # white space that may begin a block
-
-    def add(self, part: Answer) -> list[_Event]:
-        """Add a part of the answer."""
-        events = []
-        for piece in part.pieces:
-            if isinstance(piece, ToolCall):
-                events += self._add_call(piece)
-            elif isinstance(piece, Thought):
-                events += self._add_text("thinking", piece.text)
-            else:
-                events += self._add_text("text", piece)
-        return events
 
     def close(self) -> list[_Event]:
         """End the open block, if there is one."""

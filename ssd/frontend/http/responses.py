@@ -46,10 +46,9 @@ from ssd.frontend.http.response_bodies import (
 )
 from ssd.frontend.http.response_store import Item, ResponseStore, Turn
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.style import Choice, Each, ParsingStyle
+from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
 from ssd.frontend.http.tools import Offer, log_left_out, new_id
-from ssd.frontend.parsers.answer import Answer, AnswerFormat
-from ssd.frontend.parsers.reasoning import Thought
+from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done
@@ -325,26 +324,16 @@ class ResponseStyle(ParsingStyle):
         return events
 
 
-class _Items:
+class _Items(Growing):
     """The items of an answer as it grows, and the events about them."""
+
+    kinds = ("reasoning", "message")
 
     def __init__(self, name: str) -> None:
         self.output: list[dict[str, Any]] = []
         self._name = name
         self._kind = ""  # of the open item
         self._text: list[str] = []  # of it
-
-    def add(self, part: Answer) -> list[_Event]:
-        """Add a part of the answer."""
-        events = []
-        for piece in part.pieces:
-            if isinstance(piece, ToolCall):
-                events += self._add_call(piece)
-            elif isinstance(piece, Thought):
-                events += self._add_text("reasoning", piece.text)
-            else:
-                events += self._add_text("message", piece)
-        return events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:
         """Add an item that is complete at once."""

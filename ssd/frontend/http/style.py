@@ -18,6 +18,8 @@ from ssd.frontend.http.exchange import EVENTS, encoder
 from ssd.frontend.http.structured import field_of
 from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
+from ssd.frontend.parsers.reasoning import Thought
+from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob
 
@@ -189,3 +191,29 @@ class ParsingStyle(Style):
 
     def free(self, prompt: Sequence[int]) -> str:
         return self._format.thoughts(prompt, self._offer.parser if self._offer.structured else None)
+
+
+class Growing(ABC):
+    """The parts of an answer as it grows, and the events about them. `kinds` are those of thoughts and of text."""
+
+    kinds: ClassVar[tuple[str, str]]
+
+    def add(self, part: Answer) -> list[Any]:
+        """Add a part of the answer."""
+        events = []
+        for piece in part.pieces:
+            if isinstance(piece, ToolCall):
+                events += self._add_call(piece)
+            elif isinstance(piece, Thought):
+                events += self._add_text(self.kinds[0], piece.text)
+            else:
+                events += self._add_text(self.kinds[1], piece)
+        return events
+
+    @abstractmethod
+    def _add_call(self, call: ToolCall) -> list[Any]:
+        """Add a part that is complete at once."""
+
+    @abstractmethod
+    def _add_text(self, kind: str, text: str) -> list[Any]:
+        """Add text to the open part of this kind, or to a new one."""

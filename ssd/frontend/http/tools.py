@@ -62,7 +62,7 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
 
 
 def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> ChatRequest:
-    """Return a request with `functions` and `function_call` as tools, of which one at most is called.
+    """Return a request with `functions` and `function_call` as tools. At most one is called.
 
     Raises HttpError."""
     chosen = body.function_call

@@ -73,20 +73,7 @@ class DeepSeekV3(ToolParser):
         return f'"function" {rules.marker(_SEP)} {name} {rules.arguments(function)} {end}'
 
     def parse(self) -> Reading[None]:
-        while mark := (yield from self._content(_CALLS, _CALL)):
-            try:
-                if mark == _CALLS:
-                    yield from self._text.skip_space()
-                    yield from self._text.expect(_CALL)
-                more = True
-                while more:
-                    yield from self._one()
-                    yield from self._text.skip_space()
-                    more = yield from self._text.accept(_CALL)
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop(_CALLS_END)
+        yield from self._blocks({_CALLS: _CALLS_END, _CALL: _CALLS_END}, _CALL, self._one)
 
     def _one(self) -> Reading[None]:
         """Read a call after its mark, with the mark after it, and report it. Raises Malformed."""
@@ -137,19 +124,7 @@ class DeepSeekV32(ToolParser):
         return _DSML in template
 
     def parse(self) -> Reading[None]:
-        while block := (yield from self._content(*_BLOCKS)):
-            try:
-                yield from self._text.skip_space()
-                yield from self._text.expect(_INVOKE)
-                more = True
-                while more:
-                    yield from self._invoke()
-                    yield from self._text.skip_space()
-                    more = yield from self._text.accept(_INVOKE)
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop(_BLOCKS[block])
+        yield from self._blocks(_BLOCKS, _INVOKE, self._invoke)
 
     def _invoke(self) -> Reading[None]:
         """Read a call after `<｜DSML｜invoke name=`, and report it. Raises Malformed."""

@@ -58,20 +58,7 @@ class KimiK2(ToolParser):
         return f"{rules.repeated(f'{rules.marker(_CALL)} {rules.any_of(calls)}', '')} {rules.marker(_CALLS_END)}"
 
     def parse(self) -> Reading[None]:
-        while mark := (yield from self._content(_CALLS, _CALL)):
-            try:
-                if mark == _CALLS:
-                    yield from self._text.skip_space()
-                    yield from self._text.expect(_CALL)
-                more = True
-                while more:
-                    yield from self._one()
-                    yield from self._text.skip_space()
-                    more = yield from self._text.accept(_CALL)
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop(_CALLS_END)
+        yield from self._blocks({_CALLS: _CALLS_END, _CALL: _CALLS_END}, _CALL, self._one)
 
     def _one(self) -> Reading[None]:
         """Read a call after its mark, with the mark after it, and report it. Raises Malformed."""

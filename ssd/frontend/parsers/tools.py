@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
@@ -147,6 +147,25 @@ class ToolParser(Machine):
         if not call.name or (known is not None and call.name not in known):
             raise Malformed
         self._call(call.name, "{}" if given is UNSET else object_in(bytes(given).decode()))
+
+    def _blocks(self, ends: Mapping[str, str], call: str, one: Callable[[], Reading[None]]) -> Reading[None]:
+        """Read content and blocks of calls: a mark in `ends` begins a block, and its value ends it.
+
+        `one` reads a call after its mark `call`, which may begin a block too, if it is in `ends`."""
+        while mark := (yield from self._content(*ends)):
+            try:
+                if mark != call:
+                    yield from self._text.skip_space()
+                    yield from self._text.expect(call)
+                more = True
+                while more:
+                    yield from one()
+                    yield from self._text.skip_space()
+                    more = yield from self._text.accept(call)
+            except Malformed:
+                self._give_back()
+            else:
+                yield from self._drop(ends[mark])
 
     def _drop(self, marker: str) -> Reading[bool]:
         """Leave out the marker after a call and return True; if other text comes, make the white space content."""
