@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml
 	command -v nvidia-smi >/dev/null || $(PIP) torch==2.13.0 || echo "torch 2.13.0 not found, taking another version"
 	command -v nvidia-smi >/dev/null || $(PIP) --no-deps triton==3.7.1 || echo "triton 3.7.1 not found, taking another version"
 	$(EDITABLE) ".[dev]"
+	$(BIN)/ssd pull
 	touch $@
 
 pull: venv ## fetch the built-in model pair (93 MB, once)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssd.bench.environment import environment, processors
-from ssd.bench.figures import Row
+from ssd.bench.figures import DISTURBED, Row, bounded, is_noise
 from ssd.bench.outputs import grid
 from ssd.errors import UsageError
 
@@ -129,7 +129,9 @@ def sentences(report: BenchReport) -> list[str]:
     about = f"{pair} {place} {processors(machine)}; {versions}, torch {machine['torch']}, Python {machine['python']}."
     emulated = report.emulation.notes(report.rows) if report.emulation else []
     plans = [f"{row['mode']} at {_case(row)}, in the end: {row['plan']}." for row in report.rows if row.get("plan")]
-    return [*filter(None, [report.hardware]), *plans, *report.notes, *emulated, about]
+    gains = [(row["over_ar"], row["acceptance_length"]) for row in report.rows if row.get("over_ar")]
+    disturbed = [DISTURBED] if any(is_noise(*gain) for gain in gains) else []
+    return [*filter(None, [report.hardware]), *plans, *disturbed, *report.notes, *emulated, about]
 
 
 def _case(row: Row) -> str:
@@ -141,6 +143,8 @@ def _cell(row: Row, key: str) -> str:
     value = row.get(key)
     if value is None:
         return "-"
+    if key == "over_ar":
+        return bounded(value, row["acceptance_length"])
     if key == "equal_to_ar":
         return f"{value}/{row['answers']}"
     if key == "hit_rate":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from ssd.bench.datasets import RANDOM, prompts
 from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import environment, processors, runs_on
+from ssd.bench.figures import DISTURBED, bounded, differing, is_noise, rows
 from ssd.bench.outputs import console, grid
+from ssd.bench.runs import Runs, latency
 from ssd.bench.settings import Protocol, Setting, Sweep
 from ssd.cli.bench_job import base_speculation, emulating, sized
 from ssd.cli.command import GroupedCommand, main_option
@@ -23,9 +25,6 @@ from ssd.config.params import DRAFTED, Speculation
 from ssd.emulation.agreement import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
-
-if TYPE_CHECKING:
-    from ssd.bench.runs import Runs
 
 _EXAMPLES = """
 ssd demo
@@ -91,8 +90,7 @@ class _Gain(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """Return True if the gain is impossible: a round yields `length` tokens and is no faster than one of `ar`."""
-        return self.over > 1.05 * self.length
+        return is_noise(self.over, self.length)
 
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
@@ -122,7 +120,8 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
     click.secho("\nIn short: tok/s of plain decoding, and with speculation", bold=True)
     for title, gain in (("a story", story), ("an edit", edit), ("70B, emulated", emulated)):
         said = f"{gain.mode}, disturbed" if gain.is_noise else gain.mode
-        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {gain.over:.2f} times ({said})")
+        times = bounded(gain.over, gain.length)
+        click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {times} times ({said})")
     click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
     click.echo(_NEXT.format(target=shlex.quote(engine.target)))
 
@@ -146,8 +145,6 @@ def _headline(title: str, about: str, protocol: Protocol) -> None:
 
 def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Protocol) -> _Gain:
     """Show an answer in the mode asked for, then let `ar` and that mode answer by turns. See `_reported`."""
-    from ssd.bench.runs import latency
-
     asked = Setting(config.speculation.mode, config.speculation)
     settings = [asked] if asked.name == "ar" else [Setting("ar", Speculation("ar")), asked]
     click.secho(f"{asked.name}> {prompt}\n", bold=True)
@@ -160,8 +157,6 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
 
 def _emulated(max_tokens: int) -> _Gain:
     """Let the paper's pair answer on emulated devices. See `_reported`."""
-    from ssd.bench.runs import latency
-
     pair, options = PRESETS["llama"], EngineOptions()
     emulation = Emulation(pair.times, pair.agreement(0.0))
     settings = Sweep(("ar", "sd", "ssd"), (pair.lookahead,), ((pair.fan_out,),)).settings(base_speculation(options))
@@ -179,8 +174,6 @@ def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: 
     """Print the figures of `runs`, compare all ids with those of `ar`, and return the last setting's gain.
 
     `shown` is one more answer to the same prompt."""
-    from ssd.bench.figures import differing, rows
-
     found = rows(settings, runs, 0.0)
     plain, asked = found[0]["tok_s"], found[-1]
     cells = [
@@ -188,7 +181,7 @@ def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: 
             row["mode"],
             runs_on(config, setting.speculation.mode) or "emulated",
             f"{row['tok_s']:.1f}",
-            f"{_ratio(row['tok_s'], plain):.2f}",
+            bounded(_ratio(row["tok_s"], plain), row["acceptance_length"]),
             f"{row['acceptance_length']:.2f}",
         )
         for setting, row in zip(settings, found, strict=True)
@@ -200,7 +193,7 @@ def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: 
     if gain.plan:
         click.echo(f"{gain.mode}: {gain.plan}.")
     if gain.is_noise:
-        click.echo("Other programs disturbed this: no real gain is larger than the acceptance length.")
+        click.echo(DISTURBED)
     same = not differing(found) and (shown is None or shown.token_ids == runs["ar"][0].completions[0].token_ids)
     click.echo("The same tokens." if same else "The tokens DIFFER: see docs/exactness.md.")
     return gain

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from ssd.bench.outputs import console, grid
+from ssd.cli.session import process_setup, starting
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
+from ssd.kernels import build
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, mtp, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
@@ -202,12 +204,16 @@ def _list() -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--force", is_flag=True, help="Fetch a built-in model again although it is there.")
-def pull(name: str, force: bool) -> None:
-    """Fetch the built-in model NAME, or the hub model ORG/NAME, and print its folder.
+def pull(name: str | None, force: bool) -> None:
+    """Fetch the built-in model NAME, or the hub model ORG/NAME, and print its folder. Compile the kernels before.
 
-    A file that was downloaded completely is not downloaded again."""
+    What is there already is not fetched or compiled again. Without NAME the kernels are compiled alone."""
+    with process_setup(), starting(""):
+        build.library()
+    if name is None:
+        return
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
     if name in BUILTIN and not fetch(name, force=force):

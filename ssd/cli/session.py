@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,10 @@ from ssd.client import Client, Completion
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams
 from ssd.errors import UsageError
+from ssd.ipc.messages import Loading
 from ssd.ipc.process import log_level
 from ssd.ipc.public import ChatMessage, Description, Metrics, printable
+from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
@@ -159,7 +161,12 @@ def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
 
 
 def loading(engine: Engine) -> AbstractContextManager[Any]:
-    """Show how much of the weights is read, on stderr, on a terminal only."""
+    """Show how an engine starts, on stderr, on a terminal only."""
+    return starting(f"loading {engine.config.target_name}", lambda: engine.loading)
+
+
+def starting(text: str, read: Callable[[], Loading] = lambda: Loading(0, 0)) -> AbstractContextManager[Any]:
+    """Show how much is compiled, then `text` and how much is `read`, on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
@@ -171,9 +178,10 @@ def loading(engine: Engine) -> AbstractContextManager[Any]:
     sign = Spinner("dots", style="status.spinner")
 
     def line() -> Table:
-        row, read = Table.grid(padding=(0, 1)), engine.loading
-        bar = (ProgressBar(read.total, read.done, width=30), f"{read.done / read.total:.0%}") if read.total else ()
-        row.add_row(sign, f"loading {engine.config.target_name}", *bar)
+        row, made, got = Table.grid(padding=(0, 1)), build.compilation, read()
+        done, total = (made.done, made.total) if made.total else (got.done, got.total)
+        bar = (ProgressBar(total, done, width=30), f"{done / total:.0%}") if total else ()
+        row.add_row(sign, "compiling kernels, once" if made.total else text, *bar)
         return row
 
     return Live(get_renderable=line, console=Console(stderr=True), refresh_per_second=10, transient=True)

@@ -77,6 +77,7 @@ class Frontend:
         self._drained: asyncio.Future[None] = loop.create_future()
         self._beat()
         self.manager = RequestManager(self._config, self._child.epoch, self._send)
+        self.manager.kernels = self._child.start.kernels
         self._guard = ConnectionGuard(lambda: self.manager.budget.held)
         if self._child.start.http_fd >= 0:
             self._open_http()

@@ -262,5 +262,9 @@ class PrometheusExporter(Collector, Observer):
             "num_requests_running": ("Requests in the batch.", load.running),
             "num_requests_waiting": ("Requests that are open and not in the batch.", waiting),
             "kv_cache_usage_perc": ("Part of the KV cache in use, 0 to 1.", load.kv_cache_usage),
+            "compiled_kernels": (
+                "Whether CPUs compute by compiled kernels; without, much slower.",
+                self._manager.kernels,
+            ),
             "draft_up": ("Whether a draft has joined the target and is used.", load.draft_state == "up"),
         }

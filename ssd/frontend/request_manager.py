@@ -84,6 +84,7 @@ class RequestManager:
         self.texts = Preparation(config, self._accept, self._fail)
         self.state: State = "loading"
         self.load = Load()
+        self.kernels = True
         self.bad_frames = 0
         self.observers: list[Observer] = []
         self.budget = MemoryBudget()

@@ -61,8 +61,9 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `death_fd` reaches end of file when the supervisor ends. `http_fd` is the socket that listens for HTTP. The other
     descriptors are memfds: the speculation board, draft probabilities, hidden states (`features_fd`), heartbeats and
-    trace rings. -1 means that the child needs none. The ranks of a target share a `group`, the epoch of its first
-    rank. On several machines they meet in the store at `meeting`, "HOST:PORT"."""
+    trace rings. -1 means that the child needs none. Without `kernels` the child computes by torch alone. The ranks of a
+    target share a `group`, the epoch of its first rank. On several machines they meet in the store at `meeting`,
+    "HOST:PORT"."""
 
     role: str
     epoch: int
@@ -76,6 +77,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_fd: int = -1
     trace_fd: int = -1
     http_fd: int = -1
+    kernels: bool = True
     rank: int = 0
     group: int = 0
     meeting: str = ""

@@ -15,23 +15,33 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ssd.system.files import cache_dir
+from ssd.system.files import cache_dir, lock
 
 log = logging.getLogger("ssd.kernels")
 
 _HERE = Path(__file__).parent
-# The largest first: it takes longest.
-_SOURCES = sorted(_HERE.glob("*.c"), key=lambda file: -file.stat().st_size)
+# Processor seconds of the files that take longest, on a Xeon of two cores. They begin first.
+_SECONDS = {"rounded.c": 36, "grouped.c": 16, "products.c": 3}
+
+
+def _expected(sources: Sequence[Path]) -> int:
+    return sum(_SECONDS.get(file.name, 1) for file in sources)
+
+
+_SOURCES = sorted(_HERE.glob("*.c"), key=lambda file: -_expected([file]))
 _HEADERS = sorted(_HERE.glob("*.h"))
 # Floating-point flags and traps would keep loops from becoming vectors. The order of sums is kept.
 _FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _NATIVE = "-march=native"
-_SECONDS = 180  # a compiler may have to share the machine
+_MOST_SECONDS = 900  # processor time of one file; how long that takes depends on what else runs
+_SCRATCH = "compiling-"
 _COMPILERS = ("cc", "gcc", "clang")
 
 PREBUILT = "prebuilt"
@@ -56,12 +66,21 @@ def expected() -> bool:
     return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or runnable(flags))
 
 
+class Compilation:
+    """The compilation that this process does: `done` of `total` expected seconds; `total` is 0 if there is none."""
+
+    done = total = 0
+
+
+compilation = Compilation()
+
+
 @cache
 def library() -> Path | None:
     """Return the path of the compiled kernels; None with `SSD_KERNELS=0`, or if they cannot be compiled.
 
     The latter logs a warning. Kernels that the wheel brings for this processor come before a compilation, unless `CC`
-    names a compiler."""
+    names a compiler. Concurrent calls wait for the first one, also those of other processes."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
     if not os.environ.get("CC") and (packaged := prebuilt(_processor().split())):
@@ -93,7 +112,13 @@ def _compiled(compiler: list[str]) -> Path:
     parts += [" ".join((*command, *_FLAGS)).encode(), _processor().encode()]
     final = cache_dir() / "kernels" / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     if not final.exists():
-        compile_into(final, command)
+        with lock(final.parent / ".lock"):
+            for left in (*final.parent.glob(f"{_SCRATCH}*"), *final.parent.glob("tmp*")):  # by a killed process
+                shutil.rmtree(left, ignore_errors=True)
+            if not final.exists():
+                seconds = max(max(_SECONDS.values()), _expected(_SOURCES) / len(os.sched_getaffinity(0)))
+                log.warning("compiling kernels, once: about %.0f s, more on a busy machine", seconds)
+                compile_into(final, command)
     return final
 
 
@@ -102,19 +127,44 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
 
     With `load`, a file that does not load here is not kept. Raises what writing files and running a compiler raise."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
-        made, objects = Path(scratch) / final.name, [str(Path(scratch) / f"{file.stem}.o") for file in _SOURCES]
+    with (
+        tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=final.parent) as scratch,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        _process_group() as group,
+    ):
 
         def run(*arguments: str) -> None:
-            whole = [*command, *_FLAGS, *arguments]
-            subprocess.run(whole, check=True, capture_output=True, text=True, timeout=_SECONDS)
+            whole = ["sh", "-c", f'ulimit -t {_MOST_SECONDS}; exec "$@"', "sh", *command, *_FLAGS, *arguments]
+            environment = {**os.environ, "TMPDIR": scratch}
+            subprocess.run(whole, check=True, capture_output=True, text=True, process_group=group, env=environment)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda file, to: run("-c", str(file), "-o", to), _SOURCES, objects))
-        run("-o", str(made), *objects, "-lm")
+        def compile_file(file: Path) -> str:
+            to = f"{scratch}/{file.stem}.o"
+            run("-c", str(file), "-o", to)
+            compilation.done += _expected([file])
+            return to
+
+        compilation.done, compilation.total = 0, _expected(_SOURCES)
+        try:
+            made = Path(scratch) / final.name
+            run("-o", str(made), *pool.map(compile_file, _SOURCES), "-lm")
+        finally:
+            compilation.total = 0
         if load:
+            _load_openmp()
             ctypes.CDLL(str(made))
         made.replace(final)
+
+
+@contextmanager
+def _process_group() -> Iterator[int]:
+    """Yield a process group that is killed when the block ends, or with this process, however that ends.
+
+    Its leader waits for the end of a pipe that this process alone keeps open. To kill a compiler would not do: the
+    programs that it starts, as `cc1`, would go on."""
+    command = ["sh", "-c", "read -r _; kill -s KILL 0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as leader:
+        yield leader.pid
 
 
 def _processor() -> str:

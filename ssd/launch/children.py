@@ -119,6 +119,8 @@ def _signal_name(number: int) -> str:
 def _environment(start: Start) -> dict[str, str]:
     """Return the child's environment: a compute thread per core, GPUs numbered as in `ssd.config.gpus`, MPS."""
     environment, config = interpreter.environment(), start.config
+    if not start.kernels:
+        environment["SSD_KERNELS"] = "0"
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if start.cpus:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(len(start.cpus))

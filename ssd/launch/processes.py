@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import ExitStack
 
 from ssd.config.engine import EngineConfig
 from ssd.config.roles import target_roles
+from ssd.kernels import build
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.ray.ranks import Loss, RemoteRanks
 from ssd.launch.resources import SharedResources
+
+log = logging.getLogger("ssd.launch")
 
 
 class Processes:
@@ -22,8 +26,8 @@ class Processes:
     def __init__(
         self, running: dict[str, ChildProcess], config: EngineConfig, held: ExitStack, http_fd: int, stderr: int | None
     ) -> None:
-        """Take places and shared memory. Raises UsageError or SsdError if there is none."""
-        self.running, self.shared = running, SharedResources(held, config)
+        """Take places and shared memory, and compile the kernels. Raises UsageError or SsdError without a place."""
+        self.running, self.shared = running, SharedResources(held, config, kernels=_has_kernels(config))
         self._config, self._http_fd, self._stderr = config, http_fd, stderr
         self._variables: dict[str, str] = {}  # of this engine's own MPS, and of the GPUs that Ray gave
         if config.mps and mps.state() != "running":
@@ -71,6 +75,15 @@ class Processes:
             for process in self.running.values():
                 ends.callback(process.end, deadline)
             self.shared.close_death_pipe()
+
+
+def _has_kernels(config: EngineConfig) -> bool:
+    """Compile the kernels, once for all processes; return False if a CPU has to compute without them."""
+    devices = {config.device, config.draft_device if config.has_draft else config.device}
+    if "cpu" not in devices or config.load_format == "mock" or build.library() is not None:
+        return True
+    log.warning("this engine runs without compiled kernels: a CPU computes two to four times slower")
+    return False
 
 
 def _package(config: EngineConfig, role: str) -> str:

@@ -203,7 +203,7 @@ class Supervisor:
         self._socket = sockets.router(context, f"ipc://{shared.directory}/{sockets.SUPERVISOR}")
         self._life.advance(Stage.STARTING)
         liveness = Liveness(heartbeats, self._config.step_timeout)
-        self.publisher = Publisher(context, shared.directory, self._config, shared.trace_fd, heartbeats)
+        self.publisher = Publisher(context, shared.directory, self._config, shared.trace_fd, heartbeats, shared.kernels)
         try:
             for role in ROLES:
                 if role != "draft" or self._config.has_draft:

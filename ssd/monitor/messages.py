@@ -39,7 +39,7 @@ class Snapshot(InternalMessage, frozen=True):
     """The state of an engine at `at` (CLOCK_MONOTONIC in ns, like all times).
 
     `engine` differs for every start of an engine. With `whole`, `traces` has every record that is still known, not
-    only the records since the last snapshot."""
+    only the records since the last snapshot. Without `kernels` a CPU computes by torch alone."""
 
     engine: Name
     at: Count
@@ -50,6 +50,7 @@ class Snapshot(InternalMessage, frozen=True):
     processes: Annotated[list[Process], Meta(max_length=16)]
     traces: Annotated[list[TraceNews], Meta(max_length=len(TRACED))] = msgspec.field(name="lanes")
     reports: Annotated[list[FrontendReport], Meta(max_length=16)]
+    kernels: bool = True
 
 
 SNAPSHOTS = internal(Snapshot)

@@ -39,9 +39,15 @@ class Publisher:
     """Publishes snapshots; the supervisor's thread calls it. `socket` is readable when a watcher comes or goes."""
 
     def __init__(
-        self, context: zmq.Context[Any], directory: Path, config: EngineConfig, trace_fd: int, heartbeats: Heartbeats
+        self,
+        context: zmq.Context[Any],
+        directory: Path,
+        config: EngineConfig,
+        trace_fd: int,
+        heartbeats: Heartbeats,
+        kernels: bool,
     ) -> None:
-        self.watched = False
+        self.watched, self._kernels = False, kernels
         self._config, self._trace_fd, self._heartbeats = config, trace_fd, heartbeats
         self._name = directory.name
         self._roles = roles(config)
@@ -88,6 +94,7 @@ class Publisher:
             processes=self._processes({child.role: child for child in children}, now),
             traces=[TraceNews(role, trace.news().tobytes()) for role, trace in self._traces.items()],
             reports=list(self._reports),
+            kernels=self._kernels,
         )
         self.socket.send_multipart(pack(snapshot), flags=zmq.NOBLOCK)  # a PUB drops, it never waits
         self._reports.clear()

@@ -36,11 +36,14 @@ def reason(verdict: str) -> str:
     return _REASONS.get(verdict, verdict)
 
 
-def causes(pipeline: Pipeline, misses: Mapping[str, int], rounds: int, states: Mapping[str, str]) -> list[str]:
-    """Return sentences that say what holds the engine up: absent processes, then target, cache and draft.
+def causes(
+    pipeline: Pipeline, misses: Mapping[str, int], rounds: int, states: Mapping[str, str], kernels: bool = True
+) -> list[str]:
+    """Return sentences that say what holds the engine up: absent processes and kernels, then target, cache and draft.
 
     `misses` counts by reason over `rounds`; `states` are the states of the processes by role."""
-    return [*_absent(states), *_of_target(pipeline, misses), *_of_cache(misses, rounds), *_of_draft(pipeline)]
+    slow = [] if kernels else ["no compiled kernels: the CPU is two to four times slower; the log says why"]
+    return [*_absent(states), *slow, *_of_target(pipeline, misses), *_of_cache(misses, rounds), *_of_draft(pipeline)]
 
 
 def _absent(states: Mapping[str, str]) -> Iterator[str]:

@@ -133,7 +133,9 @@ def figures(history: History, window: float) -> Figures:
         end_to_end=percentiles([((m.time_to_first_token_ms + m.generation_time_ms) / 1e3, 1) for m in finished]),
         speculating=speculating,
         pipeline=pipeline,
-        stalls=causes(pipeline, speculating.misses, speculating.rounds, {p.role: p.state for p in processes}),
+        stalls=causes(
+            pipeline, speculating.misses, speculating.rounds, {p.role: p.state for p in processes}, last.kernels
+        ),
         running=history.load.running,
         waiting=max(0, history.open_requests - history.load.running),
         kv_cache_usage=history.load.kv_cache_usage,

@@ -1,11 +1,15 @@
-"""The cache folder, and bounded reads of files that people and models name.
+"""The cache folder, its locks, and bounded reads of files that people and models name.
 
 A read never takes more than a bound, and never waits for a writer to open a pipe."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +23,22 @@ def cache_dir() -> Path:
     if own := os.environ.get("SSD_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ssd"
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold the file lock; the kernel drops it when this process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process, which holds {path}", file=sys.stderr)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:

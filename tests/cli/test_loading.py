@@ -10,6 +10,7 @@ import torch
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from tests.cli.terminal import terminal
+from tests.faults.engine import gone
 from tests.models import tiny
 
 ONE_TOKEN = ("--mode", "ar", "--max-tokens", "1", "--raw", "a")
@@ -29,6 +30,21 @@ def test_a_bar_shows_how_far_the_weights_are(target: Path) -> None:
         seen.wait_for(r"loading little [^\n]*\d+%")
         assert seen.end() == 0
         assert not any("loading" in line for line in seen.lines()), "it goes when it is done"
+
+
+def test_a_bar_shows_how_far_the_compiling_is(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the compilers; `ssd pull` compiles ahead, with the same bar."""
+    begun, compiler = tmp_path / "begun", tmp_path / "my-cc"
+    compiler.write_text(f"#!/bin/sh\necho $$ >> {begun}; exec sleep 100\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    for asked in (command(target), ("-m", "ssd.cli.main", "pull")):
+        with terminal(*asked) as seen:
+            seen.wait_for(r"compiling kernels, once[^\n]*0%")
+            assert seen.end("\x03") == 130
+        assert all(gone(int(pid), within_s=10) for pid in begun.read_text().split())
+        assert [entry.name for entry in (tmp_path / "kernels").iterdir()] == [".lock"]
 
 
 def test_json_comes_without_it(target: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -23,10 +24,15 @@ from ssd.client import Client
 from ssd.config.params import SamplingParams
 from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
+from ssd.kernels import build
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from tests.cli.launched import running as launched
 from tests.cli.terminal import PATIENCE_S, Terminal, terminal
 from tests.faults.engine import running_engine
+from tests.models import tiny
 
 TOP = ["-m", "ssd.cli.main", "top"]
 LEFT, SHOWN = r"\x1b\[\?1049l", r"\x1b\[\?25h"
@@ -297,6 +303,26 @@ def test_an_engine_here_is_known_by_its_url_port_and_pid(runtime: Path) -> None:
             with pytest.raises(UsageError, match=f"no engine .* at {wrong}; .*{said['http']} .pid {process.pid}"):
                 address(wrong)
         assert run("--once", "--address", "1").returncode == 2
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_an_engine_without_kernels_says_so(
+    kernels: bool, runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At every start, in its metrics, and to who watches it."""
+    build.library.cache_clear()
+    if not kernels:
+        monkeypatch.setenv("SSD_KERNELS", "0")
+    config = resolve(EngineOptions(target=str(tiny.llama(runtime / "tiny")), mode="ar"), ServerOptions(port=0))
+    for _ in range(1 if kernels else 2):
+        with Engine(config) as engine:
+            assert ("without compiled kernels" in caplog.text) is not kernels
+            caplog.clear()
+            with urlopen(f"{engine.url}/metrics") as answer:
+                assert f'ssd:compiled_kernels{{model_name="tiny"}} {kernels:.1f}' in answer.read().decode()
+            said = json.loads(run("--once", "--json").stdout)["stalls"]
+            assert any("no compiled kernels" in line for line in said) is not kernels
+    build.library.cache_clear()
 
 
 def test_the_demo_needs_no_engine_and_no_colour_is_used_where_none_is_wanted(tmp_path: Path) -> None:

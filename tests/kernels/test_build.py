@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from ssd.kernels import build
+from ssd.system import interpreter
+from tests.faults.engine import gone
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -25,12 +29,75 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     build.library.cache_clear()
 
 
-def test_it_is_compiled_once(fresh: Path) -> None:
+def kept(cache: Path) -> set[str]:
+    """The files and folders of compiled kernels, without the lock."""
+    return {entry.name for entry in (cache / "kernels").iterdir()} - {".lock"}
+
+
+def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(logging_compiler(fresh, 'exec cc "$@" -O0')))
     first = build.library()
-    assert first is not None and list((fresh / "kernels").iterdir()) == [first]
+    assert first is not None and kept(fresh) == {first.name}
     made = first.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library() == first and first.stat().st_mtime_ns == made
+
+
+def logging_compiler(folder: Path, does: str) -> Path:
+    """A compiler that writes its arguments, a line a call, and then `does` something."""
+    compiler = folder / "my-cc"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{does}\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
+_COMPILE = "import logging; from ssd.kernels import build; logging.basicConfig(); print(build.library(), flush=True)"
+
+
+def compiling(compiler: Path) -> subprocess.Popen[str]:
+    """Another process that needs the kernels."""
+    environment = interpreter.environment() | {"CC": str(compiler)}
+    command = [sys.executable, "-c", _COMPILE]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_processes_that_start_at_once_compile_each_file_once(fresh: Path) -> None:
+    compiler = logging_compiler(fresh, 'exec cc "$@" -O0')
+    processes = [compiling(compiler) for _ in range(3)]
+    told = [process.communicate()[0] for process in processes]
+    (library,) = {*told}
+    assert Path(library.strip()).is_file()
+    calls = (fresh / "calls").read_text().splitlines()
+    files = [word for call in calls for word in call.split() if word.endswith(".c")]
+    assert sorted(files) == sorted(map(str, Path(build.__file__).parent.glob("*.c")))
+    assert len(calls) == len(files) + 1, "and the objects are linked once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_compilers_end_with_the_process_that_needs_them(number: signal.Signals, fresh: Path) -> None:
+    """Also the programs that a compiler has started, as `cc1`; the next process sweeps, and begins again."""
+    begun = fresh / "begun"
+    os.mkfifo(begun)
+    compiler = logging_compiler(fresh, f"sh -c 'echo $$ > {begun}; exec sleep 100' & wait")
+    process = compiling(compiler)
+    pid = int(begun.read_text().split()[0])
+    process.send_signal(number)
+    process.communicate()
+    assert gone(pid, within_s=10)
+    assert number is not signal.SIGINT or kept(fresh) == set(), "the scratch folder is left"
+    (fresh / "kernels" / "tmpold").mkdir(parents=True)
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    process = compiling(compiler)
+    assert process.communicate()[0] == "None\n" and kept(fresh) == set()
+
+
+def test_processor_time_ends_a_compiler_not_the_time_that_others_take(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "_MOST_SECONDS", 1)
+    monkeypatch.setenv("CC", str(logging_compiler(fresh, "while :; do :; done")))
+    assert build.library() is None and kept(fresh) == set()
+    assert "torch has to do without" in caplog.text
 
 
 @pytest.mark.parametrize("slow", ["v3", "v4"])
@@ -46,7 +113,7 @@ def test_the_kernels_of_a_wheel_that_are_fastest_here_are_taken(
     assert build.prebuilt(needs["v3"], tmp_path) == tmp_path / "cpu-v3.so", "it cannot run the other"
     found = tmp_path / f"cpu-{'v4' if slow == 'v3' else 'v3'}.so"
     assert build.prebuilt(needs["v4-vnni"], tmp_path) == found, "there are none for v4-vnni"
-    (note,) = (tmp_path / "kernels").iterdir()
+    note = tmp_path / "kernels" / kept(tmp_path).pop()
     note.write_text(build.file_name(slow))
     assert build.prebuilt(needs["v4"], tmp_path) == tmp_path / build.file_name(slow), "it was timed again"
     note.write_text("nonsense")
@@ -98,7 +165,7 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(
     with caplog.at_level(logging.WARNING):
         assert build.library() is None
     assert "my-cc" in caplog.text and "no such target" in caplog.text
-    assert list((tmp_path / "kernels").iterdir()) == []
+    assert kept(tmp_path) == set()
 
 
 def test_a_compiler_whose_name_is_no_command_is_named(

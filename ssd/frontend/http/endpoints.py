@@ -135,6 +135,7 @@ def server_info(manager: RequestManager) -> dict[str, object]:
         "plan": load.plan,
         "dtype": config.dtype,
         "device": config.device,
+        "compiled_kernels": manager.kernels,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

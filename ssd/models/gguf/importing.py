@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ssd.errors import UsageError
-from ssd.models.download import building, lock
+from ssd.models.download import building
 from ssd.models.gguf.config import config_of
 from ssd.models.gguf.header import Header, read_header, shards_of
 from ssd.models.gguf.tensors import LINK_FILE, link_to, tensors_of
 from ssd.models.gguf.tokenizer import FILES, write_tokenizer
-from ssd.system.files import cache_dir
+from ssd.system.files import cache_dir, lock
 
 
 def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
