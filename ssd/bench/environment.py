@@ -85,7 +85,6 @@ def hardware(config: EngineConfig) -> str:
 
 
 def _place(device: str, cpus: set[int], ranks: int) -> str:
-    """Return a device, with its number of cores or of GPUs."""
     if device == "cpu":
         return _count(len(cpus or os.sched_getaffinity(0)))
     numbers = gpus.of_ranks(device, ranks)

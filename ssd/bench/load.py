@@ -177,7 +177,6 @@ def _ttft(answer: Answer) -> float:
 
 
 def _tpot(answer: Answer) -> Iterator[float]:
-    """Yield seconds per token after the first; nothing for an answer of a single token."""
     if answer.completion_tokens > 1:
         yield (answer.ended - answer.sent - _ttft(answer)) / (answer.completion_tokens - 1)
 

@@ -135,7 +135,6 @@ class BenchOptions(NamedTuple):
 
 
 def _take_preset(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Make the preset's values defaults: options given by name win."""
     if name is not None:
         _set_defaults(ctx, **_PRESETS[name])
     return name
@@ -223,7 +222,6 @@ _OPTIONS: list[Callable[..., Any]] = [
 
 
 def _take_devices(ctx: click.Context, param: click.Parameter, value: DeviceTimes | Preset | None) -> Any:
-    """Make the preset's K and fan-out defaults."""
     if isinstance(value, Preset):
         _set_defaults(ctx, lookaheads=[str(value.lookahead)], fan_outs=[str(value.fan_out)], dataset=datasets.RANDOM)
     return value

@@ -127,7 +127,6 @@ def serve(
 
 
 def _refuse_engine_options(context: click.Context) -> None:
-    """Raise UsageError for options that the server of --url has decided already."""
     for option in context.command.params:
         if option.name in _DECIDED_THERE and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"{option.opts[0]} is not for --url, whose server is used as it is")

@@ -50,7 +50,6 @@ _Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]], int]  # a
 
 
 def _swept(text: str, values: Wholes, default: str, *names: str) -> Callable[..., Any]:
-    """Return an option that takes several values, with the help `text`."""
     return click.option(*names, type=values, default=default, show_default=True, help=text)
 
 
@@ -131,7 +130,6 @@ def plan(
 
 
 def _check_base(context: click.Context, paper: bool, file: Path | None) -> None:
-    """Raise UsageError for options that contradict each other."""
     if paper and file is not None:
         raise UsageError("give --paper or --profile, not both")
     for name in ("temperature", *_PLACED) if paper or file is not None else ():
@@ -438,7 +436,6 @@ def _ranges(ranges: Ranges) -> str:
 
 
 def _said(figure: str) -> str:
-    """Return a figure's name as that of its option."""
     return figure.removesuffix("_s").replace("_", "-")
 
 

@@ -115,7 +115,6 @@ class _Top:
         self._hear(_FIRST_LOOK_S)
 
     def _hear(self, seconds: float) -> None:
-        """Add the snapshots of the next `seconds` to the history."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             snapshot = self._source.receive(min(left, _TICK_S))

@@ -157,7 +157,6 @@ class AsyncClient(ClientSteps):
     # -- the event loop -----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Have the event loop call `_pump` when the transport has news."""
         if self._watched or self._connection.closed:
             return
         self._loop = asyncio.get_running_loop()

@@ -267,7 +267,6 @@ class SmallerDraft:
         return sum(chunk.stop - chunk.start for chunk in chunks.values()), moving
 
     def _fits(self, frontier: Frontier) -> bool:
-        """Return True for a path, and for a chain that fits into this model's context."""
         longest = frontier.tree.base + frontier.fork + len(frontier.text) + frontier.left
         return frontier.cell is None or longest <= self.drafter.max_position
 

@@ -189,7 +189,6 @@ def listed_outcomes(tree: Tree) -> list[tuple[int, int]]:
 
 
 def _new_forks(tree: Tree) -> Iterator[int]:
-    """Yield the forks that have become predictable since the last call."""
     if tree.in_flight is None or tree.speculation.mode != "ssd":
         return iter(())
     # A winner that lost its cell has its guesses, but its keys and values are not computed again yet.
@@ -197,7 +196,6 @@ def _new_forks(tree: Tree) -> Iterator[int]:
 
 
 def _note_node(tree: Tree, fork: int) -> Node:
-    """Make the node after `fork` trunk tokens, and keep it with the chains."""
     guess, in_flight = tree.guesses[fork], tree.trunk[fork] if fork < tree.verified else None
     copied = copied_after(tree, tree.trunk[:fork])
     node = Node(guess.candidates, guess.scores, in_flight, copied, tree.law.temperature, tree.rule.shares_noise)

@@ -161,7 +161,6 @@ def _kind(node: Node) -> tuple[int, bool]:
 
 
 def _raise(chances: dict[int, float], token: int, chance: float) -> None:
-    """Raise a token's probability to at least `chance`, at the expense of all others."""
     before = chances.get(token, 0.0)
     if chance > before:
         for other in chances:

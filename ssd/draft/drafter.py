@@ -342,7 +342,6 @@ class DraftSampler:
         return min(candidates_of(own.tree for own in rows), self._vocabulary.listed)
 
     def _prepare(self, rows: Sequence[LogitRows]) -> None:
-        """Compute the noise that the rows share with the target."""
         shared = [own for own in rows if own.tree.law.temperature > 0 and _shares(own)]
         self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
 

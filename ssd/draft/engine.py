@@ -167,7 +167,6 @@ class DraftEngine:
         self._give_back(tree.chains.clear())
 
     def _give_back(self, chains: Sequence[Chain]) -> None:
-        """Free the cells of chains that are no longer needed."""
         cells = [chain.cell for chain in chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
         self.cascade.forget_chains(cells)
@@ -209,7 +208,6 @@ class DraftEngine:
         return True
 
     def _use_cores(self, in_turn: bool) -> None:
-        """Compute on all cores if the models work in turn, else on the draft's own."""
         if self._team is not None:
             self._team.use(all_cores=in_turn)
 
@@ -265,7 +263,6 @@ class DraftEngine:
 
 @lru_cache(1)  # a new engine after a lost target needs the same
 def _compiler(config: EngineConfig) -> GrammarCompiler:
-    """Return the compiler of grammars over the target's vocabulary."""
     checkpoint = inspect(Path(config.target), weights=False)
     return GrammarCompiler(checkpoint.directory, config.vocab_size, stop_token_ids(checkpoint))
 

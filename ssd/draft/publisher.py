@@ -57,7 +57,6 @@ class Publisher:
         self._unposted.pop(tree, None)
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
-        """Write the draft probabilities of an entry's tokens from the `start`-th on, under the ratio rule."""
         if self._draft_probs is not None and tree.rule.needs_draft_probs:
             tokens = [guess.token for guess in guesses]
             probs = [guess.draft_probs for guess in guesses if guess.draft_probs is not None]

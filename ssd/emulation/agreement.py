@@ -72,7 +72,6 @@ def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
 
 
 def _hit_rates(a: float, lookahead: int, fan_out: int) -> tuple[float, float]:
-    """Return the lowest and highest possible hit rate."""
     return 1 - _misses(a, float(MOST_DECOYS), lookahead, fan_out), 1 - _misses(a, 0.0, lookahead, fan_out)
 
 

@@ -108,7 +108,6 @@ class AdjustmentTable:
             self._add(new)
 
     def _add(self, places: Sequence[int]) -> None:
-        """Count the tokens at these places of the flat table once more."""
         self._new.wait()
         self._new.host[0], self._new.host[1] = self._text.numel() - 1, 0  # in the neutral slot, where nothing is added
         self._new.host[0, : len(places)], self._new.host[1, : len(places)] = places, ONCE

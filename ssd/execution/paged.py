@@ -72,7 +72,6 @@ class PagedContext(BaseContext):
 
 
 def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVSpans:
-    """Return the keys and values that each token of the batch sees, its own last."""
     slots, starts = cache.all_slots([row.pages for row in rows], [row.stop for row in rows])
     begin = [start for start, row in zip(starts, rows, strict=True) for _ in row.token_ids]
     count = [position + 1 for position in positions]
@@ -80,7 +79,6 @@ def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVS
 
 
 def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tensor], None]:
-    """Return a function (layer, k, v) that stores the keys and values of the batch's tokens."""
     numbers = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
     slots = torch.tensor(numbers, dtype=torch.long, device=cache.keys.device)
     return lambda layer, k, v: cache.write(layer, slots, k, v)
@@ -138,7 +136,6 @@ def _taken(kind: Tensor, span: Span) -> Tensor:
 
 
 def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
-    """Attend a query at a time."""
     before = keys.shape[0] - q.shape[0]
     parts = [
         attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])

@@ -67,7 +67,6 @@ def secure_router(
 
 
 def _guard(context: zmq.Context[Any], directory: Path) -> None:
-    """Answer libzmq's question at each handshake in `context`: is this client's key on the list?"""
     # A shadow context: destroying `context` must not close this thread's socket, which ends by itself.
     authenticator = Authenticator(zmq.Context.shadow(context.underlying), log=log)
     authenticator.configure_curve_callback(_DOMAIN, _AllowList(directory))

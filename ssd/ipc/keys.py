@@ -78,7 +78,6 @@ def new_client(directory: Path, name: str) -> Path:
 
 
 def _server_public(directory: Path) -> bytes:
-    """Return the engine's public key; write its file again if it is missing."""
     path = directory / "server.pub"
     if not path.exists() and has_server(directory):
         _write(path, _certificate(load_pair(directory / "server.secret").public))

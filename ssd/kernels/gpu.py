@@ -80,7 +80,6 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
 
 def _launches_early(device: torch.device) -> bool:
-    """Return True for a GPU of compute capability 9 or later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -336,7 +336,6 @@ def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> in
 
 
 def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """Return a draft with the tensors that it borrows from its target's files."""
     return pairs.borrowed(draft, target) if draft.tensors else draft
 
 

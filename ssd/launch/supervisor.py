@@ -243,7 +243,6 @@ class Supervisor:
             self._send_frontend(watch)
 
     def _poll_ms(self) -> int:
-        """Return the milliseconds until the next timer is due."""
         now = time.monotonic()
         dues = [restarts.due - now for restarts in self._restarts.values() if restarts.due is not None]
         dues.append(self.publisher.delay(now))
@@ -336,7 +335,6 @@ class Supervisor:
             self._lost(role, cause)
 
     def _hear(self, seconds: float) -> None:
-        """Wait up to `seconds` for messages of children, and read them."""
         self._socket.poll(int(1000 * seconds) + 1 if seconds else 0)
         self._read_statuses()
 

@@ -51,7 +51,6 @@ class Int8Linear:
 
 
 def _rounded(weight: Tensor) -> Groups:
-    """Round the weight to 8 bits, with one group for each output."""
     rounded, scales = round_to_int8(weight, LEVELS)
     return Groups(rounded.view(torch.uint8).bitwise_xor_(128), scales[:, None], None, 128)
 
@@ -90,7 +89,6 @@ def round_to_int8(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """Copy int8 [out, in] to the layout of oneDNN's product."""
     packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, [_ROWS_HINT, weight.shape[1]])
     return packed
 

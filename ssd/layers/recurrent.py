@@ -63,7 +63,6 @@ def _begin(states: Tensor, row: StateRow) -> Tensor:
 
 
 def _keep(states: Tensor, row: StateRow, done: int, state: Tensor) -> None:
-    """Write the state after `done` changes of a row to the slots that want it."""
     if row.target >= 0 and done == row.written:
         states[row.target] = state
     if row.save >= 0 and done == row.saved:
@@ -173,7 +172,6 @@ class GatedDelta:
 
 
 def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
-    """Yield each row with the place of its first new token in the batch."""
     yield from zip(rows, accumulate((row.tokens for row in rows), initial=0), strict=False)
 
 

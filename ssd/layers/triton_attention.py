@@ -180,5 +180,4 @@ def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two >= a positive number."""
     return 1 << (number - 1).bit_length()

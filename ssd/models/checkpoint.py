@@ -266,7 +266,6 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
-    """Raise UsageError unless every tensor is in the shard that the index names."""
     if (directory / "model.safetensors").is_file():
         return
     for name, shard in _weight_map(directory / "model.safetensors.index.json").items():

@@ -32,7 +32,6 @@ def fetch(folder: Path, size: int, sha256: str, download: Callable[[Path], Path]
 
 
 def _size_and_digest(path: Path) -> tuple[int, str]:
-    """Return the size of a file in bytes, and its sha256 in hex."""
     with path.open("rb") as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 

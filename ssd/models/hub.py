@@ -63,7 +63,6 @@ def ensure(name: str, revision: str | None = None) -> Path:
 
 
 def _with_config(directory: Path, named: str, hint: str = "") -> Path:
-    """Return the folder of a checkpoint; raise UsageError, with the `hint`, if it has no config.json."""
     if not (directory / "config.json").is_file():
         raise UsageError(f"{named} is not a checkpoint: it has no config.json{hint}")
     return directory

@@ -294,7 +294,6 @@ class _Parts:
         return self._info.shape[0], self._info.shape[1]
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Add the scales: one for the tensor, or `shape` of them."""
         info = self._tensors.get(f"{self._module}.{name}")
         one = info is not None and info.shape in ((), (1,))
         return self._add("scale", name, _FLOATS, info.shape if one and info is not None else shape)
@@ -324,7 +323,6 @@ class _Parts:
         return info
 
     def _check_groups(self, inputs: int, groups: int, name: str, scheme: _Scheme) -> None:
-        """Raise UsageError unless the groups have one of the config's group sizes."""
         if not any(groups * (size or inputs) == inputs for size in scheme.groups):
             sizes = " or ".join(str(size or inputs) for size in sorted(scheme.groups))
             raise UsageError(

@@ -93,7 +93,6 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
 
 
 def _beside(name: str) -> list[str]:
-    """Return the weights that are stacked into one with the weight `name`."""
     module, _, layer = name.removesuffix(".weight").rpartition(".")
     return [f"{module}.{other}.weight" for stack in _STACKS if layer in stack for other in stack if other != layer]
 

@@ -69,7 +69,6 @@ def unstacked(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> d
 
 
 def _parts(layer: str, outputs: int, by_turns: bool) -> dict[str, slice]:
-    """Return the outputs of each projection in a stack."""
     if layer == "down":
         return {"down_proj": slice(None)}
     if by_turns:

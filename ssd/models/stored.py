@@ -132,7 +132,6 @@ class StoredTensors:
         return part
 
     def _read(self, name: str, info: TensorInfo, piece: Piece | None = None) -> Tensor:
-        """Return a tensor of a safetensors file, or a piece of one."""
         file = self._opened(info)
         if isinstance(info, ExpertTensor):
             return info.of(file.get_slice(info.stack))[piece or ...]

@@ -223,7 +223,6 @@ def decisions(history: History) -> list[tuple[float, str]]:
 
 
 def _shares(spans: Iterable[Span]) -> dict[str, float]:
-    """Return shares of time by names of states, such as `verify` or `depth 3`."""
     sums = Counter[str]()
     for span in spans:
         name = span.state.name.lower()

@@ -201,7 +201,6 @@ def _flows(traces: Traces, begin: int) -> Iterator[Event]:
 
 
 def _request(end: EndEvent, begin: int) -> Iterator[Event]:
-    """Yield the begin of a request, its arrival at the target, and its end."""
     metrics = end.metrics
     lasted = int(1e6 * (metrics.time_to_first_token_ms + metrics.generation_time_ms))
     about = {"prompt": end.prompt_tokens, "completion": end.completion_tokens, "reason": end.reason}

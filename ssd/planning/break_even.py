@@ -124,7 +124,6 @@ def where(lead: Callable[[float], float], points: Sequence[float], whole: bool =
 
 
 def _lead(pair: Pair, found: Forecast, mode: str) -> float:
-    """Return the speed of `ssd` over that of `mode`, per device, less 1."""
     per_gpu = found.per_gpu(pair)
     return per_gpu["ssd"] / per_gpu[mode] - 1
 

@@ -77,7 +77,6 @@ def _droppable(group: Path) -> int:
 
 
 def _figures(file: Path) -> dict[str, str]:
-    """Return the content of a file in which names and numbers alternate."""
     words = _words(file)
     return dict(zip(words[::2], words[1::2], strict=False))
 

@@ -63,6 +63,5 @@ def _given(config: Config, name: str, default: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return the value in one short line, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

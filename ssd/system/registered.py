@@ -33,7 +33,6 @@ def entries(group: str) -> list[EntryPoint]:
 
 @cache
 def _installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the entry points of the packages on the `path`, from every package's file."""
     return list(entry_points(group=group))
 
 

@@ -59,7 +59,6 @@ class CoreCount:
         self._wait = _TO_CONFIRM if won else _WHILE_FEWER if self.count < self._most else _USUALLY
 
     def _other(self) -> int:
-        """Return the count to try, of fewer and of more cores by turns where there are both."""
         if not self._won_once:
             self._of_fewer = self.count == self._most or (self.count > 1 and not self._of_fewer)
         return max(1, self.count // 2) if self._of_fewer else min(self._most, 2 * self.count)

@@ -58,13 +58,11 @@ def chosen(config: EngineConfig, kernels: str) -> WeightFormat | None:
 
 
 def _only(config: EngineConfig) -> WeightFormat | None:
-    """Return the format that needs no timing; None if there is a choice."""
     formats = config.draft_formats
     return formats[0] if len(formats) == 1 or config.emulate is not None else None
 
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
-    """Return the fastest format; None unless every possible format, and no other, was timed."""
     if {*times.seconds} != {*map(str, config.draft_formats)}:
         return None
     return min(config.draft_formats, key=lambda one: times.seconds[str(one)])

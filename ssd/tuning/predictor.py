@@ -79,7 +79,6 @@ def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Seque
 
 
 def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:
-    """Return the hit rate of rounds with `depth` tokens in flight."""
     in_flight = round(depth)
     lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
     return hit_rate(measured.rate(max(1, in_flight)), lists, measured.misses)
@@ -202,7 +201,6 @@ def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead:
 
 
 def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
-    """List the fan-outs F_0..F_K to consider for one K."""
     if choices.fan_out:
         return [choices.fan_out]
     trees = [best_fan_out(measured, lookahead, budget) for budget in _budgets(lookahead + 1, choices.chains)]
@@ -216,7 +214,6 @@ def best_fan_out(measured: Measurements, lookahead: int, budget: int) -> tuple[i
 
 
 def _budgets(fewest: int, most: int) -> Iterator[int]:
-    """Yield numbers of chains from `fewest` to `most`, each about half more than the one before."""
     budget = fewest
     while budget <= most:
         yield budget

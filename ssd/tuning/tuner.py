@@ -238,13 +238,11 @@ class Tuning:
             self._judge(window)
 
     def _note_memory(self, round_: DecodingRound) -> None:
-        """Learn how much of the time goes to rounds in which the suffix memory helped."""
         seconds, tokens = (0.0, round_.brought) if not round_.remembered else (round_.seconds + round_.waited, 0)
         self._memory_s.note(seconds)
         self._other_tokens.note(tokens)
 
     def _far_behind(self, window: _Window) -> bool:
-        """Return True if rounds with a draft were much slower than plain decoding would be."""
         if window.setting is None or window.setting[0] not in DRAFTED:
             return False
         measured = self._measurements()

@@ -108,7 +108,6 @@ class Breaker:
         self._enter("half_open")
 
     def _proved(self, seen: Seen) -> bool:
-        """Return True if a draft on trial is of use: it had a token accepted, or won as much as required."""
         return bool(seen.accepted) if seen.gain is None else self._deficit <= -_TRIAL_DEFICIT
 
     def _complaint(self, seen: Seen, verify_s: float) -> str:

@@ -90,7 +90,6 @@ def _check_plain(config: EngineConfig, cause: str) -> None:
 
 
 def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
-    """Return True if the target's family shows the hidden states after these layers."""
     rows = [Row([0], 0, range(1))]
     context = runner.prepare(rows, layers)
     runner.forward(rows, context)

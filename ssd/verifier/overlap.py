@@ -110,7 +110,6 @@ class DeviceScheduler:
 
     @torch.inference_mode()
     def _warm_up(self, capture: bool) -> None:
-        """Run, or capture, everything once, with no rows."""
         captured = GraphPool(self._rows.device.device).capture if capture else once
         self._decide = captured(self._decide)
         self._decide()  # the next captures read its result
@@ -195,11 +194,9 @@ class DeviceScheduler:
     # -- what the device does ------------------------------------------------------------------------------------------
 
     def _make_decision(self) -> None:
-        """Compute the outcomes of the samples in `_tokens`, and look them up on the board."""
         self._decided, self._told = decide(self._rows.device, self._tokens, *self._board.words, _ROW, ENTRY)
 
     def _add_to_texts(self) -> None:
-        """Add the outcomes, which the host has not seen, to the texts that adjust the next logits."""
         table = self._runner.adjustments
         assert table is not None
         note_outcomes(self._rows.device, self._decided, table.words, NUMBERS, _ROW)
@@ -329,7 +326,6 @@ class OverlappedVerification:
 
 
 def _starts(lengths: Items[int]) -> list[int]:
-    """Return where rows of these lengths begin in a batch."""
     return list(accumulate(lengths, initial=0))[:-1]
 
 

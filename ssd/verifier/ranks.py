@@ -119,7 +119,6 @@ def _address(child: Child, rank: int) -> str:
 
 
 def _listen(child: Child) -> zmq.Socket[Any]:
-    """Return the socket for rank 0's messages, from this machine or another."""
     rank = child.start.rank
     if not child.start.meeting:
         return sockets.router(child.context, _address(child, rank))

@@ -203,7 +203,6 @@ class Scheduler:
 
 
 def _missing(sequence: Sequence) -> int:
-    """Return how many pages a sequence needs until its next token is computed."""
     return sequence.table.missing(len(sequence.tokens) + 1)
 
 

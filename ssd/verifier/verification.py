@@ -269,7 +269,6 @@ def _plain(part: Scheduled) -> bool:
 
 
 def _law(part: Scheduled) -> Law:
-    """Return the law that samples a part's outputs; greedy if they are not emitted."""
     return part.sequence.sampled_by if part.complete else Law()
 
 

@@ -99,7 +99,6 @@ class Answer:
         return TokenLogprob(token, likeliest[0][1], likeliest[:top])
 
     def _reason(self, token: int, position: int) -> FinishReason | None:
-        """Return why the answer ends with `token` at `position`, or None."""
         if token in self._stops and position + 1 >= self._min_tokens:
             return "stop"
         return "length" if position + 1 >= self._length else None

@@ -169,19 +169,16 @@ class _Mock:
                 self._running.pop(message.request, None)
 
     def _abort_all(self) -> None:
-        """Forget all requests, because nobody waits for them any more."""
         self._waiting.clear()
         self._running.clear()
 
     def _admit(self) -> None:
-        """Start the oldest waiting requests, up to `max_num_seqs`."""
         while self._waiting and len(self._running) < self._child.config.max_num_seqs:
             number = next(iter(self._waiting))
             request = self._running[number] = self._waiting.pop(number)
             request.started = time.perf_counter()
 
     def _step(self) -> Step:
-        """Compute one round of every running request and return the emissions."""
         emissions = [request.advance(self._round_s) for request in self._running.values()]
         for emission in emissions:
             if emission.finish_reason is not None:

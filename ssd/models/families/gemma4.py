@@ -228,7 +228,6 @@ def _frequencies(config: Config, kind: str, head_dim: int, max_position: int) ->
 
 
 def _check(config: Config) -> None:
-    """Raise `UsageError` if the config asks for what this family does not compute."""
     check_activation(config, "hidden_activation", ACTIVATION)
     if config.get("use_bidirectional_attention") == "all":
         raise UsageError("use_bidirectional_attention of all tokens is not supported: tokens may see no later ones")

@@ -163,7 +163,6 @@ class Attention:
         return self._qkv(x).view(x.shape[0], shape.heads + 2 * shape.kv_heads, shape.head_dim)
 
     def _rotated(self, projected: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as attention takes them."""
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         rotated = self._rotary(self.normalised(projected[:, : heads + kv_heads]), table)
         return rotated[:, :heads], rotated[:, heads:], projected[:, heads + kv_heads :]

@@ -254,7 +254,6 @@ class Qwen35:
         return GatedAttention({**config, "layer_types": None}, shape, weights.below("self_attn"), index, rotary)
 
     def _check(self, config: Config, weights: Weights) -> None:
-        """Raise `UsageError` if the config asks for what this family does not compute."""
         if weights.share.ranks.size > 1:
             raise UsageError("layers with a state are not split over ranks: use --tensor-parallel-size 1")
         check_activation(config)

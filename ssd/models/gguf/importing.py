@@ -75,6 +75,5 @@ def checkpoint_of(file: Path) -> Path:
 
 
 def _state(files: list[Path]) -> str:
-    """Return a hash of the files' paths, sizes and times of the last change."""
     stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())]
     return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:16]

@@ -110,7 +110,6 @@ def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str
 
 
 def _is_mtp(name: str, config: Mapping[str, Any]) -> bool:
-    """Return True for a tensor of a layer behind the model's last one."""
     match name.split("."):
         case ["blk", layer, *_] if layer.isdecimal() and "layer_types" in config:
             return int(layer) >= config["num_hidden_layers"]

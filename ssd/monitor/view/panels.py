@@ -114,7 +114,6 @@ def decisions(figures: Figures) -> Panel:
 
 
 def _grid(columns: int, padding: int = 2) -> Table:
-    """Return a table with a first column of words and other columns of numbers."""
     table = Table.grid(padding=(0, padding))
     table.add_column(no_wrap=True)
     for _ in range(columns - 1):

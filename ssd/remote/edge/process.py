@@ -145,7 +145,6 @@ class Relay:
         self._asked.clear()
 
     def _cancel(self, asked: Asked) -> None:
-        """Cancel a request upstream; end the connection if it does not take the message."""
         if asked.name is not None:
             del self._by_name[asked.name]
             if self._connection is not None and not self._connection.offer(Cancel(asked.name)):
@@ -245,7 +244,6 @@ class Relay:
             self._end(asked, replace(last, **end))
 
     def _ask_again(self, asked: Asked, code: str) -> None:
-        """Send a request again after a while."""
         assert asked.name is not None
         del self._by_name[asked.name]
         asked.restart()
@@ -253,7 +251,6 @@ class Relay:
         log.info("request %d is sent again: %s", asked.submit.request, code)
 
     def _pass_on(self, asked: Asked) -> None:
-        """Pass on the waiting chunk, if there is one."""
         if (emission := asked.fresh()) is not None:
             self._emissions.append(emission)
 
@@ -261,7 +258,6 @@ class Relay:
         self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
 
     def _end(self, asked: Asked, emission: Emission) -> None:
-        """Tell the frontend of a request's end, once."""
         if self._asked.pop(asked.submit.request, None) is None:
             return
         self._emissions.append(emission)

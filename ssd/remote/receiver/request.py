@@ -149,7 +149,6 @@ class Request:
         return self._shows(self._paths.values(), True)
 
     def _holds(self, path: Path) -> bool:
-        """Return True if a path agrees with the text and is longer."""
         since = len(self.text) - path.start
         return len(path.ids) > since and path.ids[:since] == self.text[path.start :]
 

@@ -119,7 +119,6 @@ class Requests:
         return True
 
     def _launch(self, number: int) -> Launch:
-        """Return the tokens that a request verifies now, and how far the draft should look ahead."""
         request = self._known[number]
         flight = request.flight or []
         return Launch(number, request.round, trunk_length(len(flight), self.ahead), flight)
@@ -152,7 +151,6 @@ class Requests:
         return "trunks"
 
     def _show(self, number: int, entries: Sequence[Shown]) -> None:
-        """Put entries of a request on the board."""
         if entries:
             keys = [Key(self._epoch, number, *entry[1:5]) for entry in entries]
             ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
