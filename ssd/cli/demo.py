@@ -52,7 +52,7 @@ _TURNS, _TURNS_S = 5, 8.0  # turns of each mode: at most five, in about eight se
 _EMULATED_PROMPTS, _EMULATED_TOKENS = 2, 96
 
 _INTRODUCTION = """\
-The demo compares plain decoding (mode ar) with speculation, three times, in less than a minute.
+The demo compares plain decoding (mode ar) with speculation, three times: less than a minute if nothing else runs.
 Several tokens are proposed, and one forward of the model checks them all. A token is kept only where it is the one
 that the model chooses itself: speculation changes the speed, not the tokens. The token ids are compared each time."""
 _ABOUT_STORY = """\

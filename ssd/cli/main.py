@@ -48,7 +48,7 @@ _COMMANDS = {
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "plan": ("ssd.cli.plan:plan", "Predict speeds over K, budget and batch, and when a draft device pays."),
     "keys": ("ssd.cli.remote:keys", "Make and list the keys for clients over the network."),
-    "pull": ("ssd.cli.models:pull", "Fetch a model before it is needed."),
+    "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),
     "models": ("ssd.cli.models:models", "List what can be run here, or say what a checkpoint is."),
 }
 _ALIASES = {"serve": "launch"}
