@@ -319,6 +319,5 @@ class SmallerDraft:
         return list(chains.values())
 
     def _start(self, frontier: Frontier) -> int:
-        """Return the index of the first chain token to compute, at the latest the last one."""
         assert frontier.cell is not None
         return min(common_prefix_length(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)

@@ -57,5 +57,4 @@ class DepthPolicy:
 
 
 def _within(seconds: float, depth_s: float) -> int:
-    """Return how many depths of `depth_s` seconds end in time, at least 1."""
     return max(1, min(int(seconds / max(1e-9, depth_s)), MAX_LOOKAHEAD))

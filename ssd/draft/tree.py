@@ -220,7 +220,6 @@ class Tree:
         return self.chains.cut(kept, self.trunk[kept] if kept < len(self.trunk) else None)
 
     def _launched_trunk(self, row: Launch) -> list[int]:
-        """Return the trunk from a launch on: the tokens of the target's own, or as before."""
         return list(row.tokens) or self.trunk
 
     def retune(self, speculation: Speculation) -> None:

@@ -50,7 +50,6 @@ class Linear:
 
 
 def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return the product on a GPU; with a dequantised weight if the kernels do not take its groups."""
     from ssd.layers import quantized
 
     if quantized.takes(weight):

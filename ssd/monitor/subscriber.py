@@ -71,7 +71,6 @@ class Subscriber:
         return None
 
     def _lost(self) -> None:
-        """Mark the engine as gone, and connect to another running one unless an address was given."""
         self.here = False
         if self._wanted is None and len(found := running_engines()) == 1 and found[0].address != self.address:
             self._socket.close()

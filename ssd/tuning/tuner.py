@@ -331,5 +331,4 @@ class Tuning:
         return self._choosers[batch]
 
     def _measurements(self) -> Measurements | None:
-        """Return the measurements for rows of the most frequent kind; None while no time was measured."""
         return self.estimates.measurements(max(set(self._kinds), key=self._kinds.count), self._draft)

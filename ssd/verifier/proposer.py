@@ -512,7 +512,6 @@ class BoardProposer(Proposer):
 
 
 def _memory_helped(results: Items[Result]) -> bool:
-    """Return True if the suffix memory brought more than a quarter of a round's tokens."""
     remembered = sum(result.outcome.accepted for result in results if result.source == "memory")
     return 4 * remembered > sum(1 + result.outcome.accepted for result in results)
 

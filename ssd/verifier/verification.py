@@ -264,7 +264,6 @@ def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outc
 
 
 def _plain(part: Scheduled) -> bool:
-    """Return True if every output is sampled, from logits that neither the request nor a filter changes."""
     return part.sequence.text is None and not part.sequence.filters and part.row.outputs == part.sampled
 
 
@@ -315,7 +314,6 @@ def _possible(part: Scheduled) -> Tensor | None:
 
 
 def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:
-    """Return the rows of `logits` that are sampled, part by part."""
     return [rows[-part.sampled :] for rows, part in zip(_split(logits, batch), batch, strict=True)]
 
 

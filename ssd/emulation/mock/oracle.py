@@ -112,7 +112,6 @@ class Answer:
 
 
 def _cache(position: int, draw: int) -> str:
-    """Return the made-up cache result of a round: a hit three times out of four."""
     if position < 2:
         return "first_round" if position else ""
     return "hit" if draw >> 62 else "token_not_covered"

@@ -282,7 +282,6 @@ def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
 
 
 def _lfm2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the kinds of layers: those without key heads have a convolution."""
     heads = said["attention.head_count_kv"]
     return {"layer_types": [FULL if count else CONVOLUTION for count in heads], "num_key_value_heads": max(heads)}
 

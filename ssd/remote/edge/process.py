@@ -139,7 +139,6 @@ class Relay:
                 self._cancel(asked)
 
     def _forget_all(self) -> None:
-        """Cancel all requests: nobody waits for them any more."""
         for asked in self._asked.values():
             self._cancel(asked)
         self._asked.clear()

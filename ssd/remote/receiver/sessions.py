@@ -150,7 +150,6 @@ class Sessions:
         return found
 
     def _home(self, owner: str) -> Session | None:
-        """Return the session for a request of a client; None if there is none."""
         mine = [session for session in self.joined if owner and session.client == owner]
         able = mine or ([] if self._own else self.joined)
         loads = Counter(session.number for session in self._homes.values())
