@@ -107,7 +107,8 @@ class DraftEngine:
             new = self.trees[message.request] = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
             new.shares_cores = self._team is not None
             if message.structured is not None:
-                new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
+                compiled = self._grammars.compile(message.structured, (message.owner, message.cache_salt))
+                new.grammar = DraftGrammar(compiled, message.prompt_length)
         elif isinstance(message, Outcomes):
             self._depths.note_outcome(time.perf_counter())
             for row in message.rows:
@@ -167,7 +168,6 @@ class DraftEngine:
         self._give_back(tree.chains.clear())
 
     def _give_back(self, chains: Sequence[Chain]) -> None:
-        """Free the cells of chains that are no longer needed."""
         cells = [chain.cell for chain in chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
         self.cascade.forget_chains(cells)
@@ -265,7 +265,6 @@ class DraftEngine:
 
 @lru_cache(1)  # a new engine after a lost target needs the same
 def _compiler(config: EngineConfig) -> GrammarCompiler:
-    """Return the compiler of grammars over the target's vocabulary."""
     checkpoint = inspect(Path(config.target), weights=False)
     return GrammarCompiler(checkpoint.directory, config.vocab_size, stop_token_ids(checkpoint))
 

@@ -178,7 +178,7 @@ class Admit(InternalMessage, frozen=True):
     """Begin or rebuild a sequence from its committed `token_ids`, all that a draft needs.
 
     `round` is the verification in flight, which carries no draft tokens. If `structured` is given, the tokens after
-    the first `prompt_length` obey it. `owner` is the name of the client's key, for a receiver alone."""
+    the first `prompt_length` obey it. `owner` is the name of the client's key."""
 
     request: RequestId
     slot: Count
