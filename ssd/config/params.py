@@ -49,6 +49,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheSalt = Annotated[str, Meta(max_length=512)]
+Scope = tuple[str, str]
+"""The client's key or its name, and `cache_salt`: only requests of one scope share what could tell by its time."""
 FanOut = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FAN_OUT)], ...], Meta(max_length=MAX_LOOKAHEAD + 1)]
 
 Pooling = Literal["auto", "last", "mean"]

@@ -107,7 +107,8 @@ class DraftEngine:
             new = self.trees[message.request] = self.tree_type(message, self._epoch, table, self.drafter.recurrent)
             new.shares_cores = self._team is not None
             if message.structured is not None:
-                new.grammar = DraftGrammar(self._grammars.compile(message.structured), message.prompt_length)
+                compiled = self._grammars.compile(message.structured, (message.owner, message.cache_salt))
+                new.grammar = DraftGrammar(compiled, message.prompt_length)
         elif isinstance(message, Outcomes):
             self._depths.note_outcome(time.perf_counter())
             for row in message.rows:

@@ -113,7 +113,8 @@ class Preparation:
                 request.params = msgspec.structs.replace(request.params, speculation=Speculation("ar"))
             self._accept(request, token_ids)
 
-        compiling = self._grammars.compile(asked, request.free(token_ids) if request.free else "")
+        scope = request.owner, request.params.cache_salt
+        compiling = self._grammars.compile(asked, scope, request.free(token_ids) if request.free else "")
         self._wait(request, compiling, compiled, "structured")
 
     def _wait(

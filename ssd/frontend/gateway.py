@@ -28,7 +28,7 @@ class _Client:
     """One peer that has open requests or undelivered output.
 
     `requests` are its open requests by the peer's own ids. `news` are requests with output to deliver, refused ones
-    included. `told`: something was sent to it lately. `owner` is the name of its key, or ""."""
+    included. `told`: something was sent to it lately. `owner` is its key or that key's name, or ""."""
 
     identity: bytes
     owner: str = ""
@@ -81,13 +81,12 @@ class Gateway:
             self._manager.abort(client.requests[message.id])
 
     def _owner(self) -> str:
-        """Return the name of the key that the message's peer has shown, or "".
+        """Return the key that the message's peer has shown, or "".
 
-        Only an engine with a receiver needs it: a draft on another machine may have the same key."""
-        config = self._manager.config
+        With a receiver, return its name instead: a draft on another machine may have a key of the same name."""
+        config, key = self._manager.config, curve.user_of(self._reader.frame)
         if config.link is None or config.server.zmq_keys is None:
-            return ""
-        key = curve.user_of(self._reader.frame)
+            return key
         return (key and curve.name_of(Path(config.server.zmq_keys), key)) or ""
 
     def _open(self, client: _Client, message: Generate) -> None:

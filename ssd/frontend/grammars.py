@@ -8,7 +8,7 @@ from collections import OrderedDict
 from functools import lru_cache
 
 from ssd.config.engine import Limits
-from ssd.config.params import Structured
+from ssd.config.params import Scope, Structured
 from ssd.frontend.text_jobs import Broken, Compile, Compiled, TextWorker
 from ssd.frontend.text_pool import TextPool
 
@@ -26,35 +26,35 @@ def say_left_out(keywords: tuple[str, ...]) -> None:
 
 
 class GrammarChecker:
-    """Has text workers compile grammars, and keeps the last results, errors too. Lives in one event loop."""
+    """Has text workers compile grammars; keeps the last results, errors too, by scope. Lives in one event loop."""
 
     def __init__(self, texts: TextPool, limits: Limits) -> None:
         self._texts, self._limits = texts, limits
-        self._results: OrderedDict[Compile, asyncio.Future[Compiled | Broken]] = OrderedDict()
+        self._results: OrderedDict[tuple[Scope, Compile], asyncio.Future[Compiled | Broken]] = OrderedDict()
 
-    def compile(self, asked: Structured, free: str = "") -> asyncio.Future[Compiled | Broken]:
+    def compile(self, asked: Structured, scope: Scope, free: str = "") -> asyncio.Future[Compiled | Broken]:
         """Return a future of the compiled grammar for the target, preceded by the rules `free`.
 
-        Others may share the future: do not cancel it."""
+        Others of the scope may share the future: do not cancel it."""
         most = self._limits.max_grammar_bytes * (_MADE if asked.kind == "compiled" else 1)
         if (size := len(asked.source.encode())) > most:
             return _settled(Broken(f"structured output: it has {size} bytes; at most {most} are read"))
         job = Compile(asked, free, self._limits.grammar_timeout)
-        known = self._results.get(job)
-        if known is not None:
-            self._results.move_to_end(job)
+        kept = scope, job
+        if (known := self._results.get(kept)) is not None:
+            self._results.move_to_end(kept)
             return known
         if sum(not result.done() for result in self._results.values()) >= _WAITING:
             return _settled(Broken(f"{_WAITING} grammars are being compiled already", "overloaded"))
-        result = self._results[job] = self._texts.do(TextWorker.GRAMMAR, job)
-        result.add_done_callback(lambda done: self._settled(job, done))
+        result = self._results[kept] = self._texts.do(TextWorker.GRAMMAR, job)
+        result.add_done_callback(lambda done: self._settled(kept, done))
         return result
 
-    def _settled(self, job: Compile, done: asyncio.Future[Compiled | Broken]) -> None:
+    def _settled(self, kept: tuple[Scope, Compile], done: asyncio.Future[Compiled | Broken]) -> None:
         """Forget a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
         reply = None if done.cancelled() else done.result()
         if reply is None or (isinstance(reply, Broken) and reply.code != "invalid_request"):
-            self._results.pop(job, None)
+            self._results.pop(kept, None)
         elif isinstance(reply, Compiled) and reply.left_out:
             say_left_out(tuple(reply.left_out))
         for old in [old for old, result in self._results.items() if result.done()][:-_KEPT]:
@@ -62,7 +62,6 @@ class GrammarChecker:
 
 
 def _settled(reply: Broken) -> asyncio.Future[Compiled | Broken]:
-    """Return a future that is done."""
     future: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
     future.set_result(reply)
     return future

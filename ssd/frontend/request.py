@@ -33,8 +33,8 @@ class Request:
     `output` holds the output that its client has not got yet. `admitted`: its prompt was accepted. `begun`: the target
     has sent an emission for it. `stop_token`: its last token ended it, and its text does not show it. `losses`: the
     number of targets that died while they had it. `blamed`: the parameter for which it was refused. `by_origin`: its
-    chunks are `Part`s. `wake` is called whenever there is news. `owner` is the name of the client's key, or "".
-    `trace`: headers that make it part of its client's trace. `free`: see `RequestManager.open`."""
+    chunks are `Part`s. `wake` is called whenever there is news. `owner` is the client's key or its name, or "".
+    `trace`: headers that make it part of its client's trace. `free`, `reserve`: see `RequestManager.open`."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Request:
         self.owner = ""
         self.trace: Mapping[str, str] = {}
         self.free: Callable[[Sequence[int]], str] | None = None
+        self.reserve: Callable[[int], None] | None = None
 
     def add(self, emission: Emission) -> int:
         """Add a step's tokens and their text to the output, up to a stop; return the number of tokens."""

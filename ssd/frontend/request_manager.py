@@ -118,19 +118,21 @@ class RequestManager:
         free: Callable[[Sequence[int]], str] | None = None,
         owner: str = "",
         trace: Mapping[str, str] | None = None,
+        reserve: Callable[[int], None] | None = None,
     ) -> Request:
         """Begin a request and return it; `wake` is called whenever it has news.
 
         Its text has the special tokens in `shown`. With `by_origin`, a chunk's tokens are all of one origin. `free`
         returns, for the prompt's ids, the rules of the text that may come before the structured answer
-        (`ssd.grammar.source.serialized`).
+        (`ssd.grammar.source.serialized`). `reserve` gets the most tokens that prompt and answer may have, and may
+        raise RequestError.
 
         Raises RequestError for an error that is known at once. An error found later, as the prompt is encoded or the
         grammar compiled, ends the request with `Failed` before it is admitted."""
         self.check()
         with admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
-            request.free, request.owner, request.trace = free, owner, trace or {}
+            request.free, request.owner, request.trace, request.reserve = free, owner, trace or {}, reserve
             self.texts.begin(request, message)
         return request
 
@@ -164,8 +166,10 @@ class RequestManager:
             observer.dropped_frame()
 
     def _accept(self, request: Request, token_ids: list[int]) -> None:
-        self._submissions.submit(request, token_ids)
         params = request.params
+        if request.reserve is not None:
+            request.reserve(min(len(token_ids) + params.max_tokens, self.config.max_model_len))
+        self._submissions.submit(request, token_ids)
         request.detokenizer = Detokenizer(
             self.texts.vocabulary,
             params.stop,

@@ -5,7 +5,6 @@ A schema is strict if its `x-guidance` has `lenient` false, which is also the op
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -122,7 +121,6 @@ class KeywordFilter:
         return not _compiles(pattern)
 
 
-@lru_cache(1024)
 def _compiles(pattern: str) -> bool:
     from llguidance import LLMatcher
 
@@ -134,7 +132,6 @@ def _compiles(pattern: str) -> bool:
 
 
 def _is_there(schema: Any, pointer: str) -> bool:
-    """Return True if a `$ref` in a schema points to a part of it."""
     try:
         pointed_to(schema, pointer)
     except (LookupError, TypeError, ValueError):

@@ -85,8 +85,8 @@ class Refused(InternalMessage, frozen=True):
 
 
 class Submit(InternalMessage, frozen=True):
-    """A tokenised request. `params.seed` and `params.speculation` are filled in. `owner` is the name of the client's
-    key, empty if it has none."""
+    """A tokenised request. `params.seed` and `params.speculation` are filled in. `owner` is the client's key or that
+    key's name, empty if it has none."""
 
     request: RequestId
     token_ids: PromptIds
@@ -178,7 +178,7 @@ class Admit(InternalMessage, frozen=True):
     """Begin or rebuild a sequence from its committed `token_ids`, all that a draft needs.
 
     `round` is the verification in flight, which carries no draft tokens. If `structured` is given, the tokens after
-    the first `prompt_length` obey it. `owner` is the name of the client's key, for a receiver alone."""
+    the first `prompt_length` obey it. `owner` is the client's key or its name."""
 
     request: RequestId
     slot: Count

@@ -134,6 +134,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         tensors |= found
         running.update(sample(file))
     if (listed := directory / LIST_FILE).is_file():
+        check_safetensors(listed)
         running.update(sample(listed))
     if weights and not ggufs:
         _check_index(directory, tensors)

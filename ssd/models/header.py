@@ -45,9 +45,10 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header, data_start = _read_header(file, path, size)
+            text = _header(file, path, size)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    header, data_start = parse_object(text, path), 8 + len(text)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise UsageError(f"{path}: __metadata__ is no map of strings")
@@ -64,8 +65,8 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
     return {name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), path) for _, _, name in spans}
 
 
-def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header object and the offset of the first tensor byte."""
+def _header(file: BinaryIO, path: Path, size: int) -> bytes:
+    """Read the JSON at the beginning of a file; nothing else reads by a length that the file says."""
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8:
@@ -74,7 +75,7 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any],
         raise UsageError(f"{path} is not a safetensors file: a header of {length} bytes is over {_MAX_HEADER}")
     if 8 + length > size:
         raise UsageError(f"{path} is truncated: header promises {8 + length} bytes, file has {size}")
-    return parse_object(file.read(length), path), 8 + length
+    return file.read(length)
 
 
 def _span(path: Path, name: str, entry: Any) -> tuple[int, int]:
@@ -101,13 +102,12 @@ def _naturals(value: Any) -> bool:
 
 
 def sample(path: Path) -> bytes:
-    """Return bytes that identify a checked file: size, header, and pieces from the middle and the end.
+    """Return bytes that identify a file: size, header, and pieces from the middle and the end.
 
-    Size and header alone are equal in all fine-tunes of a model."""
+    Size and header alone are equal in all fine-tunes of a model. Raises UsageError for a header that does not fit."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        prefix = file.read(8)
-        pieces = [size.to_bytes(8, "little"), file.read(int.from_bytes(prefix, "little"))]
+        pieces = [size.to_bytes(8, "little"), _header(file, path, size)]
         for offset in (size // 2, size - _SAMPLE):
             file.seek(max(0, offset))
             pieces.append(file.read(_SAMPLE))

@@ -30,7 +30,7 @@ class GrammarQueue:
         self._compiler.prepare()
 
     def add(self, sequence: Sequence, asked: Structured) -> None:
-        self.waiting[sequence] = self._compiler.compile(asked)
+        self.waiting[sequence] = self._compiler.compile(asked, (sequence.owner, sequence.params.cache_salt))
 
     def discard(self, request: int | None = None) -> None:
         """Forget a request, or all of them."""

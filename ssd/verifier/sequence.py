@@ -73,7 +73,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.request, self.params, self.max_model_len, self.table = submit.request, submit.params, max_model_len, table
-        self.owner = submit.owner  # the name of the client's key
+        self.owner = submit.owner  # the client's key or its name
         self.tokens, self.prompt_length = list(submit.token_ids), len(submit.token_ids)
         params = submit.params
         temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0

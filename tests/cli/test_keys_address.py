@@ -1,4 +1,4 @@
-"""Commands that talk to a running engine over TCP, with keys."""
+"""Commands and clients that talk to a running engine over TCP, with keys."""
 
 from __future__ import annotations
 
@@ -7,25 +7,41 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ssd.client import Client
 from ssd.config.engine import ServerConfig
 from ssd.ipc import keys
+from ssd.ipc.messages import Emission, Submit
 from tests.client.serving import echo
 from tests.scripted_engine import engine_config, following, gateway_thread, scripted_engine
 
 
+class Engine(NamedTuple):
+    """An engine that wants keys, and says what it is told; `owners` of the requests that its target got."""
+
+    address: str
+    owners: list[str]
+
+
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """Of an engine that wants keys, and says what it is told."""
+def engine(tmp_path: Path) -> Iterator[Engine]:
     keys.new_server(tmp_path / "keys")
-    keys.new_client(tmp_path / "keys", "laptop")
+    for client in ("laptop", "phone"):
+        keys.new_client(tmp_path / "keys", client)
+    owners: list[str] = []
+
+    def script(submit: Submit) -> Iterator[Emission]:
+        owners.append(submit.owner)
+        yield from echo(submit)
+
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     server = ServerConfig(names=("scripted",), zmq_bind=address, zmq_keys=str(tmp_path / "keys"))
-    with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)), following(engine, echo):
-        yield address
+    with scripted_engine() as made, gateway_thread(made, engine_config(server=server)), following(made, script):
+        yield Engine(address, owners)
 
 
 def ssd(*arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[str]:
@@ -33,12 +49,22 @@ def ssd(*arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run(command, input=said, capture_output=True, text=True)
 
 
-def test_generate_and_chat_reach_it_with_the_keys_of_a_client(address: str, tmp_path: Path) -> None:
+def test_generate_and_chat_reach_it_with_the_keys_of_a_client(engine: Engine, tmp_path: Path) -> None:
+    address = engine.address
     folder = tmp_path / "keys" / "clients" / "laptop"
     done = ssd("generate", "one two", "--raw", "--address", address, "--keys", folder)
     assert (done.returncode, done.stdout) == (0, "one two\n"), done.stderr
     done = ssd("chat", "--address", address, "--keys", folder, said="hello\n")
     assert done.returncode == 0 and "hello" in done.stdout, done.stderr
+
+
+def test_requests_of_one_key_have_one_owner_and_of_two_keys_two(engine: Engine, tmp_path: Path) -> None:
+    """With whom they share the suffix memory and compiled grammars."""
+    for name in ("laptop", "phone", "laptop"):
+        with Client(engine.address, keys=tmp_path / "keys" / "clients" / name) as client:
+            client.generate(["one two"])
+    laptop, phone, again = engine.owners
+    assert laptop == again and laptop != phone and "" not in engine.owners
 
 
 def test_keys_without_an_address_or_without_a_client_are_bad_usage(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from torch import Tensor
 from ssd.config.params import Mode, SamplingParams, Speculation, Structured
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
+from ssd.grammar.background import BackgroundCompiler
+from ssd.grammar.matcher import Grammar
 from ssd.grammar.source import serialized
 from ssd.ipc.messages import Submit
 from ssd.speculation.sampling import Law, probabilities
@@ -211,6 +214,29 @@ def test_preemption(world: World, mode: Mode) -> None:
     texts = world.pair(Speculation(mode, 4, (3,), "jit"), num_pages=50, max_model_len=150).run(prompts, params)
     assert texts.preemptions > 2
     check(world, texts, prompts, params)
+
+
+def test_only_requests_of_one_key_and_salt_share_a_compiled_grammar(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the target and in the draft: the time would tell who has used a schema."""
+    given: list[Future[Grammar]] = []
+    compile = BackgroundCompiler.compile
+
+    def noting(compiler: BackgroundCompiler, *asked: Any) -> Future[Grammar]:
+        given.append(compile(compiler, *asked))
+        return given[-1]
+
+    monkeypatch.setattr(BackgroundCompiler, "compile", noting)
+    pair = world.pair(Speculation("ssd", 4, (3,), "jit"), max_num_seqs=8)
+    scopes = [("", ""), ("ann", ""), ("", "ann"), ("ann", "ann"), ("bob", ""), ("", ""), ("ann", "")]
+    for number, (owner, salt) in enumerate(scopes):
+        params = SamplingParams(seed=1, max_tokens=8, structured=ASKED["choice"], cache_salt=salt)
+        pair.engine.submit(Submit(number, [1, 2, 3], params, owner))
+    while pair.engine.busy:
+        pair.engine.step()
+    assert len(given) == 2 * len(scopes)
+    assert len(set(given)) == 2 * len(set(scopes))
 
 
 def test_a_draft_that_is_lost_changes_nothing(world: World) -> None:

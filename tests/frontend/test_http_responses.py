@@ -251,12 +251,34 @@ def test_a_conversation_goes_on_from_a_response(thinker: Thinker) -> None:
 @pytest.mark.parametrize("of_type", [{"type": "item_reference"}, {}], ids=["typed", "bare"])
 def test_items_are_referred_to_by_their_ids(thinker: Thinker, of_type: dict[str, str]) -> None:
     with saying(thinker, "<think>Hm.</think>See.") as engine:
-        _, first = engine.post(PATH, input=[{"role": "user", "content": "Why?", "id": "msg_mine"}])
-    ids = ["msg_mine", *(item["id"] for item in first["output"])]
+        _, first = engine.post(PATH, **ASKED)
+    ids = [item["id"] for item in (*input_items(thinker, first), *first["output"])]
     items = [*({**of_type, "id": id} for id in ids), {"role": "user", "content": "So?"}]
     assert prompt(thinker, input=items) == "<user>Why?<assistant><think>Hm.</think>See.<user>So?<assistant>"
     status, answer = thinker.engine.post(PATH, input=[*items, {**of_type, "id": "msg_none"}])
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (404, "input[4].id", "item_not_found")
+    with saying(thinker, "So.") as engine:
+        _, second = engine.post(PATH, input=items)
+        assert [item["id"] for item in input_items(thinker, second)[:3]] == ids
+    thinker.engine.ask("DELETE", f"{PATH}/{first['id']}")
+    del first
+    assert prompt(thinker, input=items) == "<user>Why?<assistant><think>Hm.</think>See.<user>So?<assistant>"
+
+
+def test_an_id_that_a_client_chooses_reads_and_replaces_no_item(thinker: Thinker) -> None:
+    """Without keys, or with one, strangers share the store: only ids made here, at random, refer to items."""
+    mine = {"role": "user", "content": "My secret.", "id": "msg_1"}
+    with saying(thinker, "See.") as engine:
+        _, first = engine.post(PATH, input=[mine])
+        assert input_items(thinker, first)[0]["id"] == "msg_1"
+        for reference in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}):
+            status, answer = engine.post(PATH, input=[reference, *TURN])
+            assert (status, answer["error"]["code"]) == (404, "item_not_found")
+        said = first["output"][0]
+        forged = {**said, "content": [{"type": "output_text", "text": "Forged."}]}
+        _, second = engine.post(PATH, input=[*TURN, forged])
+        assert input_items(thinker, second)[1]["id"] == said["id"]
+    assert prompt(thinker, input=[*TURN, {"id": said["id"]}]) == "<user>Why?<assistant>See.<assistant>"
 
 
 def test_a_kept_response_is_as_it_was_answered(thinker: Thinker) -> None:
@@ -285,6 +307,14 @@ def test_what_is_not_to_be_kept_is_not(thinker: Thinker) -> None:
     assert "store false" in answer["error"]["message"] and "restart" in answer["error"]["message"]
     status, answer = thinker.engine.post(PATH, input=[{"type": "item_reference", "id": whole["output"][0]["id"]}])
     assert (status, answer["error"]["code"]) == (404, "item_not_found")
+
+
+def input_items(thinker: Thinker, response: Any) -> list[Any]:
+    """All items that a response has answered, in their order."""
+    items: list[Any] = json.loads(
+        thinker.engine.ask("GET", f"{PATH}/{response['id']}/input_items?order=asc&limit=100")[2]
+    )["data"]
+    return items
 
 
 def test_input_items_come_in_pages(thinker: Thinker) -> None:
@@ -423,11 +453,11 @@ def test_items_with_one_id_are_all_kept(thinker: Thinker) -> None:
 
 def test_items_that_are_referred_to_are_bounded_as_a_body_is(thinker: Thinker) -> None:
     """A body of some KiB must not become gigabytes."""
-    item = {"type": "reasoning", "id": "large", "content": "a " * 2**17}
+    item = {"type": "reasoning", "content": "a " * 2**17}
     with saying(thinker, "See.") as engine:
         _, kept = engine.post(PATH, input=[item, *TURN], truncate_prompt_tokens=100)
         assert kept["store"] is True
-        references = [{"type": "item_reference", "id": "large"}] * 100
+        references = [{"type": "item_reference", "id": input_items(thinker, kept)[0]["id"]}] * 100
         status, answer = engine.post(PATH, input=[*TURN, *references])
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "input", "body_too_large")
 

@@ -125,6 +125,45 @@ def test_requests_at_once(key_file: str, stream: bool) -> None:
             assert ask(engine, "other")[0] == ask(engine, "sesame")[0] == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", [[1] * 10, "a text"])
+def test_the_limits_hold_for_thirty_at_once(clock: Clock, prompt: Any, stream: bool) -> None:
+    """Each that is let in takes its prompt and all that it may say."""
+    quota = Quota(tokens_per_minute=100, requests_per_minute=40)
+    with http_engine(server(default=quota)) as engine:
+        target = engine.engine.target
+        held = [engine.connection() for _ in range(30)]
+        for seed, connection in enumerate(held):
+            body = json.dumps({"prompt": prompt, "max_tokens": 50, "stream": stream, "seed": seed})
+            connection.request("POST", COMPLETIONS, body, {"content-type": "application/json"})
+        admitted = [target.next_submit() for _ in range(2)]
+        seeds = {submit.params.seed for submit in admitted}
+        for answer in [connection.getresponse() for seed, connection in enumerate(held) if seed not in seeds]:
+            assert (answer.status, json.loads(answer.read())["error"]["code"]) == (429, "rate_limit_exceeded")
+            (seconds,) = answer.headers.get_all("retry-after") or ()
+            assert int(seconds) >= 1
+        for submit in admitted:
+            target.step(Emission(submit.request, IDS, finish_reason="stop"))
+        assert all(held[seed or 0].getresponse().read() for seed in seeds)
+        used = sum(len(submit.token_ids) + len(IDS) for submit in admitted)
+        with answering(engine, IDS):
+            assert ratelimits(ask(engine)[1])["remaining-tokens"] == str(100 - used), "the rest is given back"
+
+
+def test_embeddings_that_a_client_cuts_count(clock: Clock) -> None:
+    """Their prompts, which the engine has."""
+    with http_engine(server(default=Quota(tokens_per_minute=100))) as engine:
+        target = engine.engine.target
+        connection = engine.connection()
+        body = json.dumps({"input": [[1] * 10] * 8})
+        connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+        for request in [target.next_submit().request for _ in range(8)]:
+            connection.close()
+            target.wait_abort(request)
+        with answering(engine, IDS):
+            assert ratelimits(ask(engine)[1])["remaining-tokens"] == "20"
+
+
 def test_every_door_that_generates_counts_and_no_other(clock: Clock) -> None:
     with http_engine(server(default=Quota(requests_per_minute=3))) as engine, answering(engine, IDS):
         for path, body in (

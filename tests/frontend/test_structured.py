@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from tokenizers import Tokenizer
 
 from ssd.config.engine import Limits, ServerConfig
 from ssd.config.params import Structured
+from ssd.frontend.text_jobs import Compile, Job, TextWorker
+from ssd.frontend.text_pool import TextPool
 from ssd.grammar.matcher import GrammarCompiler
 from ssd.grammar.source import serialized
 from ssd.models.pull import BUILTIN
@@ -125,6 +129,34 @@ def test_what_cannot_be_compiled_is_refused(
         status, answer = http.post(path, **body, **fields, stream=stream)
         assert (status, answer["error"]["param"]) == (400, param)
         assert cause in answer["error"]["message"]
+
+
+def test_a_key_never_gets_a_grammar_that_was_compiled_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time would tell who has used a schema."""
+    compiled, do = [], TextPool.do
+
+    def counting(pool: TextPool, worker: TextWorker, job: Job) -> asyncio.Future[Any]:
+        compiled.append(isinstance(job, Compile))
+        return do(pool, worker, job)
+
+    monkeypatch.setattr(TextPool, "do", counting)
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\nother\n")
+    keys.chmod(0o600)
+    server = ServerConfig(names=("scripted",), port=0, api_key_file=str(keys))
+    with http_engine(server) as engine, answering(engine, IDS):
+        for key, more, most in (
+            ("sesame", {}, 1),
+            ("sesame", {}, 1),
+            ("other", {}, 2),
+            ("other", {"cache_salt": "a"}, 3),
+            ("sesame", {"cache_salt": "a"}, 4),
+            ("other", {}, 4),
+        ):
+            assert engine.post(CHATS, {"x-api-key": key}, **CHAT, guided_json=SCHEMA, **more)[0] == 200
+            assert sum(compiled) == most
 
 
 @pytest.mark.parametrize(

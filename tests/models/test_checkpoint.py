@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.models import checkpoint, pairs
+from ssd.models.checkpoint import LIST_FILE
 from ssd.models.header import check_safetensors
 from ssd.models.pull import BUILTIN
 from ssd.models.vocabularies import vocabulary_of
+from tests.models import tiny
 from tools.distill.layouts import quantization_config
 
 Entries = dict[str, Any]
@@ -41,6 +46,8 @@ HOSTILE = {
     "data cut short": (raw(GOOD, 21), "truncated: header promises 159 bytes, file has 158"),
     "header longer than the file": (raw(GOOD, 22, 1000), "truncated: header promises 1008 bytes, file has 159"),
     "header over the bound": (raw(GOOD, 22, 2**63), "over 100000000"),
+    "header larger than any memory": (raw(GOOD, 22, 2**46), "over 100000000"),
+    "eight bytes of ones": (b"\xff" * 8, "over 100000000"),
     "bytes after the last tensor": (raw(GOOD, 23), "after its last tensor"),
     "not JSON": (raw(b"{nope", 0), "bad JSON"),
     "not UTF-8": (raw(b'{"\xff": 1}', 0), "bad JSON"),
@@ -76,6 +83,25 @@ def test_hostile_safetensors_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         check_safetensors(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.llama(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_list_of_a_drafts_ids_is_refused_by_every_command(name: str, small: Path, tmp_path: Path) -> None:
+    """Whatever length it says, no more is read of it than there is."""
+    draft = tmp_path / "draft"
+    shutil.copytree(small, draft)
+    (draft / LIST_FILE).write_bytes(HOSTILE[name][0])
+    launch = ["launch", "--target", str(small), "--draft", str(draft), "--dry-run"]
+    for asked in (launch, ["models", str(draft)]):
+        result = CliRunner().invoke(main, asked)
+        assert (result.exit_code, result.stdout) == (2, "")
+        (said,) = result.stderr.splitlines()
+        assert str(draft / LIST_FILE) in said
 
 
 def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class _Job:
 
     def __exit__(self, *_: object) -> None:
         self._exchange.when_gone(None)
-        self._exchange.end_use(lambda: self.tokens)
+        self._exchange.end_use(lambda: self.tokens + sum(len(request.prompt) for request in self._open.values()))
         for request in self._open.values():
             self._service.manager.cancel(request)
 
@@ -168,7 +168,9 @@ class _Job:
         text, ids = (given, None) if isinstance(given, str) else (None, given)
         message = Generate(index, text, ids, params=params)
         try:
-            request = self._service.manager.open(message, lambda _: self._news.set(), trace=self._exchange.trace)
+            request = self._service.manager.open(
+                message, lambda _: self._news.set(), trace=self._exchange.trace, reserve=self._exchange.reserve
+            )
         except RequestError as error:
             raise self._refusal(index, error.code, str(error), error.param) from None
         self._open[index] = request
@@ -246,7 +248,6 @@ async def _old_embed(service: Service, exchange: Exchange) -> None:
 
 
 def _params(service: Service, exchange: Exchange, asked: Sampling, pooling: Pooling | None = None) -> SamplingParams:
-    """Return the parameters of each input's request."""
     service.own(exchange, asked)
     return sampling(asked, service.manager.config, max_tokens=1, pooling=pooling or "auto")
 

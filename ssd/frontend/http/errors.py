@@ -13,6 +13,7 @@ _STATUS = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
     "overloaded": 429,
+    "rate_limit_exceeded": 429,
     "loading": 503,
     "restarting": 503,
     "engine_restarted": 503,

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ssd.errors import RequestError
 from ssd.frontend.http.errors import Headers, HttpError, error_object
 from ssd.frontend.http.quotas import Account
 from ssd.frontend.memory_budget import MemoryBudget
@@ -56,7 +57,7 @@ class Exchange:
         self.key = b""  # the API key that it came with
         self.account: Account | None = None  # of that key, if there are quotas
         self._budget: MemoryBudget | None = None
-        self._size = self._held = 0
+        self._size = self._held = self._reserved = 0
 
     def header(self, name: bytes) -> bytes | None:
         """Return the header of a lower-case name; the last of several."""
@@ -132,10 +133,20 @@ class Exchange:
         if self.account is not None:
             self.more_headers = {**self.more_headers, **self.account.begin()}
 
-    def end_use(self, tokens: Callable[[], int]) -> None:
-        """Count the tokens of a request that `begin_use` has counted."""
+    def reserve(self, tokens: int) -> None:
+        """Take the tokens that an admitted prompt may need. Raises RequestError if the account has none left."""
         if self.account is not None:
-            self.account.end(tokens())
+            try:
+                self.account.reserve(tokens, first=not self._reserved)
+            except HttpError as error:
+                self.more_headers = {**self.more_headers, **error.headers}
+                raise RequestError(error.code, error.message) from None
+            self._reserved += tokens
+
+    def end_use(self, tokens: Callable[[], int]) -> None:
+        """Give back what a request that `begin_use` has counted reserved beyond the `tokens` that it used."""
+        if self.account is not None:
+            self.account.end(self._reserved - tokens())
 
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
         """Send the whole answer at once."""
@@ -167,8 +178,8 @@ class Exchange:
 
     async def _head(self, status: int, kind: bytes, headers: Headers) -> None:
         self.started = True
-        fields = [(b"content-type", kind), (b"x-request-id", self.id.encode()), *headers.items()]
-        fields += self.more_headers.items()
+        more = {**headers, **self.more_headers}
+        fields = [(b"content-type", kind), (b"x-request-id", self.id.encode()), *more.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
 
 

@@ -67,11 +67,10 @@ class Generation:
             self._wake.set()
 
         self._manager.check(len(self._generates))
+        style, exchange = self._style, self._exchange
+        shows = style.shown, style.by_origin, style.free
         for index, generate in enumerate(self._generates):
-            style = self._style
-            request = self._manager.open(
-                generate, wake, style.shown, style.by_origin, style.free, trace=self._exchange.trace
-            )
+            request = self._manager.open(generate, wake, *shows, trace=exchange.trace, reserve=exchange.reserve)
             self._choices.append(Choice(index, generate, request))
         self._wake.set()
 

@@ -1,6 +1,7 @@
 """Quotas of API keys: requests and tokens a minute, and requests at once.
 
-A request counts when it begins, its tokens when it has ended. `Exchange.begin_use` and `end_use` do so."""
+A request counts when it begins, the tokens that it may need when its prompts are admitted; those that it did not use
+are given back at its end. `Exchange.begin_use`, `reserve` and `end_use` do so."""
 
 from __future__ import annotations
 
@@ -49,20 +50,31 @@ class Account:
         """Count a request, and return headers of its answer. Raises HttpError 429 for one too many."""
         if self._most_open is not None and self._open >= self._most_open:
             raise self._refusal(f"{self._open} requests of this key are open, and no more may be", 1)
-        for name, bucket in self._buckets.items():
-            if bucket.level < 1:
-                message = f"this key has used up its {bucket.most} {name} a minute"
-                raise self._refusal(message, bucket.seconds_until(1))
+        for name in self._buckets:
+            self._check(name)
         self._open += 1
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1)
         return self._headers()
 
-    def end(self, tokens: int) -> None:
-        """Count the tokens of a request that `begin` has counted."""
+    def reserve(self, tokens: int, first: bool) -> None:
+        """Take tokens that a request may need. Raises HttpError 429 if none is left for its `first` ones."""
+        if (bucket := self._buckets.get("tokens")) is not None:
+            if first:
+                self._check("tokens")
+            bucket.take(tokens)
+
+    def end(self, unused: int) -> None:
+        """Give back the reserved tokens that a request did not use."""
         self._open -= 1
         if (bucket := self._buckets.get("tokens")) is not None:
-            bucket.take(tokens)
+            bucket.take(-unused)
+
+    def _check(self, name: str) -> None:
+        bucket = self._buckets[name]
+        if bucket.level < 1:
+            message = f"this key has used up its {bucket.most} {name} a minute"
+            raise self._refusal(message, bucket.seconds_until(1))
 
     def _refusal(self, message: str, seconds: int) -> HttpError:
         headers = {**self._headers(), b"retry-after": b"%d" % max(1, seconds)}

@@ -20,10 +20,13 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Item(NamedTuple):
-    """An item of a conversation: its id, and its JSON as `data`."""
+    """An item of a conversation: its id, and its JSON as `data`.
+
+    `is_ours`: its id was made here at random, so that a request may refer to it. Others' ids may occur twice."""
 
     id: str
     data: bytes
+    is_ours: bool = True
 
 
 class Turn:
@@ -81,7 +84,7 @@ class ResponseStore:
         self.running: dict[str, Running] = {}
         self._most, self._most_bytes = most, most_bytes
         self._turns: dict[str, Turn] = {}  # the least recently used first
-        self._of_items: weakref.WeakValueDictionary[str, Turn] = weakref.WeakValueDictionary()  # the latest of an id
+        self._of_items: weakref.WeakValueDictionary[str, Turn] = weakref.WeakValueDictionary()  # by ids of ours
 
     @property
     def keeps(self) -> bool:
@@ -94,7 +97,8 @@ class ResponseStore:
             return False
         self._turns[name] = turn
         for item in (*turn.input, *turn.output):
-            self._of_items[item.id] = turn
+            if item.is_ours:
+                self._of_items[item.id] = turn
         self.held += turn.bytes
         weakref.finalize(turn, self._freed, turn.bytes).atexit = False
         while self._turns and (len(self._turns) > self._most or self.held > self._most_bytes):
@@ -110,10 +114,10 @@ class ResponseStore:
         return turn
 
     def item(self, name: str, param: str) -> bytes:
-        """Return an item of a response that is kept, the latest of this id. Raises HttpError."""
+        """Return an item of a response that is kept, whose id was made here. Raises HttpError."""
         if (turn := self._of_items.get(name)) is None:
             raise self._unknown("item", name, param)
-        return next(item.data for item in (*turn.output, *reversed(turn.input)) if item.id == name)
+        return next(item.data for item in (*turn.output, *reversed(turn.input)) if item.is_ours and item.id == name)
 
     def remove(self, name: str) -> None:
         """Forget a response. Raises HttpError."""

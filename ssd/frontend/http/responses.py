@@ -83,7 +83,7 @@ def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[
 
 
 def _choice(asked: ChosenFunction) -> ChosenTool | Literal["none"]:
-    """Return a choice as a field of a chat. Of allowed tools, those of other servers are left out."""
+    """Return a choice as a field of a chat, without allowed tools of other servers."""
     if asked.type == "function":
         return ChosenTool("function", FunctionName(given(asked.name, "tool_choice.name")))
     allowed = [AllowedTool(name=tool.name) for tool in asked.tools if tool.type == "function"]
@@ -107,7 +107,6 @@ def _format(body: ResponseRequest) -> TextFormat:
 
 
 def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
-    """Return `text.format` as a field of a chat."""
     format = _format(body)
     if format.type == "text":
         return {}
@@ -129,11 +128,15 @@ def given_items(body: ResponseRequest, store: ResponseStore, most: int) -> list[
     found = {
         index: store.item(given(item.id, f"input[{index}].id"), f"input[{index}].id")
         for index, item in enumerate(items)
-        if item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+        if _is_reference(item)
     }
     if sum(map(len, found.values())) > most:
         raise invalid("input", f"input refers to more than {most} bytes of items", "body_too_large")
     return [_stored.decode(found[index]) if index in found else item for index, item in enumerate(items)]
+
+
+def _is_reference(item: InputItem) -> bool:
+    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
 
 
 def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequence[InputItem]) -> list[Said]:
@@ -193,16 +196,17 @@ def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
     return CalledFunction(name, given(item.arguments, f"{where}.arguments") or "{}")
 
 
-def _kept(items: Sequence[InputItem], name: str) -> list[Item]:
-    """Return the items that are part of the conversation as they are kept."""
-    found = []
+def _kept(body: ResponseRequest, items: Sequence[InputItem], name: str) -> list[Item]:
+    """Return the `items` of a request that are part of the conversation as they are kept."""
+    asked, found = body.input if isinstance(body.input, list) else items, []
     for index, item in enumerate(items):
         kind, content = item.type or "message", item.content
         if kind in ("message", "reasoning", *_CALLS, *_RESULTS):
             if kind == "message" and isinstance(content, str):
                 content = [ItemPart("output_text" if item.role == "assistant" else "input_text", content)]
             own = replace(item, type=kind, id=item.id or f"in_{name}_{index}", content=content)
-            found.append(Item(str(own.id), encoder.encode(own)))
+            is_ours = not item.id or _is_reference(asked[index])
+            found.append(Item(str(own.id), encoder.encode(own), is_ours))
     return found
 
 
@@ -336,7 +340,6 @@ class _Items(Growing):
         self._text: list[str] = []  # of it
 
     def _add_call(self, call: ToolCall) -> list[_Event]:
-        """Add an item that is complete at once."""
         events, kind = self.close(), "response.function_call_arguments"
         called = {"type": "function_call", "id": self._new_id("fc"), "call_id": new_id(), "name": call.name}
         item = {**called, "arguments": call.arguments, "status": "completed"}
@@ -412,7 +415,7 @@ async def _response(service: Service, exchange: Exchange) -> None:
 
     def keep(response: answers.Response) -> bool:
         output = [Item(item["id"], encoder.encode(item)) for item in response.output]
-        return store.add(response.id, Turn(response, _kept(items, name), output, previous))
+        return store.add(response.id, Turn(response, _kept(body, items, name), output, previous))
 
     def style(*given: Any) -> ResponseStyle:
         made = ResponseStyle(body, name, keep if store.keeps and body.store is not False else None, *given)
