@@ -82,7 +82,6 @@ def draw_rows(file: Path, rows: Sequence[_Row], title: str) -> None:
 
 
 def _speeds(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Draw medians as bars and quartiles as whiskers."""
     speeds = [row["tok_s"] for row in rows]
     down, up = ([abs(row["tok_s"] - row["tok_s_quartiles"][side]) for row in rows] for side in (0, 1))
     axes.bar(range(len(rows)), speeds, yerr=[down, up], color=[_colour(row) for row in rows], capsize=3)
@@ -113,7 +112,6 @@ def _parts(axes: Axes, rows: Sequence[_Row]) -> None:
 
 
 def _latency(axes: Axes, rows: Sequence[_Row], key: str, words: str) -> None:
-    """Draw the median as a bar and the 99th percentile as a mark."""
     places = range(len(rows))
     axes.bar(places, [row.get(f"median_{key}_ms", 0.0) for row in rows], color=[_colour(row) for row in rows])
     axes.plot(places, [row.get(f"p99_{key}_ms", 0.0) for row in rows], "k_", markersize=12, label="99th percentile")

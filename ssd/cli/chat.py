@@ -139,7 +139,6 @@ class _Chat:
         click.secho("stopped" if completion is None else self._counted(completion), dim=True, err=True)
 
     def _counted(self, completion: Completion) -> str:
-        """Count an answer, and return the line below it."""
         tokens, why = completion.usage.completion_tokens, ""
         self._conversation.count(tokens, completion.metrics)
         if completion.finish_reason == "length":
@@ -196,7 +195,6 @@ def _whole(line: str, read: Callable[[str], str | None]) -> str:
 
 
 def _ask(prompt: str) -> str | None:
-    """Return a line from the terminal, None at its end."""
     try:
         return input(prompt)
     except EOFError:

@@ -131,7 +131,6 @@ def plan(
 
 
 def _check_base(context: click.Context, paper: bool, file: Path | None) -> None:
-    """Raise UsageError for options that contradict each other."""
     if paper and file is not None:
         raise UsageError("give --paper or --profile, not both")
     for name in ("temperature", *_PLACED) if paper or file is not None else ():
@@ -270,7 +269,6 @@ def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
 
 
 def _tables(report: PlanReport) -> Iterator[_Table]:
-    """Yield the tables in reading order."""
     yield _inputs(report)
     for found in report.forecasts:
         yield _speeds(found, report.grid)
@@ -438,7 +436,6 @@ def _ranges(ranges: Ranges) -> str:
 
 
 def _said(figure: str) -> str:
-    """Return a figure's name as that of its option."""
     return figure.removesuffix("_s").replace("_", "-")
 
 

@@ -106,7 +106,6 @@ class _Top:
         console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
-        """Wait for the engine's first snapshots; raise SsdError if none come."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._history.last is None:
             self._hear(_TICK_S)
@@ -115,7 +114,6 @@ class _Top:
         self._hear(_FIRST_LOOK_S)
 
     def _hear(self, seconds: float) -> None:
-        """Add the snapshots of the next `seconds` to the history."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             snapshot = self._source.receive(min(left, _TICK_S))

@@ -174,7 +174,6 @@ class ClientSteps:
         self._inboxes.end(cause)
 
     def _leave(self) -> None:
-        """Close the client for good."""
         if not self._closed:
             self._closed = True
             self._lose(EngineDeadError("this client is closed"))

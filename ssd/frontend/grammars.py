@@ -62,7 +62,6 @@ class GrammarChecker:
 
 
 def _settled(reply: Broken) -> asyncio.Future[Compiled | Broken]:
-    """Return a future that is done."""
     future: asyncio.Future[Compiled | Broken] = asyncio.get_running_loop().create_future()
     future.set_result(reply)
     return future

@@ -134,7 +134,6 @@ def _compiles(pattern: str) -> bool:
 
 
 def _is_there(schema: Any, pointer: str) -> bool:
-    """Return True if a `$ref` in a schema points to a part of it."""
     try:
         pointed_to(schema, pointer)
     except (LookupError, TypeError, ValueError):

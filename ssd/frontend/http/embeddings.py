@@ -246,7 +246,6 @@ async def _old_embed(service: Service, exchange: Exchange) -> None:
 
 
 def _params(service: Service, exchange: Exchange, asked: Sampling, pooling: Pooling | None = None) -> SamplingParams:
-    """Return the parameters of each input's request."""
     service.own(exchange, asked)
     return sampling(asked, service.manager.config, max_tokens=1, pooling=pooling or "auto")
 
