@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
@@ -35,6 +35,13 @@ PROMPTS = [
     "Summarize the history of Rome.",
 ]
 SHORT = 40  # tokens, for doors that answer one prompt after the other
+AGES = {"Ann": 11, "Dmitri": 7, "Maria": 57}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 
 
 class Doors(NamedTuple):
@@ -89,12 +96,16 @@ def settings(page: str) -> dict[str, Any]:
 
 def chat_completion(doors: Doors, prompt: str, **body: Any) -> dict[str, Any]:
     asked = {"messages": [{"role": "user", "content": prompt}], "return_token_ids": True, **body}
+    found: dict[str, Any] = posted(doors, "/v1/chat/completions", **asked)["choices"][0]
+    return found
+
+
+def posted(doors: Doors, path: str, **body: Any) -> Any:
     request = urllib.request.Request(
-        f"{doors.url}/v1/chat/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+        f"{doors.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:
-        found: dict[str, Any] = json.load(answer)["choices"][0]
-        return found
+        return json.load(answer)
 
 
 def ssd(*arguments: str, given: str = "") -> str:
@@ -167,6 +178,65 @@ def test_flags_change_what_the_model_says(doors: Doors, told: list[Completion]) 
     longest = max(range(len(PROMPTS)), key=lambda number: len(told[number].token_ids))
     found = json.loads(ssd("generate", "--address", doors.client.address, PROMPTS[longest], *neutral))
     assert found["token_ids"] != told[longest].token_ids
+
+
+def as_chat(doors: Doors, prompt: str) -> Any:
+    format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    return json.loads(chat_completion(doors, prompt, max_tokens=64, response_format=format)["message"]["content"])
+
+
+def as_guided(doors: Doors, prompt: str) -> Any:
+    found = chat_completion(doors, prompt, max_tokens=64, guided_json=PERSON)
+    return json.loads(found["message"]["content"])
+
+
+def as_required_tool(doors: Doors, prompt: str) -> Any:
+    tool = {"type": "function", "function": {"name": "person", "parameters": PERSON}}
+    found = chat_completion(doors, prompt, max_tokens=64, tools=[tool], tool_choice="required")
+    return json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+def as_response(doors: Doors, prompt: str) -> Any:
+    format = {"type": "json_schema", "name": "person", "schema": PERSON}
+    found = posted(doors, "/v1/responses", input=prompt, max_output_tokens=64, text={"format": format})
+    return json.loads(found["output"][0]["content"][0]["text"])
+
+
+def as_forced_tool_use(doors: Doors, prompt: str) -> Any:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64}
+    tools, choice = [{"name": "person", "input_schema": PERSON}], {"type": "tool", "name": "person"}
+    found = posted(doors, "/v1/messages", model="smollm2", **body, tools=tools, tool_choice=choice)
+    return found["content"][0]["input"]
+
+
+def as_ollamas(doors: Doors, prompt: str) -> Any:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": prompt}], "stream": False}
+    found = posted(doors, "/api/chat", **body, format=PERSON, options={"num_predict": 64})
+    return json.loads(found["message"]["content"])
+
+
+def as_a_clients(doors: Doors, prompt: str) -> Any:
+    form = Structured("json", json.dumps(PERSON))
+    params = doors.client.get_default_sampling_params(structured=form, max_tokens=64)
+    return json.loads(doors.client.generate(prompt, params, chat=True).text)
+
+
+@pytest.mark.parametrize(
+    "asked", [as_chat, as_guided, as_required_tool, as_response, as_forced_tool_use, as_ollamas, as_a_clients]
+)
+def test_the_models_penalties_do_not_act_in_a_grammar(doors: Doors, asked: Callable[[Doors, str], Any]) -> None:
+    """They would punish the words of the prompt, which the answer repeats."""
+    for name, age in AGES.items():
+        assert asked(doors, f"{name} is {age} years old. Answer in JSON.") == {"name": name, "age": age}
+
+
+def test_a_requests_own_penalties_act_in_a_grammar(doors: Doors) -> None:
+    prompt = "Ann is 11 years old. Answer in JSON."
+    free, same, other = (
+        chat_completion(doors, prompt, max_tokens=64, guided_json=PERSON, **penalties)["token_ids"]
+        for penalties in ({}, {"repetition_penalty": 1.0}, {"repetition_penalty": 1.3})
+    )
+    assert free == same != other
 
 
 def test_a_grammar_that_counts_tokens_is_decoded_without_speculation(doors: Doors) -> None:

@@ -195,7 +195,6 @@ def _whole(line: str, read: Callable[[str], str | None]) -> str:
 
 
 def _ask(prompt: str) -> str | None:
-    """Return a line from the terminal, None at its end."""
     try:
         return input(prompt)
     except EOFError:

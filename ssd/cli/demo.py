@@ -127,7 +127,6 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
 
 
 def _edit(engine: EngineOptions, chat: bool) -> str:
-    """Return a prompt whose answer repeats most of it."""
     if engine.target == EngineOptions().target:  # it can correct texts, but is too small for code
         return f"Correct the spelling of this text, and return all of it:\n\n{_TEXT}"
     if chat:

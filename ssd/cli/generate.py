@@ -115,7 +115,6 @@ def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> l
 
 
 def _completed(client: Client, prompts: list[tuple[str, str]], params: SamplingParams, chat: bool) -> list[Completion]:
-    """Complete all prompts; raise RequestError, which names the line, if one fails."""
     try:
         return client.generate([text for _, text in prompts], params, chat=chat)
     except RequestError as error:

@@ -268,7 +268,6 @@ def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
 
 
 def _tables(report: PlanReport) -> Iterator[_Table]:
-    """Yield the tables in reading order."""
     yield _inputs(report)
     for found in report.forecasts:
         yield _speeds(found, report.grid)

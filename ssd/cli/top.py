@@ -106,7 +106,6 @@ class _Top:
         console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
-        """Wait for the engine's first snapshots; raise SsdError if none come."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._history.last is None:
             self._hear(_TICK_S)

@@ -267,8 +267,14 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
     def params(self, **asked: Any) -> SamplingParams:
-        """Return the parameters that are `asked` for, with these defaults where they are None or left out."""
-        return SamplingParams(**self.given() | {name: value for name, value in asked.items() if value is not None})
+        """Return the parameters that are `asked` for, with these defaults where they are None or left out.
+
+        A request with a grammar gets no default penalty: its answer repeats facts of its prompt."""
+        wanted = {name: value for name, value in asked.items() if value is not None}
+        own = self.given()
+        if "structured" in wanted:
+            own = {name: value for name, value in own.items() if not name.endswith("_penalty")}
+        return SamplingParams(**own | wanted)
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -121,7 +121,6 @@ class Detokenizer:
         return text
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
-        """Return the bytes that these tokens add to the text."""
         added = []
         for token_id in token_ids:
             first, later = self._vocabulary.added_bytes(token_id, self._shown)

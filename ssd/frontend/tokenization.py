@@ -255,7 +255,6 @@ class Tokenizer:
         )
 
     def _decodes(self, written: str, text: str) -> bool:
-        """Return True if the decoder turns the token `written` into `text`."""
         decoder = None if self._tokenizer is None else self._tokenizer.decoder
         return decoder is not None and decoder.decode([written]) == text
 

@@ -85,7 +85,6 @@ class _Closing:
             raise _Open
 
     def _target(self, schema: Any) -> Any:
-        """Return the schema that a `$ref` points to, or `schema` itself."""
         if "$ref" not in schema:
             return schema
         return pointed_to(self._root, schema["$ref"])
@@ -116,7 +115,6 @@ def _required_texts(schema: _Schema) -> dict[str, set[str]]:
 
 
 def _is_scalar(schema: _Schema) -> bool:
-    """Return True if the type or the values of a schema allow no object and no list."""
     types = schema.get("type", ["object"])
     values = schema.get("enum", [schema["const"]] if "const" in schema else [[]])
     return not {"object", "array"}.intersection([types] if isinstance(types, str) else types) or not any(

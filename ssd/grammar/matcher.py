@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _MAX_TOKENIZER = 512 << 20  # bytes
 # Bounds of a grammar: lexer states take 1 to 2 kB each. The other two bound the time of a mask to some 6 ms.
 _LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
+# Bounds of a grammar that a frontend compiles, for some 50 ms: characters, and of the library.
+_MAX_SHORT = 8192
+_SHORT_LIMITS = {**_LIMITS, "max_lexer_states": 5_000, "step_lexer_fuel": 10_000}
 _LEFT_OUT = ("Unimplemented keys", "Unknown format", "oneOf")
 _SPECIAL = "\ue000"  # a private-use character: prefix of the names of special tokens
 
@@ -72,6 +75,16 @@ class GrammarCompiler:
         following = (int(token) for token in np.flatnonzero(state.masks(begun)[0]) if token not in self._ends)
         state.masks([*begun, *islice(following, 1)])
         return grammar
+
+
+def text_matcher(source: str) -> LLMatcher | None:
+    """Return a matcher of texts by their UTF-8 bytes, for a grammar in Lark's notation; None for a long one."""
+    if len(source) > _MAX_SHORT:
+        return None
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    limits = LLParserLimits(**_SHORT_LIMITS, verbose_errors=False)
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(source), log_level=0, limits=limits)
 
 
 def _tokenizer(text: str, vocab_size: int, ends: list[int]) -> LLTokenizer:

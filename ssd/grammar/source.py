@@ -92,7 +92,6 @@ def _loose(schema: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
 
 
 def _after(free: str, grammar: str) -> str:
-    """Return the text of a grammar in which `grammar` follows the rules `free`."""
     if not free:
         return grammar
     is_lark = not grammar.lstrip().startswith("{")
@@ -124,7 +123,6 @@ def json_rule(asked: Structured) -> str:
 
 
 def _choice(source: str) -> str:
-    """Return a grammar of the strings in a JSON array."""
     options = json.loads(source)
     if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
         raise refused_grammar("choice takes a list of at least one string")
@@ -196,7 +194,6 @@ def structural_tags(source: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return the expression of exactly this text, "" for none."""
     return quoted(text) if text else ""
 
 

@@ -490,9 +490,12 @@ def test_calls_are_read_as_models_write_them(tmp_path: Path, each: int) -> None:
                 assert calls(choice) == [("get_weather", {"city": "Rome"})]
                 assert both(one.engine, tools=[WEATHER], tool_choice="none")["message"]["content"] == text
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
-        with saying(one, f"I look:\n{fenced}", each):  # which the grammar takes for text
-            choice = both(one.engine, tools=[strict])
-            assert (choice["message"]["content"], choice["finish_reason"]) == (f"I look:\n{fenced}", "stop")
+        wrong = fenced.replace("Rome", 'Rome", "days": "3')
+        for text, found in ((fenced, [("get_weather", {"city": "Rome"})]), (wrong, [])):
+            with saying(one, f"I look:\n{text}", each):  # which the grammar takes for text
+                choice = both(one.engine, tools=[strict])
+                assert calls(choice) == found
+                assert choice["message"]["content"] == ("I look:" if found else f"I look:\n{text}")
 
 
 def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path: Path) -> None:

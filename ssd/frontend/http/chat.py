@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
@@ -123,11 +122,10 @@ def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Gen
     params = sampling(
         body,
         config,
+        structured=offer.structured,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    if offer.structured is not None:
-        params = replace(params, structured=offer.structured)
     messages = conversation(body.messages)
     chat = options(body, offer.tools)
     return [

@@ -75,7 +75,6 @@ class BodyDecoder(Generic[_Body]):
 
 
 def _unknown(error: msgspec.ValidationError) -> str | None:
-    """Return the path of the unknown field that an error is about, or None for any other error."""
     found = re.match(r"Object contains unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", str(error))
     return found and (f"{found[2]}.{found[1]}" if found[2] else found[1])
 

@@ -48,6 +48,5 @@ async def greet(_: object, exchange: Exchange) -> None:
 
 
 def _hash_of(tag: bytes, html: bytes) -> str:
-    """Return the source of the only element of this name, as a policy names it."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"

@@ -26,6 +26,7 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    form = structured(body)  # which may be refused
     asked = dict(zip(_SHARED, _shared(body), strict=True)) | given
     if body.temperature is None and config.sampling.temperature is None:
         asked["temperature"] = _TEMPERATURE
@@ -37,7 +38,7 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
         "stop": tuple(filter(None, stop)),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "allowed_token_ids": tuple(body.allowed_token_ids or ()),
-        "structured": structured(body),
+        "structured": given.get("structured") or form,  # the calls' grammar holds the form
         "seed": None if body.seed == -1 else body.seed,
         "speculation": _speculation(body, config),
         "truncate_prompt_tokens": _truncation(body.truncate_prompt_tokens, config),
@@ -98,7 +99,6 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _truncation(asked: int | None, config: EngineConfig) -> int | None:
-    """Return the most tokens of a prompt that are used, or None for all."""
     if asked == 0:
         raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1")
     return config.max_model_len - 1 if asked == -1 else asked  # one more is for the answer

@@ -76,14 +76,12 @@ class HttpServer:
         await self._wait_for_all(_CLEAN_UP_S)
 
     async def _wait_for_all(self, seconds: float) -> None:
-        """Wait for every connection and request to end, at most for `seconds`."""
         connections: set[Connection] = self._state.connections  # type: ignore[assignment]  # all are ours
         ends = [self._loop.create_task(connection.ended.wait()) for connection in connections]
         if ends or self._state.tasks:
             await asyncio.wait({*ends, *self._state.tasks}, timeout=seconds)
 
     def _set_date(self) -> None:
-        """Keep the date in the head of every answer up to date."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._next_date = self._loop.call_later(1.0, self._set_date)
 

@@ -112,7 +112,6 @@ def _given(raw: Anything) -> bool:
 
 
 def _schema(raw: Anything) -> str:
-    """Return the JSON of a schema, which may also come as a text."""
     assert isinstance(raw, msgspec.Raw)
     text = bytes(raw).decode()
     return str(msgspec.json.decode(text)) if text.startswith('"') else text

@@ -133,7 +133,6 @@ class Style(ABC):
         return prompts + sum(choice.request.completion_tokens for choice in choices)
 
     def _part(self, choices: list[Any], **more: Any) -> Any:
-        """Return an event with these choices."""
         raise NotImplementedError
 
     def _event_usage(self, choice: Choice) -> answers.Usage | UnsetType | None:
@@ -144,13 +143,11 @@ class Style(ABC):
         return answers.Usage(prompt, made, prompt + made)
 
     async def _prompt_logprobs(self, choice: Choice, each: Each) -> Any:
-        """Return the log-probabilities of a prompt, if they were asked for."""
         if not self._with_prompt_logprobs:
             return UNSET
         return [None, *await each(self._prompt_logprob, choice.prompt_logprobs)]
 
     def _prompt_logprob(self, entry: TokenLogprob) -> dict[int, answers.PromptLogprob]:
-        """Return a token of a prompt and its alternatives, by their ids."""
         piece = self._vocabulary.piece
         shown = {entry.token_id: answers.PromptLogprob(entry.logprob, None, piece(entry.token_id))}
         for rank, (token, logprob) in enumerate(entry.top, 1):
@@ -161,7 +158,6 @@ class Style(ABC):
         return answers.usage([choice.end for choice in choices], self._n)
 
     def _metrics(self, choices: Sequence[Choice]) -> answers.RequestMetrics | UnsetType:
-        """Return the metrics of the first choice, if they were asked for."""
         if not self._with_metrics:
             return UNSET
         return answers.request_metrics(choices[0].end.metrics, len(choices[0].token_ids))
@@ -184,8 +180,9 @@ class ParsingStyle(Style):
         if self._parses and choice.parser is None:
             offer = self._offer
             offered = {tool.function.name: tool.function.parameters for tool in offer.tools}
+            exact = offer.structured is not None and offer.obey is None
             choice.parser = self._format.parser(
-                offer.parser, offered, choice.request.prompt, offer.most_calls, exact=offer.structured is not None
+                offer.parser, offered, choice.request.prompt, offer.most_calls, exact, offer.obey
             )
         super().take(choice, message)
 

@@ -20,8 +20,8 @@ from ssd.frontend.http.errors import HttpError, cut, invalid, missing
 from ssd.frontend.http.structured import field_of, structured
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.marked import Llama3Json
-from ssd.frontend.parsers.rules import Function, Rules, Unfit
-from ssd.frontend.parsers.tools import ToolParser
+from ssd.frontend.parsers.rules import Function, Rules, Unfit, argument_check
+from ssd.frontend.parsers.tools import ArgumentCheck, ToolParser
 
 log = logging.getLogger("ssd.http")
 
@@ -36,7 +36,8 @@ class Offer(NamedTuple):
     """The tools that an answer may call, and the `parser` that reads its calls.
 
     `structured` enforces calls, `named` a call of one tool by name. Calls after the first `most_calls` are dropped.
-    `legacy` answers have their one call as OpenAI's older `function_call`."""
+    `legacy` answers have their one call as OpenAI's older `function_call`. If there is text around calls that a grammar
+    enforces, `obey` tells which calls in it are right."""
 
     tools: Sequence[Tool] = ()
     parser: type[ToolParser] | None = None
@@ -44,6 +45,7 @@ class Offer(NamedTuple):
     named: bool = False
     most_calls: int | None = None
     legacy: bool = False
+    obey: ArgumentCheck | None = None
 
 
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
@@ -122,7 +124,8 @@ def _offered(body: ChatRequest, format: AnswerFormat) -> Offer:
             return offer
     if not any(tool.function.strict for tool in tools):
         return offer
-    return offer._replace(structured=_structured(Rules(functions, format.ids, most_calls != 1), format.tools.allowed))
+    enforced = _structured(Rules(functions, format.ids, most_calls != 1), format.tools.allowed)
+    return offer._replace(structured=enforced, obey=None if enforced is None else argument_check(functions))
 
 
 def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None) -> Offer:

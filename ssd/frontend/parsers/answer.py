@@ -12,7 +12,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.reasoning import ReasoningParser, Thought
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.tools import Offered, Piece, ToolCall, ToolParser
+from ssd.frontend.parsers.tools import ArgumentCheck, Offered, Piece, ToolCall, ToolParser
 from ssd.system import registered
 
 log = logging.getLogger("ssd.frontend")
@@ -82,13 +82,14 @@ class AnswerFormat:
         prompt: Sequence[int],
         most_calls: int | None = None,
         exact: bool = False,
+        obey: ArgumentCheck | None = None,
     ) -> AnswerParser:
         """Return the parser of the answer to `prompt`.
 
-        `tools` reads calls of the tools in `offered`, `exact` if a grammar enforces their format. At most `most_calls`
-        calls are reported, if it is given."""
+        `tools` reads calls of the tools in `offered`, as `exact` and `obey` tell it. At most `most_calls` calls are
+        reported, if it is given."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
-        return AnswerParser(reasoning, None if tools is None else tools(offered, exact), most_calls)
+        return AnswerParser(reasoning, None if tools is None else tools(offered, exact, obey), most_calls)
 
     def thoughts(self, prompt: Sequence[int], tools: type[ToolParser] | None) -> str:
         """Return grammar rules of the thoughts before a structured answer; "" for none.
@@ -101,7 +102,6 @@ class AnswerFormat:
         return rules.grammar(before, "free") if before else ""
 
     def _ids(self, marker: str) -> list[int]:
-        """Return the tokens that are written like a marker."""
         written = marker.encode()
         return [token for token, piece in self._vocabulary.pieces.items() if piece == written]
 
@@ -155,7 +155,6 @@ class AnswerParser:
 
 
 def _chosen(asked: str, fitting: str) -> str | None:
-    """Return the name of the parser to use, or None for none."""
     name = fitting if asked == registered.AUTO else asked
     return None if name in ("", registered.NONE) else name
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import ClassVar
 
 from ssd.frontend.parsers.source import SPACE, Malformed, Reading
-from ssd.frontend.parsers.tools import Offered, ToolParser, object_in
+from ssd.frontend.parsers.tools import ArgumentCheck, Offered, ToolParser, object_in
 
 _TAGS = {f"<{name}>": f"</{name}>" for name in ("tools", "tool_call", "function_call")}
 _CALL_END = "</tool_call>"
@@ -48,8 +48,8 @@ class JsonCalls(ToolParser):
     unmarked: ClassVar[bool] = False
     """True if calls without a mark, at the beginning of an answer, are the format's own."""
 
-    def __init__(self, offered: Offered, exact: bool = False) -> None:
-        super().__init__(offered, exact)
+    def __init__(self, offered: Offered, exact: bool = False, obey: ArgumentCheck | None = None) -> None:
+        super().__init__(offered, exact, obey)
         self._may_call = self.unmarked or not exact  # here begins a line or the answer, or a call ended
         self._fence = ""  # the backquotes around the text that comes
         self._starts = (*_STARTS, f"\n{self.prefix}") if self.prefix else _STARTS
@@ -71,7 +71,6 @@ class JsonCalls(ToolParser):
                 yield from self._close(fence, self.marks[mark])
 
     def _marked(self) -> Reading[None]:
-        """Read the calls after a mark. Raises Malformed."""
         yield from self._calls(self._json_call)
 
     def _bare_calls(self, *marks: str) -> Reading[str]:
@@ -165,8 +164,9 @@ class JsonCalls(ToolParser):
                     return
 
     def _bare_call(self) -> Reading[None]:
-        """Read an object that calls a tool of the request, and report it. Raises Malformed."""
         found = yield from self._called(_KEYS)
+        if self._obey is not None and not self._obey(found["name"], found["arguments"]):
+            raise Malformed
         self._call(found["name"], found["arguments"])
 
     def _called(self, keys: Mapping[str, str]) -> Reading[dict[str, str]]:

@@ -61,14 +61,12 @@ class DeepSeekV3(ToolParser):
 
     @classmethod
     def _block(cls, rules: Rules) -> str:
-        """Return the expression of the text after `<｜tool▁calls▁begin｜>`."""
         calls = rules.any_of([cls._one_call(rules, each) for each in rules.functions])
         one = f"{rules.marker(_CALL)} {calls} {rules.marker(_CALL_END)}"
         return rules.any_of([f"{rules.repeated(one, cls.between)} {rules.marker(_CALLS_END)}"])
 
     @classmethod
     def _one_call(cls, rules: Rules, function: Function) -> str:
-        """Return the expression of a call between its marks."""
         name, end = rules.name(function, after=f"\n{_JSON}\n"), rules.text(f"\n{_JSON_END}")
         return f'"function" {rules.marker(_SEP)} {name} {rules.arguments(function)} {end}'
 

@@ -76,7 +76,6 @@ class FunctionGemma(ToolParser):
         return text if text in _WORDS or NUMBER.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
     def _quoted(self) -> Reading[str]:
-        """Read a string and return it as JSON. Raises Malformed."""
         if (yield from self._text.accept(self.quote)):
             text, _ = yield from self._text.up_to(self.quote)
             return json.dumps(text, ensure_ascii=False)

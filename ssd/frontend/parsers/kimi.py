@@ -50,7 +50,6 @@ class KimiK2(ToolParser):
 
     @classmethod
     def _section(cls, rules: Rules) -> str:
-        """Return the expression of the text after `<|tool_calls_section_begin|>`."""
         begin, end = f"/[0-9]{{1,3}}/ {rules.marker(_ARGUMENTS)}", rules.marker(_CALL_END)
         calls = [
             f"{rules.name(each, _FUNCTIONS, ':')} {begin} {rules.arguments(each)} {end}" for each in rules.functions

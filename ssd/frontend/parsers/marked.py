@@ -39,7 +39,6 @@ class Hermes(JsonCalls):
 
     @classmethod
     def _after_mark(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark of a call."""
         return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
 
 
@@ -93,7 +92,6 @@ class Mistral(JsonCalls):
 
     @classmethod
     def _after_mark(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark: a list, or one call for a newer tokenizer."""
         if not rules.knows("[ARGS]"):
             return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
         args = rules.marker("[ARGS]")
@@ -139,7 +137,6 @@ class Granite(JsonCalls):
 
     @classmethod
     def _list(cls, rules: Rules) -> str:
-        """Return the expression of a list of calls."""
         return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
 
 

@@ -151,5 +151,4 @@ class Pythonic(ToolParser):
 
 
 def _object(members: list[Any]) -> str:
-    """Return the JSON object of (key, value) pairs, each of them JSON text."""
     return f"{{{', '.join(f'{key}: {value}' for key, value in members)}}}"

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ssd.config.params import Structured
 from ssd.grammar.closing import closed
 from ssd.grammar.keywords import LENIENT, OPTIONS, KeywordFilter
+from ssd.grammar.matcher import text_matcher
 from ssd.grammar.source import WHITESPACE, json_rule, loosened, quoted
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 SUBSCHEMAS = {"$defs", "definitions"}
 _NO_ARGUMENTS = {"type", "title", "description", "$schema", *SUBSCHEMAS}
@@ -191,6 +196,31 @@ class Rules:
         return f"r{len(self._lines)}"
 
 
+def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
+    """Return a function that tells whether arguments, a JSON object as text, obey the schema of a tool by its name.
+
+    They may come in any order. A tool whose grammar is long has no arguments that are known to obey."""
+    named = {function.name: function for function in functions}
+
+    @cache
+    def matcher_of(name: str) -> LLMatcher | None:
+        rules = Rules((), lambda marker: (), several=False)
+        return text_matcher(rules.grammar(rules.arguments(named[name])))
+
+    def obey(name: str, arguments: str) -> bool:
+        try:
+            given = msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            return False
+        if (matcher := matcher_of(name)) is None:
+            return False
+        ordered = {key: given[key] for key in argument_schemas(named[name].parameters or {}) if key in given} | given
+        reading = matcher.deep_copy()
+        return reading.consume_tokens(list(msgspec.json.encode(ordered))) and reading.is_accepting()
+
+    return obey
+
+
 def call_prefix(name: str, key: str) -> str:
     """Return the text before the arguments in an object that is a call."""
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
@@ -224,5 +254,4 @@ def unfit(function: Function, cause: str) -> Unfit:
 
 
 def _escaped(text: str) -> str:
-    """Return a regular expression of exactly this text, for use between slashes."""
     return re.escape(text).replace("/", r"\/")

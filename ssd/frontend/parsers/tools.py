@@ -26,6 +26,9 @@ Piece: TypeAlias = str | ToolCall
 Offered: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 """The JSON schemas of the arguments of a request's tools, by the tools' names."""
 
+ArgumentCheck: TypeAlias = Callable[[str, str], bool]
+"""Tells whether a tool, by its name, may have arguments, a JSON object as text."""
+
 
 class ToolParser(Machine):
     """Finds the calls in one answer, whose text comes in pieces of any size.
@@ -39,9 +42,11 @@ class ToolParser(Machine):
     special: ClassVar[frozenset[str]] = frozenset()
     """Special tokens of the format. The parsed text must have them."""
 
-    def __init__(self, offered: Offered, exact: bool = False) -> None:
-        """`exact`: a grammar enforces the format, so no text in another form is a call."""
-        self._offered, self._exact = offered, exact
+    def __init__(self, offered: Offered, exact: bool = False, obey: ArgumentCheck | None = None) -> None:
+        """`exact`: a grammar enforces the format, so no text in another form is a call.
+
+        `obey` tells whether the arguments of a call that no grammar enforces are right; None: any are."""
+        self._offered, self._exact, self._obey = offered, exact, obey
         self._pieces: list[Piece] = []
         self._held: list[str] = []  # white space that is left out if a call follows
         self._has_called = self._has_said = False
@@ -124,12 +129,10 @@ class ToolParser(Machine):
             self._has_said = True
 
     def _give_back(self) -> None:
-        """Make the span content."""
         self._say(self._text.span())
         self._text.mark()
 
     def _call(self, name: str, arguments: str) -> None:
-        """Report a call; drop the span."""
         self._pieces.append(ToolCall(name, arguments))
         self._has_called = True
         self._held.clear()

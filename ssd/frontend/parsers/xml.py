@@ -40,7 +40,6 @@ class Qwen3Coder(ToolParser):
 
     @classmethod
     def _marked(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark of a call."""
         before, after, end = f"\n{_FUNCTION}", ">\n", rules.text(f"{_FUNCTION_END}\n")
         calls = [f"{rules.name(each, before, after)} {expression(rules, each, _SHAPE)}" for each in rules.functions]
         return f"{rules.any_of(calls)} {end} {rules.marker(_CALL_END)}"
@@ -77,7 +76,6 @@ class Qwen3Coder(ToolParser):
         return marker
 
     def _tag(self) -> Reading[str]:
-        """Read the name in a tag, and the end of the tag. Raises Malformed."""
         name = yield from self._text.take(_NAME)
         yield from self._text.expect(">")
         if not name:

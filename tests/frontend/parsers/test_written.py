@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ssd.frontend.parsers.answer import AnswerParser
+from ssd.frontend.parsers.rules import Function, argument_check
 from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
 from ssd.system import registered
 
@@ -493,6 +494,41 @@ def test_an_enforced_answer_has_no_bare_calls(format: str) -> None:
     exact: ToolParser = registered.load(registered.TOOLS, format)(TOOLS, exact=True)
     text = f"So:\n{R}\n```json\n{R}\n```"
     assert "".join(map(str, [*exact.feed(text), *exact.finish()])) == text
+
+
+DAYS = {"type": "integer", "minimum": 1, "maximum": 14}
+STRICT = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "東京 🗼"]}, "days": DAYS},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("format", JSON_FORMATS)
+def test_bare_calls_of_strict_tools_are_those_that_obey(format: str) -> None:
+    long = {"properties": {f"n{number}": {"type": "string", "pattern": "^[a-z]+$"} for number in range(200)}}
+    functions = [Function("get_weather", STRICT, True), Function("now", None, True), Function("write_file", long, True)]
+    for name, arguments, right in (
+        ("get_weather", '{"city": "Rome"}', True),
+        ("get_weather", '{\n  "days": 3 ,\n  "city" : "\\u6771\\u4eac 🗼"\n}', True),
+        ("get_weather", '"{\\"city\\": \\"Rome\\"}"', True),
+        ("get_weather", '{"city": "Rome", "days": 15}', False),
+        ("get_weather", '{"city": "Rome", "days": "3"}', False),
+        ("get_weather", '{"city": "Rome", "unit": "C"}', False),
+        ("get_weather", '{"city": "\\ud83d"}', False),
+        ("get_weather", '{"days": 3}', False),
+        ("now", "{}", True),
+        ("now", '{"zone": "CET"}', False),
+        ("write_file", '{"n1": "a"}', False),  # it would take a server too long to compile
+    ):
+        call = f'{{"name": "{name}", "arguments": {arguments}}}'
+        for text in (call, f"```json\n{call}\n```", f"So:\n{call}"):
+            loaded = registered.load(registered.TOOLS, format)
+            made: ToolParser = loaded(TOOLS, obey=argument_check(functions))
+            found = [*made.feed(text), *made.finish()]
+            assert any(isinstance(piece, ToolCall) for piece in found) is right, text
+            assert right or "".join(map(str, found)) == text
 
 
 def test_bare_calls_come_after_thoughts_and_no_more_than_asked() -> None:
