@@ -138,7 +138,6 @@ def _taken(kind: Tensor, span: Span) -> Tensor:
 
 
 def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
-    """Attend a query at a time."""
     before = keys.shape[0] - q.shape[0]
     parts = [
         attend(q[i : i + 1], keys[: before + i + 1], values[: before + i + 1], scale, rule) for i in range(q.shape[0])

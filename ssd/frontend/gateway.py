@@ -134,7 +134,6 @@ class Gateway:
             self._fresh[client] = None
 
     def _deliver(self) -> None:
-        """Send the output that has come since the last delivery."""
         fresh, self._fresh = self._fresh, {}
         for client in fresh:
             if not self._serve(client):
@@ -196,7 +195,6 @@ class Gateway:
             del self._clients[client.identity]
 
     def _lost(self, client: _Client) -> None:
-        """Forget a peer that has gone, and cancel its requests."""
         del self._clients[client.identity]
         client.news.clear()
         for request in client.requests.values():

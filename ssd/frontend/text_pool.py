@@ -287,5 +287,4 @@ async def _back_off(who: str, how: str, losses: int) -> None:
 
 
 def _named(code: int) -> str:
-    """Describe an exit code of `subprocess`."""
     return f"it ends with status {code}" if code >= 0 else f"it ends with {signal.Signals(-code).name}"

@@ -124,7 +124,6 @@ def json_rule(asked: Structured) -> str:
 
 
 def _choice(source: str) -> str:
-    """Return a grammar of the strings in a JSON array."""
     options = json.loads(source)
     if not isinstance(options, list) or not options or not all(isinstance(option, str) for option in options):
         raise refused_grammar("choice takes a list of at least one string")

@@ -223,7 +223,6 @@ class Moment(NamedTuple):
 
 
 def _start(role: str) -> int:
-    """Return the offset of a role's ring."""
     return TRACED.index(role) * _RING_BYTES
 
 

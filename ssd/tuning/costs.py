@@ -191,6 +191,5 @@ class Costs:
 
 
 def _kept(size: float) -> int:
-    """Return the size under which a table keeps `size`."""
     grain = 1 if size <= _EACH else 8 if size <= _EIGHTH else 64
     return max(1, grain * round(size / grain))

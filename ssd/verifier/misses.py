@@ -370,7 +370,6 @@ class MissedRows:
             self.rows[outcome.request] = self.rows[outcome.request]._replace(held=outcome)
 
     def _tell_held(self) -> None:
-        """Tell the draft the outcomes that were kept."""
         if held := [row.held for row in self.rows.values() if row.held is not None]:
             self._session.tell(Outcomes(held))
             self.rows = {request: row._replace(held=None) for request, row in self.rows.items()}

@@ -118,7 +118,6 @@ class Target:
             self.turn()
 
     def _await_draft(self, experience: Experience) -> None:
-        """Wait a while for a draft that must be measured."""
         deadline = time.monotonic() + (_DRAFT_LOADS_S if self._child.config.draft is not None else 0.0)
         while experience.wanting and not self._draft and time.monotonic() < deadline:
             self._child.beat()

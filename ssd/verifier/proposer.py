@@ -504,7 +504,6 @@ class BoardProposer(Proposer):
             self._evidence.looked_up(result, entry, prepared)
 
     def _figures(self, verdict: Cache, key: Key, entry: int | None, prepared: dict[int, int]) -> tuple[float, ...]:
-        """Return the figures of a look-up's result for the trace."""
         if verdict == "late":
             return entry is not None, 1e3 * self.session.still_s(time.perf_counter())
         if verdict == "token_not_covered":

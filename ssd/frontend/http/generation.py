@@ -133,7 +133,6 @@ class Generation:
 
 
 def _taken(choice: Choice) -> Iterator[Chunk | Done | Failed]:
-    """Take everything that has come for a choice."""
     output = choice.request.output
     while choice.done is None and (message := output.head) is not None:
         yield message

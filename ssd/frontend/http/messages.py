@@ -527,7 +527,6 @@ def model_infos(service: Service, names: Sequence[str]) -> ModelInfos:
 
 
 async def _asked(service: Service, exchange: Exchange) -> tuple[MessageRequest, ChatRequest]:
-    """Return a request and its chat."""
     exchange.name_request()
     body = await service.read(exchange, MessageRequest)
     service.check_ready()

@@ -73,7 +73,6 @@ def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[
 
 
 def _error(route: Route) -> Any:
-    """Return the struct of a route's errors."""
     return get_type_hints(route.error)["return"]
 
 
@@ -87,7 +86,6 @@ def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
 
 
 def _name(route: Route) -> str:
-    """Return a name that no other route has."""
     return "_".join([route.method.lower(), *re.findall(r"\w+", route.path)])
 
 

@@ -98,7 +98,6 @@ def _biases(biases: dict[str, float]) -> dict[int, float]:
 
 
 def _truncation(asked: int | None, config: EngineConfig) -> int | None:
-    """Return the most tokens of a prompt that are used, or None for all."""
     if asked == 0:
         raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be at least 1, or -1")
     return config.max_model_len - 1 if asked == -1 else asked  # one more is for the answer

@@ -83,7 +83,6 @@ class HttpServer:
             await asyncio.wait({*ends, *self._state.tasks}, timeout=seconds)
 
     def _set_date(self) -> None:
-        """Keep the date in the head of every answer up to date."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         self._next_date = self._loop.call_later(1.0, self._set_date)
 

@@ -133,7 +133,6 @@ class Style(ABC):
         return prompts + sum(choice.request.completion_tokens for choice in choices)
 
     def _part(self, choices: list[Any], **more: Any) -> Any:
-        """Return an event with these choices."""
         raise NotImplementedError
 
     def _event_usage(self, choice: Choice) -> answers.Usage | UnsetType | None:

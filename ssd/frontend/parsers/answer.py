@@ -155,7 +155,6 @@ class AnswerParser:
 
 
 def _chosen(asked: str, fitting: str) -> str | None:
-    """Return the name of the parser to use, or None for none."""
     name = fitting if asked == registered.AUTO else asked
     return None if name in ("", registered.NONE) else name
 

@@ -68,7 +68,6 @@ class DeepSeekV3(ToolParser):
 
     @classmethod
     def _one_call(cls, rules: Rules, function: Function) -> str:
-        """Return the expression of a call between its marks."""
         name, end = rules.name(function, after=f"\n{_JSON}\n"), rules.text(f"\n{_JSON_END}")
         return f'"function" {rules.marker(_SEP)} {name} {rules.arguments(function)} {end}'
 

@@ -37,7 +37,6 @@ class Glm(ToolParser):
 
     @classmethod
     def _marked(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark of a call."""
         end = "\n"
         calls = [f"{rules.name(each, after=end)} {expression(rules, each, _SHAPE)}" for each in rules.functions]
         return f"{rules.any_of(calls)} {rules.marker(_CALL_END)}"

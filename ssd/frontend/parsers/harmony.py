@@ -95,7 +95,6 @@ class HarmonyThoughts(ReasoningParser):
                 yield from text.take(_WORD)  # the role
 
     def _begun(self, channel: str, recipient: str) -> Callable[[str], None]:
-        """Return the receiver of a message's text."""
         if recipient.startswith(_FUNCTIONS):
             self._answer(f"{_CHANNEL}commentary {_TO}{recipient}{_MESSAGE}")
             return self._answer
@@ -142,7 +141,6 @@ class HarmonyCalls(ToolParser):
 
     @classmethod
     def _after_channel(cls, rules: Rules) -> str:
-        """Return the expression of a call after the name of its channel."""
         kind = f'{rules.marker(_CONSTRAIN)} "json" {rules.marker(_MESSAGE)}'
         before = f" {_TO}{_FUNCTIONS}"
         return rules.any_of(
@@ -166,7 +164,6 @@ class HarmonyCalls(ToolParser):
 
 
 def _plain(rules: Rules) -> str:
-    """Return the expression of a message's text."""
     return rules.plain([_START, _CHANNEL, _END])
 
 

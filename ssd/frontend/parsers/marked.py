@@ -139,7 +139,6 @@ class Granite(JsonCalls):
 
     @classmethod
     def _list(cls, rules: Rules) -> str:
-        """Return the expression of a list of calls."""
         return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
 
 

@@ -260,7 +260,6 @@ class Machine(ABC):
         """Read `self._text` to its end."""
 
     def _advance(self, text: str, ended: bool) -> None:
-        """Continue the generator with more text."""
         self._text.add(text)
         self._text.ended = ended
         if not self._finished:

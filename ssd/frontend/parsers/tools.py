@@ -124,12 +124,10 @@ class ToolParser(Machine):
             self._has_said = True
 
     def _give_back(self) -> None:
-        """Make the span content."""
         self._say(self._text.span())
         self._text.mark()
 
     def _call(self, name: str, arguments: str) -> None:
-        """Report a call; drop the span."""
         self._pieces.append(ToolCall(name, arguments))
         self._has_called = True
         self._held.clear()

@@ -40,7 +40,6 @@ class Qwen3Coder(ToolParser):
 
     @classmethod
     def _marked(cls, rules: Rules) -> str:
-        """Return the expression of the text after the mark of a call."""
         before, after, end = f"\n{_FUNCTION}", ">\n", rules.text(f"{_FUNCTION_END}\n")
         calls = [f"{rules.name(each, before, after)} {expression(rules, each, _SHAPE)}" for each in rules.functions]
         return f"{rules.any_of(calls)} {end} {rules.marker(_CALL_END)}"

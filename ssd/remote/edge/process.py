@@ -245,7 +245,6 @@ class Relay:
             self._end(asked, replace(last, **end))
 
     def _ask_again(self, asked: Asked, code: str) -> None:
-        """Send a request again after a while."""
         assert asked.name is not None
         del self._by_name[asked.name]
         asked.restart()
@@ -253,7 +252,6 @@ class Relay:
         log.info("request %d is sent again: %s", asked.submit.request, code)
 
     def _pass_on(self, asked: Asked) -> None:
-        """Pass on the waiting chunk, if there is one."""
         if (emission := asked.fresh()) is not None:
             self._emissions.append(emission)
 

@@ -152,7 +152,6 @@ class Requests:
         return "trunks"
 
     def _show(self, number: int, entries: Sequence[Shown]) -> None:
-        """Put entries of a request on the board."""
         if entries:
             keys = [Key(self._epoch, number, *entry[1:5]) for entry in entries]
             ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
