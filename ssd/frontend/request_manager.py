@@ -124,8 +124,7 @@ class RequestManager:
 
         Its text has the special tokens in `shown`. With `by_origin`, a chunk's tokens are all of one origin. `free`
         returns, for the prompt's ids, the rules of the text that may come before the structured answer
-        (`ssd.grammar.source.serialized`). `reserve` gets the most tokens that prompt and answer may have, and may
-        raise RequestError.
+        (`ssd.grammar.source.serialized`). `reserve` gets the most tokens of prompt and answer, or raises RequestError.
 
         Raises RequestError for an error that is known at once. An error found later, as the prompt is encoded or the
         grammar compiled, ends the request with `Failed` before it is admitted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,10 @@ def test_the_limits_hold_for_thirty_at_once(clock: Clock, prompt: Any, stream: b
         for seed, connection in enumerate(held):
             body = json.dumps({"prompt": prompt, "max_tokens": 50, "stream": stream, "seed": seed})
             connection.request("POST", COMPLETIONS, body, {"content-type": "application/json"})
+        sockets = [connection.sock for connection in held]
+        while len(target.open) + len(select.select(sockets, [], [], 0)[0]) < len(held):
+            target.pump(10)
+        assert len(target.open) == 2
         admitted = [target.next_submit() for _ in range(2)]
         seeds = {submit.params.seed for submit in admitted}
         for answer in [connection.getresponse() for seed, connection in enumerate(held) if seed not in seeds]:

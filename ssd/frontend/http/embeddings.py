@@ -127,8 +127,7 @@ class _Job:
             await self._news.wait()
             self._news.clear()
             for index, done in self._ended():
-                vector = _shaped(array("f", done.embedding or b""), dimensions, normalize)
-                self._vectors[index] = vector
+                vector = self._vectors[index] = _shaped(array("f", done.embedding or b""), dimensions, normalize)
                 self.tokens += done.usage.prompt_tokens
                 held += 4 * len(vector)
             self._exchange.hold(held)

@@ -55,8 +55,6 @@ from ssd.ipc.public import Chunk, Done
 
 _Event: TypeAlias = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-
-
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = tuple(f"{kind}_output" for kind in _CALLS)
 _stored = msgspec.json.Decoder(InputItem)
