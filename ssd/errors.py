@@ -39,7 +39,6 @@ class RequestError(SsdError):
 
 
 def refused_grammar(cause: str) -> RequestError:
-    """Return the error for a grammar that cannot be used."""
     line = " ".join(cause.replace("<non-verbose/>", "").split()) or "it cannot be read"
     return RequestError("invalid_request", f"structured output: {line[:256]}", "structured")
 

@@ -33,7 +33,6 @@ class Emulation(NamedTuple):
 
     @property
     def scripted(self) -> bool:
-        """Return True if the models are a scripted pair."""
         return self.times is not None and self.stated is not None
 
     @property

@@ -167,7 +167,6 @@ def equal_answers(passes: Sequence[Pass], reference: Sequence[Pass]) -> Row:
 
 
 def most_open(answers: Sequence[Answer]) -> int:
-    """Return the largest number of requests open at once."""
     changes = sorted([(answer.ended, -1) for answer in answers] + [(answer.sent, 1) for answer in answers])
     return max(accumulate(change for _, change in changes), default=0)
 

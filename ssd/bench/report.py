@@ -79,7 +79,6 @@ class BenchReport:
 
     @property
     def title_suffix(self) -> str:
-        """Return the end of every title."""
         return f" ({self.emulation.words})" if self.emulation else ""
 
     def as_json(self) -> dict[str, Any]:

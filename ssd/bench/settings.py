@@ -77,7 +77,6 @@ class Sweep(NamedTuple):
 
 
 def fan_out_text(fan_out: FanOutChoice) -> str:
-    """Return a fan-out in the notation of `--fan-out`."""
     return fan_out if isinstance(fan_out, str) else ",".join(map(str, fan_out)) or "auto"
 
 

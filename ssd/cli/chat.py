@@ -260,7 +260,6 @@ class Conversation:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """Return all messages, the system's first."""
         return ([] if self._system is None else [ChatMessage("system", self._system)]) + self._said
 
     def question(self, text: str) -> list[ChatMessage]:

@@ -40,7 +40,6 @@ class Terminated(KeyboardInterrupt):
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal that ends this process."""
     raise Terminated
 
 

@@ -72,7 +72,6 @@ def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
 
 
 def field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
-    """Return msgspec's description of the type of each field."""
     return {field.name: field.type for field in inspect.type_info(options).fields}  # type: ignore[attr-defined]
 
 

@@ -18,6 +18,5 @@ def of_target(role: str) -> bool:
 
 
 def roles(config: EngineConfig) -> tuple[str, ...]:
-    """Return the roles of all processes of an engine."""
     draft = ("draft",) if config.has_draft else ()
     return (*target_roles(config), "frontend", *draft)

@@ -96,7 +96,6 @@ class Cascade:
             draft.forget_chains(cells)
 
     def release(self, request: int) -> None:
-        """Forget a sequence."""
         for draft in self.smaller:
             draft.release(request)
 
@@ -209,7 +208,6 @@ class SmallerDraft:
             self._chains.pop(cell, None)
 
     def release(self, request: int) -> None:
-        """Forget a sequence."""
         if request in self._paths:
             self._paths.pop(request).table.free()
 

@@ -213,7 +213,6 @@ def _use(tree: Tree, stop: int) -> StateUse:
 
 
 def cells(config: EngineConfig) -> int:
-    """Return how many chains the chain cache holds."""
     return config.max_num_seqs * config.speculation.chains
 
 

@@ -34,7 +34,6 @@ class Publisher:
             self._write_probs(tree, chain.entry, key, before, guesses)
 
     def chains(self, tree: Tree, chains: Sequence[Chain]) -> None:
-        """Publish the tokens of chains."""
         self._unposted.setdefault(tree, {}).update((chain.entry, chain) for chain in chains)
         if not self._runner.overlaps:
             self.post()

@@ -56,7 +56,6 @@ class ChainCache:
         return array("q", range(self.cells * self.depth))
 
     def take(self) -> int | None:
-        """Take a free cell; None if all are used."""
         return self._free.pop() if self._free else None
 
     def give_back(self, cells: Sequence[int]) -> None:

@@ -170,7 +170,6 @@ class DraftBoard:
         """Forget every entry of a slot, unless the receiver does so."""
 
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
-        """Add to the counters."""
         raise NotImplementedError
 
 

@@ -46,7 +46,6 @@ def allocate(device: int, size: int) -> int:
 
 
 def clear(device: int, address: int, size: int) -> None:
-    """Set the bytes to 0."""
     with _current(device):
         _call("cuMemsetD8_v2", _Address(address), ctypes.c_ubyte(0), ctypes.c_size_t(size))
         _call("cuCtxSynchronize")

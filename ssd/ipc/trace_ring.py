@@ -92,7 +92,6 @@ class Mark(_Code):
 
     @property
     def of_look_up(self) -> bool:
-        """Return True if this is the result of a look-up."""
         return self < Mark.HOPELESS
 
     @property

@@ -178,7 +178,6 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of its tensors."""
         return sum(part.nbytes for part in self._kept if part is not None)
 
     def rows(self, places: Tensor) -> Tensor:
@@ -201,7 +200,6 @@ class Product:
 
     @property
     def dots_bytes(self) -> int:
-        """Return the bytes of scratch that `dots` needs."""
         return 4 * _DOTS * self._inputs
 
 

@@ -117,7 +117,6 @@ class Decoder:
         library.call().remember(self.structs, len(self), *addresses)
 
     def scratch_bytes(self, views: Views) -> int:
-        """Return the bytes of scratch that a call needs."""
         n = views.tokens
         return n * self._row_bytes + max(n * self._product_bytes, parts_bytes(views.views, *self._heads))
 

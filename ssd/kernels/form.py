@@ -21,6 +21,5 @@ class Form(NamedTuple):
     span: int = 0
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of a packed weight [outputs, inputs]."""
         head_bytes = self.head_bytes * (inputs // self.group) + (2 * (inputs // self.span) if self.span else 0)
         return -(-outputs // CHANNELS) * CHANNELS * (self.heads * head_bytes + inputs * self.bits // 8)

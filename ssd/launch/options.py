@@ -152,7 +152,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def page_size(self) -> int:
-        """Return the number of tokens in a page of the KV caches."""
         return _FLASH_PAGE_SIZE if self.attention == "flash-attn" else _PAGE_SIZE
 
     def speculation(self) -> Speculation:

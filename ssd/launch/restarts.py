@@ -22,11 +22,9 @@ class Restarts:
 
     @property
     def deaths(self) -> int:
-        """Return the number of deaths that count."""
         return len(self._deaths)
 
     def came_up(self) -> None:
-        """Note that the process is ready."""
         self._came_up = True
 
     def died(self, now: float) -> float | None:

@@ -102,7 +102,6 @@ class Engine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Return the process ids by role."""
         return {role: process.pid for role, process in self._running.copy().items()}
 
     @property

@@ -79,7 +79,6 @@ class PackedProduct:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the packed weight."""
         return sum(part.nbytes for part in (self._codes, self._steps, self._offsets) if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:

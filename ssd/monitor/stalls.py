@@ -32,7 +32,6 @@ _REASONS = {
 
 
 def reason(verdict: str) -> str:
-    """Return the reason of a miss in words."""
     return _REASONS.get(verdict, verdict)
 
 

@@ -71,7 +71,6 @@ class Forecast:
 
     @property
     def speeds(self) -> dict[str, float]:
-        """Return the best speed of each mode."""
         return {"ar": self.ar, "sd": self.best_sd[1], "ssd": self.best.speed}
 
     def per_gpu(self, pair: Pair) -> dict[str, float]:

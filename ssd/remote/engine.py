@@ -28,7 +28,6 @@ class LinkedTree(Tree):
         return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
 
     def expects(self, row: Verified) -> bool:
-        """Return True if an outcome agrees with the trunk."""
         known = self.in_flight or 0
         return row.round == self.round and row.accepted < known and self.trunk[row.accepted] == row.token
 

@@ -45,7 +45,6 @@ class Written:
         self._prompt_tokens = len(self._ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens."""
         self._append(tokens)
         np.add.at(self.counts, [self._places[token] for token in tokens], 1)
         self.length += len(tokens)

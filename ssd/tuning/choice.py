@@ -68,7 +68,6 @@ class Chooser:
             self._modes[known].mean = error
 
     def errors(self) -> list[tuple[Mode, float]]:
-        """Return the mean error of each mode."""
         return [(mode, belief.mean) for mode, belief in self._modes.items()]
 
     def expected(self, plan: SpeculationPlan) -> float:

@@ -127,7 +127,6 @@ class Mean:
         self.value, self.count, self._smoothing = value, count, smoothing
 
     def note(self, sample: float) -> None:
-        """Add a sample."""
         self.count += 1
         self.value += max(self._smoothing, 1 / self.count) * (sample - self.value)
 
@@ -299,7 +298,6 @@ class Estimates:
             learner.recall(*(each.law(kind) for each in (known, prior) if each is not None))
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
-        """Learn from a round; None if it was of another kind. `draft` has the draft's present counters."""
         if round_ is not None:
             self._learn(round_, draft)
         self._telemetry = draft

@@ -156,7 +156,6 @@ def predicted_plain(measured: Measurements, batch: int) -> float:
 
 
 def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
-    """Predict tokens per second of a plan of any mode."""
     if plan.mode == "ssd":
         return predicted(measured, batch, plan.lookahead, plan.fan_out)
     return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)

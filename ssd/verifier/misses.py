@@ -349,7 +349,6 @@ class MissedRows:
         self._silent_at = 0.0  # when a wait in vain ended
 
     def forget(self, request: int) -> None:
-        """Drop a request that has ended or lost its pages."""
         for known in (self.rows, self.waited, self.asked):
             known.pop(request, None)
 

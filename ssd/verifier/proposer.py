@@ -76,7 +76,6 @@ class Proposer:
 
     @property
     def counters(self) -> Counters:
-        """Return what has been counted of the draft."""
         return Counters()
 
     @property
@@ -125,7 +124,6 @@ class Policies:
         return sequence.tuned or mode == "ar" or self.of(sequence.speculation).decides_later
 
     def forget(self, request: int) -> None:
-        """Drop all that is known of a request that has ended."""
         for policy in self._policies.values():
             policy.forget(request)
 

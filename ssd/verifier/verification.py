@@ -148,7 +148,6 @@ class PlainVerification:
         pass
 
     def announce(self, batch: Items[Scheduled]) -> None:
-        """Tell the trace that a batch runs."""
         decodes = any(part.sequence.round > 0 for part in batch)
         tokens = sum(len(part.row.token_ids) for part in batch)
         self.trace.enter(State.VERIFY if decodes else State.PREFILL, tokens)

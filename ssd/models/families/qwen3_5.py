@@ -230,7 +230,6 @@ class Qwen35:
 
     @classmethod
     def completed(cls, config: Config) -> dict[str, Any]:
-        """Return the config with the family's defaults."""
         return {**cls.defaults, **{name: value for name, value in config.items() if value is not None}}
 
     @classmethod

@@ -41,7 +41,6 @@ class Requests:
         self.debt = 0.0
 
     def clear(self) -> None:
-        """Forget all requests."""
         self._known.clear()
 
     # -- the target's messages --------------------------------------------------------------------------------------

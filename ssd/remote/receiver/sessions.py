@@ -119,7 +119,6 @@ class Sessions:
         return lost
 
     def clear(self) -> None:
-        """Forget the sessions of all requests."""
         self._homes.clear()
 
     def routed(self, message: Message) -> list[tuple[Session, Message]]:
