@@ -239,6 +239,17 @@ def test_a_requests_own_penalties_act_in_a_grammar(doors: Doors) -> None:
     assert free == same != other
 
 
+def test_a_free_answer_repeats_the_facts_of_its_prompt(doors: Doors) -> None:
+    """A default penalty on the prompt's tokens would forbid it."""
+    for name, age, city in (("Ann", 11, "Oslo"), ("Ines", 29, "Porto"), ("Oscar", 70, "Malmo")):
+        prompt = (
+            f"{name} is {age} years old and lives in {city}. "
+            f"Write one sentence that introduces {name} with age and city."
+        )
+        said = chat_completion(doors, prompt, max_tokens=SHORT)["message"]["content"]
+        assert all(fact in said for fact in (name, str(age), city)), said
+
+
 def test_a_grammar_that_counts_tokens_is_decoded_without_speculation(doors: Doors) -> None:
     """As guidance's `gen(max_tokens=...)`; the ids are those of mode `ar`, also at a temperature."""
     lark = 'start: "Sky: " a "!" b\na[capture, max_tokens=12]: /(?s:.*)/\nb[max_tokens=6, stop="."]: /(?s:.*)/'
