@@ -14,6 +14,8 @@ import pytest
 
 from tests.conformance.repeating import ANSWERS, STRICT_ANSWERS, repeating
 
+PEOPLE = [{"name": "Ann", "age": 11}, {"name": "Bob", "age": 42}, {"name": "Emma", "age": 8}]
+TEXTS = [f"{person['name']} is {person['age']} years old. Answer in JSON." for person in PEOPLE]
 _PATIENCE_S = 60
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else litellm asks for prices when it is imported
 

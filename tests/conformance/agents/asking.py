@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +22,13 @@ class Person(BaseModel):
     age: int = Field(ge=1, le=120)
 
 
+# A person as most programs write one: its schema limits neither field, so only the prompt says what is right. It has no
+# docstring, which some clients would show to the model.
+class AnyPerson(BaseModel):
+    name: str
+    age: int
+
+
 class AnyFields(BaseModel):
     """For modes that send no schema: the server makes an answer JSON, the model chooses its fields."""
 
@@ -30,6 +38,17 @@ class AnyFields(BaseModel):
 def urls() -> list[str]:
     """The addresses of `caller` and of the built-in pair."""
     return sys.argv[1:3]
+
+
+def told(ask: Callable[[str], Any]) -> list[Any]:
+    """Return an `AnyPerson`, or the error that its client raises, for each text of the command line."""
+    answers: list[Any] = []
+    for text in sys.argv[3:]:
+        try:
+            answers.append(ask(text))
+        except Exception as error:
+            answers.append(repr(error)[-500:])
+    return answers
 
 
 def print_result(**found: Any) -> None:

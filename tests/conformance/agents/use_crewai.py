@@ -1,6 +1,6 @@
 """`crewai`: a crew of one with a tool, also on a model whose chat template has no place for tools."""
 
-from asking import HELLO, PERSON, WEATHER, Person, print_result, urls
+from asking import HELLO, PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
@@ -27,4 +27,12 @@ def work(model, text):
 said = work(caller, WEATHER)
 hello = work(pair, HELLO)
 person = pair.call(PERSON, response_model=Person)
-print_result(asked=asked, said=said, hello=hello, people=[person])
+
+
+def describe(text):
+    agent = Agent(role="Ann", goal="Answer.", backstory="Brief.", llm=pair)
+    task = Task(description=text, expected_output="A person.", agent=agent, output_pydantic=AnyPerson)
+    return Crew(agents=[agent], tasks=[task]).kickoff().pydantic
+
+
+print_result(asked=asked, said=said, hello=hello, people=[person], told=told(describe))

@@ -2,7 +2,7 @@
 
 import dspy
 import litellm
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
 
 KNOWN = {
     "litellm_provider": "openai",
@@ -41,9 +41,15 @@ class Tell(dspy.Signature):
     person: Person = dspy.OutputField()
 
 
+class Describe(dspy.Signature):
+    question: str = dspy.InputField()
+    person: AnyPerson = dspy.OutputField()
+
+
 dspy.configure(adapter=dspy.JSONAdapter())
 with dspy.context(lm=caller):
     calls = dspy.Predict(Ask)(question=WEATHER, tools=[dspy.Tool(get_weather)]).calls.tool_calls
 with dspy.context(lm=pair):
     person = dspy.Predict(Tell)(question=PERSON).person
-print_result(asked=[call.args["city"] for call in calls], people=[person])
+    people = told(lambda text: dspy.Predict(Describe)(question=text).person)
+print_result(asked=[call.args["city"] for call in calls], people=[person], told=people)

@@ -1,6 +1,6 @@
 """`mirascope`, by responses (its default) and by chats: tools, and answers in the modes that send a schema."""
 
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
 from mirascope import llm
 
 caller, pair = urls()
@@ -37,4 +37,11 @@ for mode in ("", ":completions"):
             return PERSON
 
         people.append(tell().parse())
-print_result(asked=asked, said=said, people=people)
+
+
+@llm.call("openai/smollm2", format=AnyPerson, **settings)
+def repeat(text):
+    return text
+
+
+print_result(asked=asked, said=said, people=people, told=told(lambda text: repeat(text).parse()))

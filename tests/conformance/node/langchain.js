@@ -1,10 +1,10 @@
-// LangChain for Node. Arguments: the address of `caller`, that of the built-in pair. Prints one JSON object.
+// LangChain for Node. Arguments: the address of `caller`, that of the built-in pair, texts. Prints one JSON object.
 import { HumanMessage, ToolMessage } from '@langchain/core/messages';
 import { tool } from '@langchain/core/tools';
 import { ChatOpenAI } from '@langchain/openai';
 import { z } from 'zod';
 
-const [caller, pair] = process.argv.slice(2).map((url, index) => new ChatOpenAI({
+const [caller, pair] = process.argv.slice(2, 4).map((url, index) => new ChatOpenAI({
   model: ['caller', 'smollm2'][index], apiKey: 'none', temperature: 0, maxTokens: 100,
   configuration: { baseURL: `${url}/v1` },
 }));
@@ -32,4 +32,9 @@ const streamed = await answer(async (messages) => {
 });
 const person = z.object({ name: z.enum(['Ann', 'Bob']), age: z.int().min(1).max(9) });
 const output = await pair.withStructuredOutput(person, { name: 'person' }).invoke('Bob is 7 years old. Answer in JSON.');
-console.log(JSON.stringify({ asked, whole, streamed, output }));
+
+// Without limits, for each text of the command line: only the prompt tells what is right.
+const anyPerson = pair.withStructuredOutput(z.object({ name: z.string(), age: z.int() }), { name: 'person' });
+const told = [];
+for (const text of process.argv.slice(4)) told.push(await anyPerson.invoke(text).catch(String));
+console.log(JSON.stringify({ asked, whole, streamed, output, told }));

@@ -1,7 +1,7 @@
 // Ollama's Node client. Arguments: the address of `caller`, that of the built-in pair. Prints one JSON object.
 import { Ollama } from 'ollama';
 
-const [caller, pair] = process.argv.slice(2).map((host) => new Ollama({ host }));
+const [caller, pair] = process.argv.slice(2, 4).map((host) => new Ollama({ host }));
 const asked = [];
 const tools = [{
   type: 'function',

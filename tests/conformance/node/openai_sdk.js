@@ -3,7 +3,7 @@ import OpenAI from 'openai';
 import { zodResponseFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
 
-const [caller, pair] = process.argv.slice(2).map((url) => new OpenAI({ baseURL: `${url}/v1`, apiKey: 'none' }));
+const [caller, pair] = process.argv.slice(2, 4).map((url) => new OpenAI({ baseURL: `${url}/v1`, apiKey: 'none' }));
 const messages = [{ role: 'user', content: 'How is the weather?' }];
 const asked = [];
 const tools = [{
