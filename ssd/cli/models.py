@@ -207,15 +207,14 @@ def _list() -> None:
 @click.argument("name", required=False)
 @click.option("--force", is_flag=True, help="Fetch a built-in model again although it is there.")
 def pull(name: str | None, force: bool) -> None:
-    """Fetch the built-in model NAME, or the hub model ORG/NAME, and print its folder. Compile the kernels before.
+    """Fetch the built-in model NAME, or the hub model ORG/NAME, print its folder, and compile the kernels.
 
     What is there already is not fetched or compiled again. Without NAME the kernels are compiled alone."""
-    with process_setup(), starting(""):
-        build.library()
-    if name is None:
-        return
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
-    if name in BUILTIN and not fetch(name, force=force):
-        click.echo(f"{name} is there already", err=True)
-    print(hub.resolve(name))
+    if name is not None:
+        if name in BUILTIN and not fetch(name, force=force):
+            click.echo(f"{name} is there already", err=True)
+        print(hub.resolve(name))
+    with process_setup(), starting(""):
+        build.library()

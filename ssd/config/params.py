@@ -265,14 +265,16 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the fields that are not None."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
-    def params(self, **asked: Any) -> SamplingParams:
+    def params(self, *, free_text: bool = False, **asked: Any) -> SamplingParams:
         """Return the parameters that are `asked` for, with these defaults where they are None or left out.
 
-        A request with a grammar gets no default penalty: its answer repeats facts of its prompt."""
+        A request with a grammar gets no default penalty: its answer repeats facts of its prompt. If the grammar allows
+        `free_text`, which may loop, penalties on the answer's own tokens stay."""
         wanted = {name: value for name, value in asked.items() if value is not None}
         own = self.given()
         if "structured" in wanted:
-            own = {name: value for name, value in own.items() if not name.endswith("_penalty")}
+            dropped = {"repetition_penalty"} if free_text else {name for name in own if name.endswith("_penalty")}
+            own = {name: value for name, value in own.items() if name not in dropped}
         return SamplingParams(**own | wanted)
 
 

@@ -5,6 +5,7 @@ A schema is strict if its `x-guidance` has `lenient` false, which is also the op
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ _NOT_ALONE = {
     *("dependentSchemas", "dependencies"),
 }
 """Keywords beside which `unevaluatedProperties` is no `additionalProperties`."""
+_URI = re.compile(r"(?:[\w.~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.ASCII)
 _TRIED = 32  # characters that each pattern counts for, beside its own; a character takes up to 20 us
 _MOST_TRIED = 8192  # characters; further patterns are taken as they are
 
@@ -56,7 +58,8 @@ def take_strict(schema: dict[str, Any]) -> bool:
 class KeywordFilter:
     """Copies the schemas of one grammar without the keywords that no grammar holds; `left_out` collects their names.
 
-    Of a `strict` schema it leaves out only `uniqueItems: false`, which asks for nothing but is refused by `llguidance`.
+    Of a `strict` schema it leaves out only what asks for nothing but is refused by `llguidance`: `uniqueItems: false`,
+    and an `$id` that is no URI, such as griptape's "Output Format".
     References into a part that is left out are left out too. An object stays open if it has a word about other keys,
     even one that is left out."""
 
@@ -88,7 +91,7 @@ class KeywordFilter:
             del schema["unevaluatedProperties"]
         made = {}
         for key, value in schema.items():
-            if key == "uniqueItems" and value is False:
+            if (key == "uniqueItems" and value is False) or (key == "$id" and not _URI.fullmatch(str(value))):
                 continue
             if not self._strict and (key in _NOT_HELD or (key == "pattern" and self._is_unheld(value))):
                 self.left_out.add(key)

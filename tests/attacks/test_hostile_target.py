@@ -206,6 +206,8 @@ def test_requests_of_before_a_rejoin_do_not_count(target: Target) -> None:
 
 def test_what_an_engine_says_is_printed_without_control_characters(target: Target) -> None:
     target.join(msgspec.structs.replace(TERMS, target="\x1b]0;gone\x07\n" * 20))
+    target.say(admit())
+    target.hear(Published)  # it has told people by now
     assert target.said[-1].startswith("drafting for ") and target.said[-1].isprintable()
     target.say(NotAccepted("\x1b[2J\nerror: all is lost", again=True))
     target.hear(Offer)

@@ -53,6 +53,7 @@ def run(client: str, caller: str, pair: str, home: Path) -> dict[str, Any]:
         ("chatlas", {"asked": ROME * 4, "said": ["It is sunny."] * 4, "people": 2}),
         ("crewai", {"asked": ROME, "said": "It is sunny.", "hello": True, "people": 1, "told": PEOPLE}),
         ("dspy", {"asked": ROME, "people": 1, "told": PEOPLE}),
+        ("griptape", {"asked": BOTH, "said": "It is sunny.", "people": 1, "told": PEOPLE}),
         ("guidance", {"hello": True, "people": 2, "forced": 2}),
         ("haystack", {"asked": BOTH * 2, "said": ["It is sunny."] * 2, "hello": True, "people": 1}),
         ("instructor", {"people": 2}),

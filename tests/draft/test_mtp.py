@@ -75,7 +75,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ]
     ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
     random, plain = heads.runner(directory, torch.float64), heads.PlainHead(directory)
-    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=200, depth=2 * LOOKAHEAD)
+    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=400, depth=2 * LOOKAHEAD)
     plain.save()
     alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
     return World(

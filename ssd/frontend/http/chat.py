@@ -123,6 +123,7 @@ def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Gen
         body,
         config,
         structured=offer.structured,
+        free_text=offer.obey is not None,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
