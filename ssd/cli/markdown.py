@@ -109,7 +109,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 def rendered(text: str) -> Markdown:
-    """Return `text` as Markdown for a console."""
     markdown = Markdown("")
     markdown.parsed = _PARSER.parse(text)
     return markdown

@@ -28,7 +28,7 @@ _NOT_ALONE = {
     *("dependentSchemas", "dependencies"),
 }
 """Keywords beside which `unevaluatedProperties` is no `additionalProperties`."""
-_URI = re.compile(r"(?:[\w.~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.ASCII)
+_URI = re.compile(r"(?:[\w.~:/?\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.ASCII)  # without a fragment
 _TRIED = 32  # characters that each pattern counts for, beside its own; a character takes up to 20 us
 _MOST_TRIED = 8192  # characters; further patterns are taken as they are
 
@@ -59,9 +59,8 @@ class KeywordFilter:
     """Copies the schemas of one grammar without the keywords that no grammar holds; `left_out` collects their names.
 
     Of a `strict` schema it leaves out only what asks for nothing but is refused by `llguidance`: `uniqueItems: false`,
-    and an `$id` that is no URI, such as griptape's "Output Format".
-    References into a part that is left out are left out too. An object stays open if it has a word about other keys,
-    even one that is left out."""
+    and an `$id` that is no URI, such as griptape's "Output Format". References into a part that is left out are left
+    out too. An object stays open if it has a word about other keys, even one that is left out."""
 
     def __init__(self, strict: bool = False) -> None:
         self._strict, self._untried = strict, _MOST_TRIED

@@ -33,7 +33,6 @@ class Speculator(Protocol):
 
 @cache
 def names() -> list[str]:
-    """List every value that `--backup` takes."""
     return sorted({*BUILT_IN, *(entry.name for group in (SPECULATORS, BACKUPS) for entry in entries(group))})
 
 

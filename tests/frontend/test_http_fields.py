@@ -24,6 +24,8 @@ TEXT = "Blue light scatters."
 IDS = TOKENIZER.encode(TEXT)
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}]}
 RAW: dict[str, Any] = {"prompt": "Why?"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -320,6 +322,29 @@ def test_what_a_request_does_not_say_the_model_does() -> None:
             connection.close()
             found = params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
             assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, (1.1, 0.5)),
+        ({"tools": [TOOL]}, (1.1, 0.5)),
+        ({"tools": [STRICT]}, (1.0, 0.5)),
+        ({"tools": [STRICT], "frequency_penalty": 0.25, "repetition_penalty": 1.25}, (1.25, 0.25)),
+        ({"tools": [TOOL], "tool_choice": "required"}, (1.0, 0.0)),
+        ({"response_format": {"type": "json_object"}}, (1.0, 0.0)),
+        ({"guided_json": {"type": "integer"}, "frequency_penalty": 0.25}, (1.0, 0.25)),
+    ],
+    ids=str,
+)
+def test_the_models_penalties_leave_what_a_grammar_holds(body: dict[str, Any], expected: tuple[float, float]) -> None:
+    """In the free text beside strict tools those on the answer's own tokens stay."""
+    with http_engine(sampling=SamplingDefaults(repetition_penalty=1.1, frequency_penalty=0.5)) as engine:
+        connection = engine.connection()
+        connection.request("POST", CHATS, json.dumps({**CHAT, **body}), {"content-type": "application/json"})
+        params = engine.engine.target.next_submit().params
+        connection.close()
+        assert (params.repetition_penalty, params.frequency_penalty) == expected
 
 
 def test_where_the_model_recommends_nothing_the_temperature_is_openais(scripted: HttpEngine) -> None:

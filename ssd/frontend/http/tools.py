@@ -193,7 +193,6 @@ def log_left_out(what: str, kind: str) -> None:
 
 
 def new_id() -> str:
-    """Return a name for a call."""
     return "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
 
 
