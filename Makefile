@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/ssd pull
 	touch $@
 
-pull: venv ## fetch the built-in model pair (93 MB, once)
+pull: venv ## compile the kernels and fetch the built-in model pair (93 MB), once
 	$(BIN)/ssd pull smollm2
 
 demo: venv ## a story, an edit and an emulated 70B pair, each beside plain decoding

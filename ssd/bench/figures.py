@@ -14,7 +14,7 @@ from ssd.ipc.public import Metrics
 from ssd.speculation.theory import speedup_sd, speedup_ssd
 
 Row = dict[str, Any]
-DISTURBED = "Other programs disturbed this: no real gain is larger than the acceptance length."
+DISTURBED = 'Other programs disturbed what says "at most": no real gain is larger than the acceptance length.'
 
 
 def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Row]:
@@ -146,12 +146,12 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 def bounded(gain: float, length: float) -> str:
     """Return a gain over `ar` in words: at most the acceptance length, since a round yields no more tokens."""
-    return f"{gain:.2f}" if gain <= length else f"at most {length:.2f}"
+    return f"at most {length:.2f}" if is_noise(gain, length) else f"{gain:.2f}"
 
 
 def is_noise(gain: float, length: float) -> bool:
-    """Return True if a gain over `ar` is larger than its acceptance length beyond the usual scatter."""
-    return gain > 1.05 * length
+    """Return True if a gain over `ar` is larger than its acceptance length."""
+    return gain > length
 
 
 def metrics_by_name(runs: Mapping[str, Sequence[Turn]]) -> dict[str, list[Metrics]]:

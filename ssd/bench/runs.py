@@ -92,6 +92,7 @@ def reader(settings: Sequence[Setting]) -> Setting:
 
 
 def _read(client: Client, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
+    """Let target and draft read and cache the prompts, so that no setting's turn has to."""
     params = replace(protocol.params(reader(settings), 0.0, 0), max_tokens=READ_TOKENS)
     client.generate(batch, params, chat=protocol.chat)
 

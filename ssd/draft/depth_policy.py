@@ -30,7 +30,6 @@ class DepthPolicy:
         self._alone = False  # the target waits, so nothing else computes
 
     def note_outcome(self, now: float) -> None:
-        """Learn that a verification has ended."""
         if self._began > -math.inf:
             self._rounds.append(now - self._began)
         self._began = now

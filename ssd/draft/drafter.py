@@ -236,7 +236,6 @@ def logit_rows(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Lo
 
 
 def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
-    """Return how many tokens a forward computes."""
     return sum(len(row.token_ids) for _, row in paths) + sum(len(own.tokens) for _, own in chains)
 
 

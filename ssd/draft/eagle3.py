@@ -130,6 +130,7 @@ class HeadDrafter(Drafter):
         return parts
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
+        """Return the features of the token before each token of a path's row, as one part."""
         if row.start < tree.base:
             return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
         return _feature(tree.guesses[row.start - tree.base])

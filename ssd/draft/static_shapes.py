@@ -145,10 +145,12 @@ class TreeRunner(Runner):
         return read_ids(ids, self._vocab_size, refuse=True)
 
     def _keep(self, step: _RankedStep, index: int) -> None:
+        """Copy the results of forward number `index` of a step, which the next one overwrites."""
         for kept, found in zip(self._found(step), (step.ids, step.scores), strict=True):
             kept[index].copy_(found)
 
     def _found(self, step: _RankedStep) -> tuple[Tensor, Tensor]:
+        """Return the kept results of a step's forwards: ids and scores [forwards, tokens, count]."""
         rows, count = step.ids.shape
         return self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count]
 

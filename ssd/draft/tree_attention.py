@@ -142,6 +142,7 @@ class TreeContext:
         self._found: dict[int | None, list[_SharedSpan]] = {}
 
     def _numbers(self, name: str) -> Tensor:
+        """Return the lists `name` of all `ChainTokens`, joined, as int64 [chain tokens]."""
         numbers = [number for own in self._chains for number in getattr(own, name)]
         return torch.tensor(numbers, dtype=torch.long, device=self._cache.keys.device)
 

@@ -59,7 +59,6 @@ class TreeCache:
 
     @staticmethod
     def pages(num_pages: int, page_size: int, cells: int, depth: int) -> int:
-        """Return how many pages the cache must have."""
         return num_pages + 1 + -(-(cells + 1) * depth // page_size)
 
     def chain_cache(self) -> ChainCache:

@@ -81,7 +81,6 @@ class OutputCollector:
         self.tokens += len(token_ids)
 
     def end(self, message: Done | Failed) -> None:
-        """Set the last message."""
         self._end = message
         self._since = self._since or time.monotonic()
 

@@ -218,7 +218,6 @@ class _Queue:
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
 
     async def wait(self) -> None:
-        """Wait until there is a job."""
         while not self._jobs:
             self._more.clear()
             await self._more.wait()
@@ -250,7 +249,6 @@ class _Queue:
         return await _read(reader, text_jobs.REPLY)
 
     def ended(self, code: int) -> None:
-        """Note the exit code of the process."""
         self._end.put_nowait(code)
 
     async def death(self) -> int | None:

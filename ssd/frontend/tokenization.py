@@ -64,7 +64,6 @@ class Tokenizer:
 
     @property
     def has_chat(self) -> bool:
-        """Return True if there is a chat template, valid or not."""
         if self._tokenizer is None:
             return False
         return bool(self._no_chat) or self._has_template(_CHAT)

@@ -108,6 +108,7 @@ def settle(tensor: Tensor) -> None:
 
 
 def _tensor(address: int, size: int, device: torch.device) -> Tensor:
+    """Return a uint8 tensor [size] over the memory at `address`, which it does not own."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 

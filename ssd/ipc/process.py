@@ -52,7 +52,6 @@ class Heartbeats:
         self._turns[_BEATS[role]] += 1
 
     def turns(self, role: str) -> int:
-        """Return the turns that `role` has counted."""
         return self._turns[_BEATS[role]]
 
 
@@ -104,7 +103,6 @@ class Child:
         self.supervisor = sockets.dealer(self.context, self.address(sockets.SUPERVISOR), start.role.encode())
 
     def address(self, name: str) -> str:
-        """Return the ZeroMQ address of a socket of this run."""
         return f"ipc://{self.start.run_directory}/{name}"
 
     def beat(self) -> None:

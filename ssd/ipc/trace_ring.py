@@ -47,7 +47,6 @@ Records = npt.NDArray[np.int64]  # [n, WORDS]
 class _Code(IntEnum):
     @property
     def words(self) -> str:
-        """Return the name in words."""
         return self.name.lower().replace("_", " ")
 
 
@@ -96,7 +95,6 @@ class Mark(_Code):
 
     @property
     def of_rows(self) -> bool:
-        """Return True if `detail` is a number of rows."""
         return self >= Mark.WAITED
 
 
@@ -217,7 +215,6 @@ class Moment(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Return the moment as a sentence."""
         return said(self.mark, self.detail, self.figures)
 
 

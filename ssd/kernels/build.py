@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -27,20 +27,15 @@ from ssd.system.files import cache_dir, lock
 log = logging.getLogger("ssd.kernels")
 
 _HERE = Path(__file__).parent
-# Processor seconds of the files that take longest, on a Xeon of two cores. They begin first.
+# Processor seconds of the files that take longest, on a Xeon. They begin first; any other takes at most 2.
 _SECONDS = {"rounded.c": 36, "grouped.c": 16, "products.c": 3}
-
-
-def _expected(sources: Sequence[Path]) -> int:
-    return sum(_SECONDS.get(file.name, 1) for file in sources)
-
-
-_SOURCES = sorted(_HERE.glob("*.c"), key=lambda file: -_expected([file]))
+_SOURCES = sorted(_HERE.glob("*.c"), key=lambda file: -_SECONDS.get(file.name, 0))
 _HEADERS = sorted(_HERE.glob("*.h"))
 # Floating-point flags and traps would keep loops from becoming vectors. The order of sums is kept.
 _FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _NATIVE = "-march=native"
 _MOST_SECONDS = 900  # processor time of one file; how long that takes depends on what else runs
+_PATIENCE_S = 3600  # for a compiler that takes no processor time
 _SCRATCH = "compiling-"
 _COMPILERS = ("cc", "gcc", "clang")
 
@@ -67,7 +62,7 @@ def expected() -> bool:
 
 
 class Compilation:
-    """The compilation that this process does: `done` of `total` expected seconds; `total` is 0 if there is none."""
+    """The compilation that this process does: `done` of `total` files; `total` is 0 if there is none."""
 
     done = total = 0
 
@@ -94,9 +89,8 @@ def library() -> Path | None:
         return None
     try:
         return _compiled(shlex.split(command))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        cause = getattr(error, "stderr", None) or str(error)
-        log.warning("%s did not compile our kernels, torch has to do without: %s", command, cause.strip())
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        log.warning("%s did not compile our kernels, torch has to do without: %s", command, error)
         return None
 
 
@@ -112,12 +106,11 @@ def _compiled(compiler: list[str]) -> Path:
     parts += [" ".join((*command, *_FLAGS)).encode(), _processor().encode()]
     final = cache_dir() / "kernels" / f"cpu-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     if not final.exists():
-        with lock(final.parent / ".lock"):
+        with lock(final.parent / ".compiling"):
             for left in (*final.parent.glob(f"{_SCRATCH}*"), *final.parent.glob("tmp*")):  # by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             if not final.exists():
-                seconds = max(max(_SECONDS.values()), _expected(_SOURCES) / len(os.sched_getaffinity(0)))
-                log.warning("compiling kernels, once: about %.0f s, more on a busy machine", seconds)
+                log.warning("compiling kernels, once: about a minute, more on a busy machine")
                 compile_into(final, command)
     return final
 
@@ -134,17 +127,26 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
     ):
 
         def run(*arguments: str) -> None:
-            whole = ["sh", "-c", f'ulimit -t {_MOST_SECONDS}; exec "$@"', "sh", *command, *_FLAGS, *arguments]
-            environment = {**os.environ, "TMPDIR": scratch}
-            subprocess.run(whole, check=True, capture_output=True, text=True, process_group=group, env=environment)
+            done = subprocess.run(
+                ["sh", "-c", f'ulimit -S -t {_MOST_SECONDS}; exec "$@"', "sh", *command, *_FLAGS, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=group,
+                env={**os.environ, "TMPDIR": scratch},
+                timeout=_PATIENCE_S,
+            )
+            if done.returncode:
+                raise ChildProcessError(done.stderr.strip() or f"it ends with status {done.returncode}")
 
         def compile_file(file: Path) -> str:
             to = f"{scratch}/{file.stem}.o"
             run("-c", str(file), "-o", to)
-            compilation.done += _expected([file])
+            compilation.done += 1
             return to
 
-        compilation.done, compilation.total = 0, _expected(_SOURCES)
+        compilation.done, compilation.total = 0, len(_SOURCES)
         try:
             made = Path(scratch) / final.name
             run("-o", str(made), *pool.map(compile_file, _SOURCES), "-lm")

@@ -26,8 +26,8 @@ class Processes:
     def __init__(
         self, running: dict[str, ChildProcess], config: EngineConfig, held: ExitStack, http_fd: int, stderr: int | None
     ) -> None:
-        """Take places and shared memory, and compile the kernels. Raises UsageError or SsdError without a place."""
-        self.running, self.shared = running, SharedResources(held, config, kernels=_has_kernels(config))
+        """Take places and shared memory. Raises UsageError or SsdError if there is none."""
+        self.running, self.shared = running, SharedResources(held, config)
         self._config, self._http_fd, self._stderr = config, http_fd, stderr
         self._variables: dict[str, str] = {}  # of this engine's own MPS, and of the GPUs that Ray gave
         if config.mps and mps.state() != "running":
@@ -77,10 +77,9 @@ class Processes:
             self.shared.close_death_pipe()
 
 
-def _has_kernels(config: EngineConfig) -> bool:
-    """Compile the kernels, once for all processes; return False if a CPU has to compute without them."""
-    devices = {config.device, config.draft_device if config.has_draft else config.device}
-    if "cpu" not in devices or config.load_format == "mock" or build.library() is not None:
+def has_kernels(config: EngineConfig) -> bool:
+    """Compile the kernels, once for all processes; return False if they have to do without, which a warning says."""
+    if config.load_format == "mock" or build.library() is not None:
         return True
     log.warning("this engine runs without compiled kernels: a CPU computes two to four times slower")
     return False

@@ -18,8 +18,8 @@ class SharedResources:
     A machine other than the supervisor's runs only ranks of the target. They need no board, no draft probabilities, no
     hidden states and no trace rings: `only_ranks`."""
 
-    def __init__(self, held: ExitStack, config: EngineConfig, only_ranks: bool = False, kernels: bool = True) -> None:
-        self._held, self._config, self.kernels = held, config, kernels
+    def __init__(self, held: ExitStack, config: EngineConfig, only_ranks: bool = False) -> None:
+        self._held, self._config, self.kernels = held, config, True
         self.directory = held.enter_context(run_directory())
         death_read, death_write = os.pipe()
         death_fd, self._death_pipe = self.hold(death_read), os.fdopen(death_write, "wb")

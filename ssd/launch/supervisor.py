@@ -26,7 +26,7 @@ from ssd.ipc.run_directory import remove
 from ssd.ipc.running import announce
 from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
-from ssd.launch.processes import Processes
+from ssd.launch.processes import Processes, has_kernels
 from ssd.launch.restarts import Restarts
 from ssd.monitor.publisher import Publisher
 
@@ -125,13 +125,16 @@ class Engine:
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
 
     def _prepare(self) -> threading.Thread:
-        """Take the port, and make the run directory and the shared resources; return the supervisor's thread."""
-        config, http_fd = self.config, -1
+        """Compile the kernels, take the port and make what the processes share; return the supervisor's thread.
+
+        Clients are refused while kernels are compiled: nobody could answer them yet."""
+        config, kernels, http_fd = self.config, has_kernels(self.config), -1
         if config.server.http:
             http = listening.listen(config.server)
             self._held.callback(listening.close, http)
             self.url, http_fd = listening.url(http, config.server.ssl_certfile is not None), http.fileno()
         processes = Processes(self._running, config, self._held, http_fd, self._stderr)
+        processes.shared.kernels = kernels
         self._directory = processes.shared.directory
         announce(self._directory, config.target_name, self.url)
         self._life.wake_fd = processes.shared.hold(os.eventfd(0))

@@ -78,7 +78,6 @@ def path_cells(fields: BlockFields, longest: int) -> int:
 
 
 def is_block(model: Checkpoint) -> bool:
-    """Return True for a block drafter, by its config."""
     return names_block(model.config)
 
 

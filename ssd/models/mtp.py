@@ -30,7 +30,6 @@ _REFUSED = {
 
 
 def is_mtp(model: Checkpoint) -> bool:
-    """Return True for what `head_of` returns."""
     return model.config.get("architectures") == [_ARCHITECTURE]
 
 

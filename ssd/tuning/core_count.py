@@ -85,7 +85,6 @@ class _Trial:
 
     @property
     def gain(self) -> float:
-        """Return how many times faster the larger count was."""
         fewer, more = (median(seconds[_MOVING:]) for seconds in self._seconds)
         return fewer / max(1e-9, more)
 

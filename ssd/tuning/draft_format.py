@@ -63,6 +63,7 @@ def _only(config: EngineConfig) -> WeightFormat | None:
 
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
+    """Return the fastest format; None unless every possible format, and no other, was timed."""
     if {*times.seconds} != {*map(str, config.draft_formats)}:
         return None
     return min(config.draft_formats, key=lambda one: times.seconds[str(one)])

@@ -148,7 +148,6 @@ class LinearFit:
 
     @property
     def known(self) -> bool:
-        """Return True if a point was added."""
         return self._size.count > 0
 
     def note(self, size: float, seconds: float) -> None:
@@ -238,7 +237,6 @@ class Learner:
 
     @property
     def lookup(self) -> LookupGain:
-        """Return the mean gain of prompt lookup."""
         accepted, verified = self._lookup
         return LookupGain(accepted.value, verified.value)
 
@@ -298,6 +296,7 @@ class Estimates:
             learner.recall(*(each.law(kind) for each in (known, prior) if each is not None))
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
+        """Learn from a round; None if it was of another kind. `draft` has the draft's present counters."""
         if round_ is not None:
             self._learn(round_, draft)
         self._telemetry = draft

@@ -94,7 +94,6 @@ class TargetRehearsal:
         self._longest = longest_text(config)
 
     def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes that a batch may have."""
         return tuple(size for size in sizes if size <= self._most)
 
     def room(self, text: int) -> bool:

@@ -180,7 +180,6 @@ class Sequence:
 
     @property
     def lookahead(self) -> int:
-        """Return K of the next round."""
         return min(self.speculation.num_speculative_tokens, self.acceptable)
 
     def count_round(self, outcome: Outcome, drafted: int, source: Source) -> None:

@@ -125,7 +125,7 @@ def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture
         faster = turns(speed, mean_acceptance_length=2.0, plan="sd, K 2: 90 tok/s expected")
         story = _reported(config, settings, {"ar": turns(50.0), "auto": faster})
         said = capsys.readouterr().out
-        assert (speed == 110.0) == ("Other programs disturbed this" in said) == ("│ at most 2.00 │" in said)
+        assert (speed == 110.0) == ("Other programs disturbed what" in said) == ("│ at most 2.00 │" in said)
         assert "2.20" not in said
         assert f"a draft {verdict} here: it was" in _draft_words(config, story)
     assert "by its plan above" in _draft_words(config, story._replace(plan="ngram: 90 tok/s expected"))

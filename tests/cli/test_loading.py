@@ -44,7 +44,7 @@ def test_a_bar_shows_how_far_the_compiling_is(target: Path, tmp_path: Path, monk
             seen.wait_for(r"compiling kernels, once[^\n]*0%")
             assert seen.end("\x03") == 130
         assert all(gone(int(pid), within_s=10) for pid in begun.read_text().split())
-        assert [entry.name for entry in (tmp_path / "kernels").iterdir()] == [".lock"]
+        assert [entry.name for entry in (tmp_path / "kernels").iterdir()] == [".compiling"]
 
 
 def test_json_comes_without_it(target: Path) -> None:

@@ -31,7 +31,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def kept(cache: Path) -> set[str]:
     """The files and folders of compiled kernels, without the lock."""
-    return {entry.name for entry in (cache / "kernels").iterdir()} - {".lock"}
+    return {entry.name for entry in (cache / "kernels").iterdir()} - {".compiling"}
 
 
 def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ class Exchange:
     def end_use(self, tokens: Callable[[], int]) -> None:
         """Give back what a request that `begin_use` has counted reserved beyond the `tokens` that it used."""
         if self.account is not None:
-            self.account.end(self._reserved - tokens())
+            self.account.end(self._reserved, tokens())
 
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
         """Send the whole answer at once."""
@@ -169,7 +169,6 @@ class Exchange:
         self.more_headers = {**self.more_headers, b"request-id": self.id.encode()}
 
     async def start_stream(self, kind: bytes) -> None:
-        """Begin a stream of this content type."""
         await self._head(200, kind, {b"cache-control": b"no-cache"})
 
     async def write(self, data: bytes, more: bool = True) -> None:

@@ -381,7 +381,6 @@ class MessageError(msgspec.Struct):
 
 
 def error_object(error: HttpError, request_id: str | None = None) -> MessageError:
-    """Return the body of an error."""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return MessageError(MessageErrorDetail(kind, error.message), request_id)
 
@@ -517,7 +516,6 @@ class _Blocks(Growing):
 
 
 def model_info(service: Service, name: str) -> ModelInfo:
-    """Return a model as Anthropic's interface describes it."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created))
     return ModelInfo(name, name, created, service.manager.config.max_model_len)
 

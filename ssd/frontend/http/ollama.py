@@ -118,7 +118,6 @@ def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessag
 
 
 def error_object(error: HttpError, request_id: str | None = None) -> answers.OllamaError:
-    """Return the body of an error."""
     return answers.OllamaError(error.message)
 
 

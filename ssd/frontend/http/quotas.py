@@ -42,7 +42,7 @@ class Account:
     """The use that one API key, or all clients without one, make of a quota."""
 
     def __init__(self, quota: Quota) -> None:
-        self._most_open, self._open = quota.concurrent_requests, 0
+        self._most_open, self._open, self._reserved = quota.concurrent_requests, 0, 0
         given = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute}
         self._buckets = {name: Bucket(limit) for name, limit in given.items() if limit is not None}
 
@@ -63,18 +63,21 @@ class Account:
             if first:
                 self._check("tokens")
             bucket.take(tokens)
+            self._reserved += tokens
 
-    def end(self, unused: int) -> None:
+    def end(self, reserved: int, used: int) -> None:
         """Give back the reserved tokens that a request did not use."""
         self._open -= 1
         if (bucket := self._buckets.get("tokens")) is not None:
-            bucket.take(-unused)
+            bucket.take(used - reserved)
+            self._reserved -= reserved
 
     def _check(self, name: str) -> None:
         bucket = self._buckets[name]
         if bucket.level < 1:
             message = f"this key has used up its {bucket.most} {name} a minute"
-            raise self._refusal(message, bucket.seconds_until(1))
+            soon = self._reserved if name == "tokens" else 0  # what open requests may give back at any time
+            raise self._refusal(message, bucket.seconds_until(1 - soon))
 
     def _refusal(self, message: str, seconds: int) -> HttpError:
         headers = {**self._headers(), b"retry-after": b"%d" % max(1, seconds)}

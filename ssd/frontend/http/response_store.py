@@ -50,7 +50,6 @@ class Turn:
 
     @property
     def response(self) -> dict[str, msgspec.Raw]:
-        """Return the response as a client gets it."""
         output = encoder.encode([msgspec.Raw(item.data) for item in self.output])
         return _fields.decode(self._response) | {"output": msgspec.Raw(output)}
 
@@ -88,7 +87,6 @@ class ResponseStore:
 
     @property
     def keeps(self) -> bool:
-        """Return True if any response is kept."""
         return self._most > 0 and self._most_bytes > 0
 
     def add(self, name: str, turn: Turn) -> bool:

@@ -91,7 +91,6 @@ class Style(ABC):
         self._named: dict[str, Any] = {"id": name, "created": int(time.time()), "model": body.model}
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
-        """Add a message to a choice."""
         choice.take(message)
 
     def free(self, prompt: Sequence[int]) -> str:
@@ -124,7 +123,6 @@ class Style(ABC):
         return error_object(error)
 
     def encode(self, event: Any) -> bytes:
-        """Return the bytes of an event in a stream."""
         return b"data: %b\n\n" % encoder.encode(event)
 
     def tokens(self, choices: Sequence[Choice]) -> int:

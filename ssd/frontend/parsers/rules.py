@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 SUBSCHEMAS = {"$defs", "definitions"}
+_MAX_CHECKED = 4096  # characters of arguments that are checked in a frontend's loop
 _NO_ARGUMENTS = {"type", "title", "description", "$schema", *SUBSCHEMAS}
 _NOTES = {"additionalProperties", "properties", "required", *_NO_ARGUMENTS}
 _PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -199,7 +200,8 @@ class Rules:
 def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
     """Return a function that tells whether arguments, a JSON object as text, obey the schema of a tool by its name.
 
-    They may come in any order. A tool whose grammar is long has no arguments that are known to obey."""
+    They may come in any order, but the keys of objects in them in that of the schema. Long arguments, and those of a
+    tool whose grammar is long, are not known to obey."""
     named = {function.name: function for function in functions}
 
     @cache
@@ -212,7 +214,7 @@ def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
             given = msgspec.json.decode(arguments, type=dict[str, Any])
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             return False
-        if (matcher := matcher_of(name)) is None:
+        if len(arguments) > _MAX_CHECKED or (matcher := matcher_of(name)) is None:
             return False
         ordered = {key: given[key] for key in argument_schemas(named[name].parameters or {}) if key in given} | given
         reading = matcher.deep_copy()

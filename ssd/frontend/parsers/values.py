@@ -44,7 +44,6 @@ class Arguments:
         self._found[name] = _as_json(value, types)
 
     def as_json(self) -> str:
-        """Return the arguments as the text of an object."""
         return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {text}' for key, text in self._found.items())}}}"
 
 

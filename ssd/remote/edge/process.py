@@ -33,7 +33,6 @@ _AGAIN = {"overloaded", "loading", "restarting", "engine_restarted", "shutting_d
 
 
 def main(child: Child) -> None:
-    """Relay requests until the supervisor ends this process."""
     relay = Relay(child)
     while True:
         relay.turn()

@@ -508,7 +508,9 @@ STRICT = {
 @pytest.mark.parametrize("format", JSON_FORMATS)
 def test_bare_calls_of_strict_tools_are_those_that_obey(format: str) -> None:
     long = {"properties": {f"n{number}": {"type": "string", "pattern": "^[a-z]+$"} for number in range(200)}}
+    many = {"properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "array", "items": {}}] * 150}}}}
     functions = [Function("get_weather", STRICT, True), Function("now", None, True), Function("write_file", long, True)]
+    functions.append(Function("count", many, True))
     for name, arguments, right in (
         ("get_weather", '{"city": "Rome"}', True),
         ("get_weather", '{\n  "days": 3 ,\n  "city" : "\\u6771\\u4eac 🗼"\n}', True),
@@ -521,6 +523,8 @@ def test_bare_calls_of_strict_tools_are_those_that_obey(format: str) -> None:
         ("now", "{}", True),
         ("now", '{"zone": "CET"}', False),
         ("write_file", '{"n1": "a"}', False),  # it would take a server too long to compile
+        ("count", '{"a": [[1]]}', False),  # too long to read
+        ("get_weather", '{"city": "Rome"' + " " * 4096 + "}", False),
     ):
         call = f'{{"name": "{name}", "arguments": {arguments}}}'
         for text in (call, f"```json\n{call}\n```", f"So:\n{call}"):
