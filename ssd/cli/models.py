@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from ssd.bench.outputs import console, grid
-from ssd.cli.session import process_setup, starting
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.kernels import build
@@ -210,6 +209,8 @@ def pull(name: str | None, force: bool) -> None:
     """Fetch the built-in model NAME, or the hub model ORG/NAME, print its folder, and compile the kernels.
 
     What is there already is not fetched or compiled again. Without NAME the kernels are compiled alone."""
+    from ssd.cli.session import process_setup, starting
+
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
     if name is not None:
