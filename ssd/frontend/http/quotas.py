@@ -1,7 +1,7 @@
 """Quotas of API keys: requests and tokens a minute, and requests at once.
 
-A request counts when it begins, the tokens that it may need when its prompts are admitted; those that it did not use
-are given back at its end. `Exchange.begin_use`, `reserve` and `end_use` do so."""
+A request counts when it begins (`Exchange.begin_use`). It takes the tokens that it may need when a prompt is admitted
+(`reserve`), and gives back at its end what it did not use (`end_use`)."""
 
 from __future__ import annotations
 
