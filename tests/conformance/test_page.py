@@ -129,7 +129,7 @@ def test_a_conversation_with_the_pair_and_its_figures(page: Page) -> None:
     counted = page.locator(".origins:not(.sources)")
     for index in range(2):
         figures = page.locator(".figures").nth(index).inner_text()
-        assert re.search(r"^\d+ tokens · \d+ tok/s · \d\.\d\d tokens a round · .*mode ssd", figures)
+        assert re.search(r"^\d+ tokens · \d+ tok/s · \d+\.\d\d tokens a round · .*mode ssd", figures)
         tokens = int(figures.split()[0])
         counts = re.findall(r"(hit|miss|draft|rejected|plain) (\d+)", counted.nth(index).inner_text())
         assert sum(int(count) for _, count in counts) == tokens
