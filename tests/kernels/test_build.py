@@ -86,8 +86,7 @@ def test_compilers_end_with_the_process_that_needs_them(number: signal.Signals, 
     assert gone(pid, within_s=10)
     assert number is not signal.SIGINT or kept(fresh) == set(), "the scratch folder is left"
     (fresh / "kernels" / "tmpold").mkdir(parents=True)
-    compiler.write_text("#!/bin/sh\nexit 1\n")
-    process = compiling(compiler)
+    process = compiling(logging_compiler(fresh, "exit 1"))
     assert process.communicate()[0] == "None\n" and kept(fresh) == set()
 
 
@@ -158,10 +157,7 @@ def test_other_sources_make_another_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_compiler_that_fails_is_named_with_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiler = tmp_path / "my-cc"
-    compiler.write_text(f"#!{sys.executable}\nraise SystemExit('no such target')\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("CC", str(logging_compiler(tmp_path, "echo 'no such target' >&2; exit 1")))
     with caplog.at_level(logging.WARNING):
         assert build.library() is None
     assert "my-cc" in caplog.text and "no such target" in caplog.text

@@ -40,6 +40,20 @@ def urls() -> list[str]:
     return sys.argv[1:3]
 
 
+def clients(make: Callable[[str, str], Any]) -> list[Any]:
+    """Make a client for `caller` and one for the built-in pair, of a model's name and an address of OpenAI's kind."""
+    return [make(name, f"{url}/v1") for name, url in zip(("caller", "smollm2"), urls(), strict=True)]
+
+
+asked: list[str] = []
+
+
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    asked.append(city)
+    return "Sunny"
+
+
 def told(ask: Callable[[str], Any]) -> list[Any]:
     """Return an `AnyPerson`, or the error that its client raises, for each text of the command line."""
     answers: list[Any] = []

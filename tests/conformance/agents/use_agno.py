@@ -2,19 +2,11 @@
 
 from agno.agent import Agent
 from agno.models.openai import OpenAILike
-from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, asked, clients, get_weather, print_result, told
 
-caller, pair = (
-    OpenAILike(id=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: OpenAILike(id=name, base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-asked = []
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
 
 
 def describe(text, schema=AnyPerson):

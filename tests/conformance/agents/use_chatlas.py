@@ -1,16 +1,9 @@
 """`chatlas`, by responses (its default) and by chats: a tool, and data by a schema."""
 
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, WEATHER, Person, asked, get_weather, print_result, urls
 from chatlas import ChatOpenAI, ChatOpenAICompletions
 
 caller, pair = urls()
-asked = []
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
 
 
 def chat(kind, name, url):

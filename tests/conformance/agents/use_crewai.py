@@ -1,25 +1,17 @@
 """`crewai`: a crew of one with a tool, also on a model whose chat template has no place for tools."""
 
-from asking import HELLO, PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
+from asking import HELLO, PERSON, WEATHER, AnyPerson, Person, asked, clients, get_weather, print_result, told
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
-caller, pair = (
-    LLM(model=f"openai/{name}", base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: LLM(model=f"openai/{name}", base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-asked = []
-
-
-@tool("get_weather")
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
+weather = tool("get_weather")(get_weather)
 
 
 def work(model, text):
-    agent = Agent(role="Ann", goal="Answer.", backstory="Brief.", llm=model, tools=[get_weather], max_iter=3)
+    agent = Agent(role="Ann", goal="Answer.", backstory="Brief.", llm=model, tools=[weather], max_iter=3)
     task = Task(description=text, expected_output="A sentence.", agent=agent)
     return Crew(agents=[agent], tasks=[task]).kickoff().raw
 

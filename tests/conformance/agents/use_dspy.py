@@ -2,7 +2,7 @@
 
 import dspy
 import litellm
-from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, clients, get_weather, print_result, told
 
 KNOWN = {
     "litellm_provider": "openai",
@@ -11,23 +11,17 @@ KNOWN = {
     "supports_response_schema": True,
 }
 litellm.register_model({f"openai/{name}": KNOWN for name in ("caller", "smollm2")})
-caller, pair = (
-    dspy.LM(
+caller, pair = clients(
+    lambda name, url: dspy.LM(
         f"openai/{name}",
-        api_base=f"{url}/v1",
+        api_base=url,
         api_key="none",
         engine="litellm",
         temperature=0,
         max_tokens=100,
         cache=False,
     )
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
 )
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return "Sunny"
 
 
 class Ask(dspy.Signature):

@@ -1,6 +1,6 @@
 """`griptape`: an agent with a tool, and answers by a schema."""
 
-from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, asked, clients, get_weather, print_result, told
 from griptape.artifacts import TextArtifact
 from griptape.drivers.prompt.openai import OpenAiChatPromptDriver
 from griptape.structures import Agent
@@ -8,11 +8,9 @@ from griptape.tools import BaseTool
 from griptape.utils.decorators import activity
 from schema import Literal, Schema
 
-caller, pair = (
-    OpenAiChatPromptDriver(model=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: OpenAiChatPromptDriver(model=name, base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-asked = []
 
 
 class Get(BaseTool):
@@ -20,8 +18,7 @@ class Get(BaseTool):
 
     @activity(config={"description": "The weather of a city.", "schema": Schema({Literal("city"): str})})
     def weather(self, values: dict) -> TextArtifact:
-        asked.append(values["city"])
-        return TextArtifact("Sunny")
+        return TextArtifact(get_weather(values["city"]))
 
 
 def describe(text, schema=AnyPerson):

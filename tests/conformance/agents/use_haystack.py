@@ -3,21 +3,20 @@
 import json
 from typing import Annotated
 
-from asking import HELLO, PERSON, WEATHER, Person, print_result, urls
+from asking import HELLO, PERSON, WEATHER, Person, clients, print_result
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import tool
 from haystack.utils import Secret
 
-caller, pair = (
-    OpenAIChatGenerator(
+caller, pair = clients(
+    lambda name, url: OpenAIChatGenerator(
         model=name,
-        api_base_url=f"{url}/v1",
+        api_base_url=url,
         api_key=Secret.from_token("none"),
         generation_kwargs={"temperature": 0, "max_tokens": 100},
     )
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
 )
 asked = []
 

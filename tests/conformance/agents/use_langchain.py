@@ -1,20 +1,12 @@
 """`langchain-openai`: tools, whole and streamed, and structured output by all of its methods."""
 
-from asking import PERSON, PERSON_REPEATED, WEATHER, AnyFields, Person, print_result, urls
+from asking import PERSON, PERSON_REPEATED, WEATHER, AnyFields, Person, clients, get_weather, print_result
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-caller, pair = (
-    ChatOpenAI(model=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: ChatOpenAI(model=name, base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return "Sunny"
-
-
 agent = caller.bind_tools([get_weather])
 messages = [HumanMessage(WEATHER)]
 first = agent.invoke(messages)

@@ -1,25 +1,15 @@
 """`langgraph`: its prebuilt agent with a tool, also on a model whose chat template has no place for tools, and
 `langchain`'s agent on it, whose answer obeys a schema beside its tools."""
 
-from asking import HELLO, PERSON, WEATHER, Person, print_result, urls
+from asking import HELLO, PERSON, WEATHER, Person, asked, clients, get_weather, print_result
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
 
-caller, pair = (
-    ChatOpenAI(model=name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: ChatOpenAI(model=name, base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-asked = []
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
-
-
 said, hello = (
     create_react_agent(model, [get_weather]).invoke({"messages": [("user", text)]})["messages"][-1].content
     for model, text in ((caller, WEATHER), (pair, HELLO))

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from asking import WEATHER, print_result, urls
+from asking import WEATHER, asked, get_weather, print_result, urls
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.llms.openai_like import OpenAILike
 
@@ -17,13 +17,6 @@ model = OpenAILike(
     max_tokens=100,
     temperature=0,
 )
-asked = []
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
 
 
 async def main() -> str:

@@ -1,19 +1,11 @@
 """`magentic`: functions whose body is a prompt, by a schema and with a tool; all answers are streamed."""
 
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, WEATHER, Person, asked, clients, get_weather, print_result
 from magentic import FunctionCall, OpenaiChatModel, StreamedResponse, prompt
 
-caller, pair = (
-    OpenaiChatModel(name, base_url=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: OpenaiChatModel(name, base_url=url, api_key="none", temperature=0, max_tokens=100)
 )
-asked = []
-
-
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
 
 
 @prompt(WEATHER, functions=[get_weather], model=caller)

@@ -1,26 +1,17 @@
 """`mirascope`, by responses (its default) and by chats: tools, and answers in the modes that send a schema."""
 
-from asking import PERSON, WEATHER, AnyPerson, Person, print_result, told, urls
+from asking import PERSON, WEATHER, AnyPerson, Person, asked, get_weather, print_result, told, urls
 from mirascope import llm
 
 caller, pair = urls()
 for scope, url in (("openai/caller", caller), ("openai/smollm2", pair)):
     llm.register_provider("openai", scope=scope, base_url=f"{url}/v1", api_key="none")
 settings = {"temperature": 0, "max_tokens": 100}
-asked = []
-
-
-@llm.tool
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
-
-
+weather = llm.tool(get_weather)
 said = []
 for mode in ("", ":completions"):
 
-    @llm.call(f"openai/caller{mode}", tools=[get_weather], **settings)
+    @llm.call(f"openai/caller{mode}", tools=[weather], **settings)
     def describe():
         return WEATHER
 

@@ -9,25 +9,16 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from asking import PERSON, WEATHER, Person, print_result, urls
+from asking import PERSON, WEATHER, Person, asked, get_weather, print_result, urls
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
 caller, pair = (AsyncOpenAI(base_url=f"{url}/v1", api_key="none") for url in urls())
 settings = ModelSettings(temperature=0, max_tokens=100)
-asked = []
-
-
-@function_tool
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    asked.append(city)
-    return "Sunny"
-
-
+weather = function_tool(get_weather)
 said = [
     Runner.run_sync(
-        Agent("Ann", tools=[get_weather], model=kind("caller", caller), model_settings=settings), WEATHER
+        Agent("Ann", tools=[weather], model=kind("caller", caller), model_settings=settings), WEATHER
     ).final_output
     for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel)
 ]

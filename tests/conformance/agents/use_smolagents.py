@@ -3,12 +3,11 @@
 import json
 from typing import Literal
 
-from asking import WEATHER, print_result, urls
+from asking import WEATHER, clients, print_result
 from smolagents import OpenAIServerModel, tool
 
-caller, pair = (
-    OpenAIServerModel(name, api_base=f"{url}/v1", api_key="none", temperature=0, max_tokens=100)
-    for name, url in zip(("caller", "smollm2"), urls(), strict=True)
+caller, pair = clients(
+    lambda name, url: OpenAIServerModel(name, api_base=url, api_key="none", temperature=0, max_tokens=100)
 )
 
 
