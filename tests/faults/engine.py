@@ -48,14 +48,15 @@ def sending(engine: Engine, role: str, number: signal.Signals, most: float = mat
         thread.join()
 
 
-def gone(pid: int, within_s: float) -> bool:
-    """Whether a process (also one that is not our child) has ended within so many seconds."""
+def gone(pid: int) -> bool:
+    """Whether a process (also one that is not our child) ends, before a patience that a busy machine does not use up:
+    a child that has only been forked sees its parent's death once its interpreter is up."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        readable, _, _ = select.select([descriptor], [], [], within_s)
+        readable, _, _ = select.select([descriptor], [], [], 60)
         return bool(readable)
     finally:
         os.close(descriptor)

@@ -38,7 +38,7 @@ def test_it_speculates_is_killed_and_speculates_again(tmp_path: Path) -> None:
         assert first.token_ids == alone and right(first)
         draft = llm.engine.pids["draft"]
         os.kill(draft, signal.SIGKILL)
-        assert gone(draft, within_s=10)
+        assert gone(draft)
         for _ in range(200):  # in the first of these there is no draft
             again = llm.generate([PROMPT], asked)[0]
             assert again.token_ids == alone

@@ -74,7 +74,7 @@ def test_an_engine_leaves_no_process_socket_or_memory_behind() -> None:
         assert set(pids) == {"target", "draft", "frontend"}
         assert directory.stat().st_mode & 0o777 == 0o700
         client.generate(PROMPT, params(tokens=4))
-    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert all(gone(pid) for pid in pids.values())
     assert not directory.exists()
     assert shared_memory() == shm
     assert descriptors() == before, "though the engine object is still there"
@@ -93,7 +93,7 @@ def test_losing_the_draft_changes_no_token_and_the_next_one_proposes(engine: Eng
             ids += chunk.token_ids
         assert ids == expected
         os.kill(draft, signal.SIGKILL)
-        assert gone(draft, within_s=2)
+        assert gone(draft)
         assert is_hit(client) and engine.pids["draft"] != draft
 
 
@@ -201,7 +201,7 @@ def test_children_end_with_a_killed_supervisor(stopped: int) -> None:
     os.kill(int(pids[stopped]), signal.SIGSTOP)
     host.kill()
     host.wait()
-    assert all(gone(int(pid), within_s=2) for pid in pids)
+    assert all(gone(int(pid)) for pid in pids)
     assert not Path(address.removeprefix("ipc://")).parent.exists()
     host.stdin.close()
     host.stdout.close()
@@ -218,7 +218,7 @@ def test_children_end_with_a_killed_supervisor_whose_program_has_forked() -> Non
     host.kill()
     host.wait()
     try:
-        assert all(gone(int(pid), within_s=2) for pid in pids)
+        assert all(gone(int(pid)) for pid in pids)
         assert not Path(address.removeprefix("ipc://")).parent.exists()
     finally:
         os.kill(int(forked), signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_children_end_with_a_supervisor_killed_while_they_load() -> None:
     os.killpg(host.pid, signal.SIGKILL)
     host.wait()
     host.stdout.close()
-    assert all(gone(int(pid), within_s=2) for pid in pids)
+    assert all(gone(int(pid)) for pid in pids)
     assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 

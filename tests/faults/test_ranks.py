@@ -96,7 +96,7 @@ def test_two_ranks_leave_nothing_behind_and_hear_nobody_from_outside(models: dic
         assert set(pids) == {"target", "target-1", "frontend"}
         found = [listening(pids[role]) for role in ("target", "target-1")]
         assert all(found) and all(address.startswith("0100007F:") for addresses in found for address in addresses)
-    assert all(gone(pid, within_s=2) for pid in pids.values())
+    assert all(gone(pid) for pid in pids.values())
     assert (shared_memory(), descriptors()) == (shm, before)
 
 
@@ -122,7 +122,7 @@ def test_the_loss_of_a_rank_is_that_of_the_target(
         now = engine.pids
         assert now["frontend"] == before["frontend"]
         assert not set(now.values()) & {before["target"], before["target-1"], before["draft"]}
-        assert gone(before["target"], within_s=2) and gone(before["target-1"], within_s=2)
+        assert gone(before["target"]) and gone(before["target-1"])
 
 
 def test_a_rank_that_is_killed_at_the_start_is_replaced_with_its_group(

@@ -120,7 +120,7 @@ def test_what_a_lost_target_had_begun_fails_and_the_rest_is_answered_by_the_next
                 assert tokens == (whole[: len(tokens)] if was else whole)
 
     asyncio.run(ask())
-    assert gone(target, within_s=1) and engine.pids["target"] != target
+    assert gone(target) and engine.pids["target"] != target
     until(lambda: running(engine) == 0)
 
 
