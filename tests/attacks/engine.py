@@ -103,7 +103,7 @@ def attacked_engine(folder: Path, *arguments: str | Path, api_key: str = "") -> 
         port = urlsplit(said["http"]).port
         assert port is not None
         site = Site(port, said["ready"], "mock", tcp, str(made), api_key)
-        innocents = Innocents(site)
+        innocents = Innocents(site, roles(process.pid)["frontend"])
         try:
             yield AttackedEngine(site, process, log, innocents)
         finally:

@@ -1,8 +1,9 @@
 """Clients that do nothing wrong, in a process of their own: do others' attacks reach them?
 
-`python -m tests.attacks.innocents SITE` (a `Site` as JSON) keeps one stream open over HTTP and one over ZeroMQ, and
-asks short questions all the time over both. Every token is compared with the mock's oracle. For every line on its
-input it prints, as JSON, what each of the three has seen since the line before. It ends with its input.
+`python -m tests.attacks.innocents SITE FRONTEND` (a `Site` as JSON, and a process id) keeps one stream open over HTTP
+and one over ZeroMQ, and asks short questions all the time over both. Every token is compared with the mock's oracle.
+For every line on its input it prints, as JSON, what each of the three has seen since the line before. It ends with its
+input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -34,8 +36,8 @@ _BUSY = {"overloaded", "restarting", "loading"}
 
 
 class Seen(msgspec.Struct):
-    """`tokens` that came, the longest time without any (seconds), how often there was no room for a request, and
-    what was wrong."""
+    """`tokens` that came, how long the frontend computed at most without any (seconds of its processor time, so that
+    other programs do not count), how often there was no room for a request, and what was wrong."""
 
     tokens: int
     stall_s: float
@@ -46,9 +48,9 @@ class Seen(msgspec.Struct):
 class Innocents:
     """The process, for whoever attacks."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, frontend: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.attacks.innocents", msgspec.json.encode(site).decode()],
+            [sys.executable, "-m", "tests.attacks.innocents", msgspec.json.encode(site).decode(), str(frontend)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -68,17 +70,24 @@ class Innocents:
         self._process.stdout.close()
 
 
+def _frontend_s() -> float:
+    """The processor time of the frontend, 0 once it is gone: POSIX makes a clock of every process id."""
+    with suppress(OSError):
+        return time.clock_gettime((~int(sys.argv[2]) << 3) | 2)
+    return 0.0
+
+
 class _Watch:
     """Counts what one client gets, for another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._since = time.perf_counter()
+        self._since = _frontend_s()
         self._seen = Seen(0, 0.0, 0, [])
 
     def begin(self) -> None:
         """Something is asked: from now on an answer is waited for."""
-        self._since = time.perf_counter()
+        self._since = _frontend_s()
 
     def got(self, tokens: int) -> None:
         with self._lock:
@@ -95,7 +104,7 @@ class _Watch:
     def problem(self, what: str) -> None:
         with self._lock:
             self._seen.problems.append(what[:300])
-            self._since = time.perf_counter()
+            self._since = _frontend_s()
             self._lock.notify_all()
 
     def taken(self) -> Seen:
@@ -108,7 +117,7 @@ class _Watch:
             return found
 
     def _count(self) -> None:
-        now = time.perf_counter()
+        now = _frontend_s()
         self._seen.stall_s = max(self._seen.stall_s, now - self._since)
         self._since = now
 

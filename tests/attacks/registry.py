@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 """Seconds that an attacker waits for an answer. After that there was none."""
 
 NONE = "none"

@@ -10,8 +10,8 @@ from tests.attacks.corpus import ATTACKS
 from tests.attacks.engine import AttackedEngine, attacked_engine
 from tests.attacks.registry import Attack
 
-# On two cores that attackers, innocents and other tests share. Where nothing else runs it is some tens of milliseconds.
-# Without its limits the engine stands still for ten to twenty seconds.
+# Seconds that the frontend computes without a token for an innocent: usually some tens of milliseconds. Without its
+# limits it stands still for ten to twenty seconds.
 _LONGEST_STALL_S = 8.0
 _PEAK_MIB = 250.0  # of the frontend during an attack; its budgets for messages are part of it
 _LEFT_MIB = 160.0  # after all of them, what allocators keep
@@ -43,7 +43,7 @@ def test_an_attack_costs_nobody_else(engine: AttackedEngine, before: tuple[float
     for name, innocent in seen.items():
         problems += [f"innocent {name}: {problem}" for problem in innocent.problems[:3]]
         if innocent.stall_s > _LONGEST_STALL_S:
-            problems.append(f"innocent {name} heard nothing for {innocent.stall_s:.1f} s")
+            problems.append(f"innocent {name} heard nothing while the frontend computed {innocent.stall_s:.1f} s")
     if not problems:
         if (grown := engine.peak_mib - memory) > _PEAK_MIB:
             problems.append(f"the frontend grew by {grown:.0f} MiB")

@@ -89,7 +89,7 @@ def test_what_a_model_does_costs_its_own_request(engine: AttackedEngine, attack:
     for name, innocent in engine.innocents.seen().items():
         problems += [f"innocent {name}: {problem}" for problem in innocent.problems[:3]]
         if innocent.stall_s > _LONGEST_STALL_S:
-            problems.append(f"innocent {name} heard nothing for {innocent.stall_s:.1f} s")
+            problems.append(f"innocent {name} heard nothing while the frontend computed {innocent.stall_s:.1f} s")
     problems += [f"the {role} was replaced" for role in pids if engine.pids.get(role) != pids[role]]
     assert not problems
     assert works(engine.site, chat=True) == works(engine.site, chat=False) == "200"

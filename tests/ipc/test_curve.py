@@ -154,8 +154,9 @@ def test_a_client_that_is_shut_out_is_told_so_and_may_come_back(directory: Path)
 
 def test_a_client_that_was_refused_may_try_again(server: Server, tmp_path: Path) -> None:
     async def body() -> None:
-        client = AsyncClient(server.address, keys=keys.new_client(server.directory, "early"))
+        folder = keys.new_client(server.directory, "early")
         authorization = (server.directory / "authorized" / "early.pub").rename(tmp_path / "early.pub")
+        client = AsyncClient(server.address, keys=folder)
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="does not accept this client's key"):
                 await client.describe()
