@@ -178,15 +178,15 @@ def receive(
     `BadFrame` for frames that are not a message of `direction`; they are consumed."""
     if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         return None  # in a tenth of the time that an exception takes
-    first = frame = socket.recv(_NOW, False)
-    frames = [first.bytes]
-    while frame.more:
-        frame = socket.recv(0, False)
-        frames.append(frame.bytes)
+    # Without zmq's own frames: the end of one calls signal handlers, and what they raise, as Ctrl-C does, is lost.
+    first = None if took is None else socket.recv(_NOW, False)
+    frames = [] if first is None else [first.bytes]
+    if first is None or first.more:
+        frames += socket.recv_multipart(_NOW)
     peer = b""
     if socket.type == zmq.ROUTER:
         peer, frames = frames[0], frames[1:]
-    if took is not None:
+    if took is not None and first is not None:
         took(peer, first, sum(map(len, frames)))
     try:
         epoch, message = unpack(frames, direction)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,37 @@ from ssd.ipc.messages import Drain, Step, internal
 from ssd.ipc.public import Describe, unpack
 
 DRAIN_OR_STEP = internal(Drain | Step)
+# Prints how many signals came while messages were read, and how many of their exceptions.
+RINGING = """
+import random, signal, zmq
+from ssd.ipc import sockets
+from ssd.ipc.messages import Drain, internal
+
+class Rung(KeyboardInterrupt): ...
+
+def ring(*_):
+    global rung
+    rung += 1
+    raise Rung
+
+rung = caught = 0
+signal.signal(signal.SIGALRM, ring)
+with zmq.Context() as context:
+    for number in range(500):
+        with context.socket(zmq.PAIR) as sender, context.socket(zmq.PAIR) as reader:
+            sender.bind(f"inproc://{number}")
+            reader.connect(f"inproc://{number}")
+            for _ in range(60):
+                sockets.send(sender, Drain(1.0))
+            before = rung
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 2e-4))
+                while rung == before:
+                    sockets.receive(reader, internal(Drain))
+            except Rung:
+                caught += 1
+print(rung, caught)
+"""
 
 
 @pytest.fixture
@@ -67,6 +100,12 @@ def test_a_result_does_not_wait_for_ever(
 
 def test_a_result_for_nobody_is_told_at_once(slow: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     assert not sockets.deliver(slow[0], Step([]), 3, b"gone")
+
+
+def test_ctrl_c_is_not_lost_while_a_message_is_read() -> None:
+    """pyzmq's own frames call signal handlers when they end, where an exception can only be printed."""
+    done = subprocess.run([sys.executable, "-c", RINGING], capture_output=True, text=True)
+    assert done.stdout.split() == ["500", "500"] and not done.stderr
 
 
 def test_every_socket_has_its_limits(tmp_path: Path) -> None:
