@@ -70,24 +70,18 @@ class Innocents:
         self._process.stdout.close()
 
 
-def _frontend_s() -> float:
-    """The processor time of the frontend, 0 once it is gone: POSIX makes a clock of every process id."""
-    with suppress(OSError):
-        return time.clock_gettime((~int(sys.argv[2]) << 3) | 2)
-    return 0.0
-
-
 class _Watch:
-    """Counts what one client gets, for another thread."""
+    """Counts what one client gets of the process `frontend`, for another thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, frontend: int) -> None:
         self._lock = threading.Condition()
-        self._since = _frontend_s()
+        self._clock = (~frontend << 3) | 2  # Linux has one of every process's processor time
+        self._since = self._now()
         self._seen = Seen(0, 0.0, 0, [])
 
     def begin(self) -> None:
         """Something is asked: from now on an answer is waited for."""
-        self._since = _frontend_s()
+        self._since = self._now()
 
     def got(self, tokens: int) -> None:
         with self._lock:
@@ -104,7 +98,7 @@ class _Watch:
     def problem(self, what: str) -> None:
         with self._lock:
             self._seen.problems.append(what[:300])
-            self._since = _frontend_s()
+            self._since = self._now()
             self._lock.notify_all()
 
     def taken(self) -> Seen:
@@ -116,8 +110,14 @@ class _Watch:
             found, self._seen = self._seen, Seen(0, 0.0, 0, [])
             return found
 
+    def _now(self) -> float:
+        """The processor time of the frontend, 0 once it is gone."""
+        with suppress(OSError):
+            return time.clock_gettime(self._clock)
+        return 0.0
+
     def _count(self) -> None:
-        now = _frontend_s()
+        now = self._now()
         self._seen.stall_s = max(self._seen.stall_s, now - self._since)
         self._since = now
 
@@ -247,7 +247,7 @@ _CLIENTS = {"http": _over_http, "zeromq": _over_zeromq, "short": _shortly}
 
 def main() -> None:
     site = msgspec.json.decode(sys.argv[1], type=Site)
-    watches = {name: _Watch() for name in _CLIENTS}
+    watches = {name: _Watch(int(sys.argv[2])) for name in _CLIENTS}
     for name, client in _CLIENTS.items():
         threading.Thread(target=_kept, args=(client, site, watches[name]), daemon=True).start()
     for _ in sys.stdin:

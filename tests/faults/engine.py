@@ -15,6 +15,7 @@ from typing import Any
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from tests.scripted_engine import PATIENCE_S
 
 
 @contextmanager
@@ -48,15 +49,15 @@ def sending(engine: Engine, role: str, number: signal.Signals, most: float = mat
         thread.join()
 
 
-def gone(pid: int) -> bool:
-    """Whether a process (also one that is not our child) ends, before a patience that a busy machine does not use up:
-    a child that has only been forked sees its parent's death once its interpreter is up."""
+def gone(pid: int, within_s: float = PATIENCE_S) -> bool:
+    """Whether a process (also one that is not our child) has ended within so many seconds: shorter than the engine's
+    own limits, and longer than a child that was just forked takes on a busy machine to see its parent's death."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        readable, _, _ = select.select([descriptor], [], [], 60)
+        readable, _, _ = select.select([descriptor], [], [], within_s)
         return bool(readable)
     finally:
         os.close(descriptor)

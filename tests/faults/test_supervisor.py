@@ -58,7 +58,7 @@ def test_whatever_the_supervisor_stumbles_over_the_engine_ends_with_it(
     os.kill(pids["target"], signal.SIGKILL)
     assert engine.wait(PATIENCE_S)
     assert "over the target" in str(engine.failure)
-    assert all(gone(pid) for pid in pids.values())
+    assert all(gone(pid, within_s=0) for pid in pids.values())
     assert not directory.exists()
 
 
