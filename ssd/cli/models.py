@@ -206,16 +206,18 @@ def _list() -> None:
 @click.argument("name", required=False)
 @click.option("--force", is_flag=True, help="Fetch a built-in model again although it is there.")
 def pull(name: str | None, force: bool) -> None:
-    """Fetch the built-in model NAME, or the hub model ORG/NAME, print its folder, and compile the kernels.
+    """Fetch the built-in model NAME with its draft, or the hub model ORG/NAME, and compile the kernels.
 
-    What is there already is not fetched or compiled again. Without NAME the kernels are compiled alone."""
+    The folder of NAME is printed. What is there already is not fetched or compiled again. Without NAME the kernels are
+    compiled alone."""
     from ssd.cli.session import process_setup, starting
 
     if force and name not in BUILTIN:
         raise UsageError("--force is for built-in models: a hub download is checked against the hub each time")
     if name is not None:
-        if name in BUILTIN and not fetch(name, force=force):
-            click.echo(f"{name} is there already", err=True)
+        for one in filter(None, (name, BUILTIN[name].draft)) if name in BUILTIN else ():
+            if not fetch(one, force=force):
+                click.echo(f"{one} is there already", err=True)
         print(hub.resolve(name))
     with process_setup(), starting(""):
         build.library()

@@ -28,6 +28,7 @@ from ssd.config.params import (
 )
 from ssd.emulation.agreement import agreement_of
 from ssd.errors import RequestError, UsageError
+from ssd.models.pull import BUILTIN
 from ssd.speculation import backups as speculators
 
 _SPECULATION = Speculation()  # the defaults of requests are those of the options
@@ -139,11 +140,12 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Return the names of the drafts: the given ones without empty names, none, or the built-in draft."""
+        """Return the names of the drafts: the given ones without empty names, none, or that of a built-in target."""
         asked = tuple(name for name in self.draft if name)
         if asked == ("none",):
             return ()
-        return asked or (("smollm2-draft",) if self.target == "smollm2" else ())
+        own = BUILTIN[self.target].draft if self.target in BUILTIN else None
+        return asked or ((own,) if own else ())
 
     @property
     def ranks_here(self) -> int:

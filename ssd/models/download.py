@@ -11,29 +11,30 @@ from pathlib import Path
 from ssd.errors import UsageError
 
 
-def fetch(folder: Path, size: int, sha256: str, download: Callable[[Path], Path]) -> Path:
-    """Return the file in `folder` that has `size` bytes and this digest, downloaded unless it is there.
+def fetch(folder: Path, sha256: str, download: Callable[[Path], Path]) -> Path:
+    """Return the file in `folder` that has this digest, downloaded unless it is there.
 
-    `download` puts a file into the folder that it is given. Raises UsageError for a wrong file, which is deleted."""
-    complete, pin = folder / "complete", (size, sha256)
-    if complete.is_file() and _size_and_digest(complete) == pin:
+    `download` puts a file into the folder that it is given, which is empty. Raises UsageError for a wrong file, which
+    is deleted."""
+    complete = folder / "complete"
+    if complete.is_file() and _digest(complete) == sha256:
         return complete
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with building(folder) as fresh:
-        file = download(fresh)
-        found = _size_and_digest(file)
-        if found != pin:
-            raise UsageError(
-                f"{file.name} is not the expected file: {found[0]} bytes with sha256 {found[1]}, "
-                f"wanted {size} with {sha256}; the download was deleted"
-            )
-        file.rename(fresh / complete.name)
-    return complete
+    shutil.rmtree(folder, ignore_errors=True)  # left by a pull that was killed
+    folder.mkdir(parents=True)
+    file = download(folder)
+    if (found := _digest(file)) != sha256:
+        size = file.stat().st_size
+        file.unlink()
+        raise UsageError(
+            f"{file.name} is not the expected file: {size} bytes with sha256 {found}, wanted {sha256}; the download "
+            "was deleted"
+        )
+    return file.replace(complete)
 
 
-def _size_and_digest(path: Path) -> tuple[int, str]:
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download_from_hub(repository: str, commit: str, name: str, folder: Path) -> Path:

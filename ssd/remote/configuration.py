@@ -17,12 +17,12 @@ from ssd.launch.options import EngineOptions, chosen, display_name
 from ssd.launch.resolve import draft_formats
 from ssd.launch.server import ServerOptions, resolve_server, tcp_host
 from ssd.models import checkpoint, hub, pairs
+from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
 
 PAGE_SIZE = 16
 _SHARE = 4  # the KV cache takes at most the free memory divided by this
-_BUILT_IN = {"smollm2-draft": "smollm2"}
 
 
 class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +69,9 @@ def remote_draft(
     draft = checkpoint.inspect(hub.ensure(model))
     if (kind := pairs.draft_kind(draft)) is not None:
         raise UsageError(f"{model} is {kind.name}, which reads the target's hidden states: it must be beside it")
-    target = target or _BUILT_IN.get(model)
     shares = bool(draft.config.get(pairs.SHARED))
+    if shares and target is None:
+        target = next((one.name for one in BUILTIN.values() if one.draft == model), None)
     lender = None if target is None else checkpoint.inspect(hub.ensure(target), shares)
     if lender is not None:
         pairs.check_pair(lender, draft)

