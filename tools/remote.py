@@ -85,7 +85,7 @@ def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, Remote
     if asked.verify is not None:
         times = replace(times, verify=ForwardTime(asked.verify / 1000))
     pair = write_pair(folder, preset.agreement(asked.temperature))
-    exact = {"draft_dtype": "float32", "draft_quantize": "none"}
+    exact = {"draft_dtype": "float32", "draft_weights": "as-is"}
     lookahead, fan_out = preset.lookahead, (preset.fan_out,)
     options = EngineOptions(
         target=str(pair.target),

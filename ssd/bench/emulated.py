@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DECIDED = (
     *("target", "draft", "revision", "load_format"),
-    *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
+    *("dtype", "draft_dtype", "quantize", "draft_weights", "activations"),
 )
 _LATE = 1.2  # a forward is late if it takes this many times its stated time
 
@@ -104,5 +104,5 @@ def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOpt
     with tempfile.TemporaryDirectory(prefix="ssd-scripted-") as folder:
         pair = write_pair(Path(folder), emulation.stated)
         # Rounded weights would make the draft agree less often than stated.
-        whole = {"draft_dtype": "float32", "draft_quantize": "none"}
+        whole = {"draft_dtype": "float32", "draft_weights": "as-is"}
         yield replace(options, target=str(pair.target), draft=(str(pair.draft),), **whole)

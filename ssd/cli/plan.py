@@ -42,7 +42,7 @@ _SHOWN = (1, 2, 4, 8, 16, 32, 64)  # sizes of a table of times that are printed
 # Engine options that name the pair, and where and how it computes.
 _PLACED = (
     *("target", "draft", "revision", "draft_revision"),
-    *("dtype", "draft_dtype", "quantize", "draft_quantize", "activations"),
+    *("dtype", "draft_dtype", "quantize", "draft_weights", "activations"),
     *("device", "draft_device", "target_cpus", "draft_cpus", "tensor_parallel_size"),
     *("deterministic", "attention", "kv_cache_dtype", "enforce_eager"),
 )

@@ -12,7 +12,7 @@ import msgspec
 from ssd.cli.launch import serve, server_options
 from ssd.cli.options import engine_options
 from ssd.client import Client
-from ssd.config.engine import DType, Quantize, Upstream
+from ssd.config.engine import DraftWeights, DType, Upstream
 from ssd.ipc import keys as key_files
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
@@ -30,7 +30,13 @@ _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 @click.option("--model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts.")
 @click.option("--target", help="A copy of the target here, for what a draft shares with it, and for grammars.")
 @click.option("--dtype", type=click.Choice(get_args(DType)), help="Its type. Default: the one that is fast here.")
-@click.option("--quantize", type=click.Choice(get_args(Quantize)), help="Default: int8 where that is faster.")
+@click.option(
+    "--weights",
+    type=click.Choice(get_args(DraftWeights)),
+    default="auto",
+    show_default=True,
+    help="light: 4 bits and few ids. auto: the fastest here.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 def draft(
     connect: str,
@@ -38,13 +44,13 @@ def draft(
     model: str,
     target: str | None,
     dtype: DType | None,
-    quantize: Quantize | None,
+    weights: DraftWeights,
     device: str,
 ) -> None:
     """Draft for the engine at --connect, until Ctrl-C; connect again when the connection is lost.
 
     Prints `drafting for TARGET at ADDRESS` whenever the engine takes it. docs/remote.md says what crosses the link."""
-    places = EngineOptions(draft_dtype=dtype, draft_quantize=quantize, draft_device=device)
+    places = EngineOptions(draft_dtype=dtype, draft_weights=weights, draft_device=device)
     options = remote_draft(connect, keys, model, target, places)
     payload = os.memfd_create("ssd-draft", 0)
     os.write(payload, msgspec.json.encode(options))
@@ -60,7 +66,7 @@ def draft(
 @click.option("--draft-keys", type=_FOLDER, help="Folder that ssd keys made for this draft.")
 @click.option("--draft-model", "-m", default="smollm2-draft", show_default=True, help="Model that drafts here.")
 @click.option("--target", help="A copy of the target here, for its tokenizer and what a draft shares with it.")
-@engine_options(without={*EngineOptions.__struct_fields__} - {"draft_dtype", "draft_quantize", "draft_device"})
+@engine_options(without={*EngineOptions.__struct_fields__} - {"draft_dtype", "draft_weights", "draft_device"})
 @server_options(without=_CLOUD)
 def edge(
     connect: str,

@@ -21,6 +21,7 @@ Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
 DType = Literal["float32", "bfloat16", "float16"]
 ITEM_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Quantize = Literal["none", "int8"]
+DraftWeights = Literal["auto", "as-is", "int8", "light"]
 CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
@@ -151,10 +152,12 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dtype of weights and products, or 8-bit linear layers in a model that is otherwise float32."""
+    """A dtype of weights and products, or linear layers of few bits in a model that is otherwise float32.
+
+    `light`: in 4 bits, and with the head of few ids (`ssd.models.pairs.short_list`)."""
 
     dtype: DType = "float32"
-    quantize: Quantize = "none"
+    quantize: Literal[Quantize, "light"] = "none"
 
     def __str__(self) -> str:
         return self.dtype if self.quantize == "none" else self.quantize

@@ -139,6 +139,73 @@ int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
     return sound;
 }
 
+/* The codes of 4 bits that are nearest to the numbers of a group on the line `line[1] + line[0] * code`. */
+static void nearest(const float *x, const float *line, float *codes) {
+    const float by = line[0] != 0.0f ? 1.0f / line[0] : 0.0f;
+    for (int64_t i = 0; i < CHUNK; i++) {
+        const float code = rintf((x[i] - line[1]) * by), positive = code > 0.0f ? code : 0.0f;
+        codes[i] = positive < 15.0f ? positive : 15.0f;
+    }
+}
+
+/* The line through a group's extremes, then twice that of least squares through the nearest codes. */
+static void fit_group(const float *x, float *line) {
+    float low = x[0], high = x[0], mean = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high) reduction(+ : mean)
+    for (int64_t i = 0; i < CHUNK; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+        mean += x[i] / CHUNK;
+    }
+    line[0] = (high - low) / 15.0f, line[1] = low;
+    for (int again = 0; again < 2; again++) {
+        float codes[CHUNK], middle = 0.0f, squares = 0.0f, products = 0.0f;
+        nearest(x, line, codes);
+#pragma omp simd reduction(+ : middle)
+        for (int64_t i = 0; i < CHUNK; i++) middle += codes[i] / CHUNK;
+#pragma omp simd reduction(+ : squares, products)
+        for (int64_t i = 0; i < CHUNK; i++) {
+            squares += (codes[i] - middle) * (codes[i] - middle);
+            products += (codes[i] - middle) * (x[i] - mean);
+        }
+        if (!(squares > 0.0f)) return;
+        line[0] = products / squares, line[1] = mean - line[0] * middle;
+    }
+}
+
+/* Rounds `count` numbers to whole multiples, -127 to 127, of a unit in float16, which it returns. */
+static float round_heads(float *heads, int64_t count) {
+    float most = 0.0f;
+    for (int64_t i = 0; i < count; i++) most = fabsf(heads[i]) > most ? fabsf(heads[i]) : most;
+    const float unit = from_half(to_half(most / 127.0f));
+    for (int64_t i = 0; i < count; i++) {
+        const float multiple = unit > 0.0f ? rintf(heads[i] / unit) : 0.0f;
+        heads[i] = unit * (multiple > 127.0f ? 127.0f : multiple < -127.0f ? -127.0f : multiple);
+    }
+    return unit;
+}
+
+/* Rounds a weight to codes of 4 bits in groups of CHUNK, whose steps and offsets [outputs, 2, groups] are whole
+   multiples, -127 to 127, of `units`, numbers of float16 [outputs, 2]. */
+void round_groups(const float *weight, int64_t outputs, int64_t inputs, uint8_t *codes, float *lines, float *units) {
+    const int64_t groups = inputs / CHUNK;
+#pragma omp parallel for schedule(static)
+    for (int64_t channel = 0; channel < outputs; channel++) {
+        const float *from = weight + channel * inputs;
+        float *steps = lines + channel * 2 * groups, *offsets = steps + groups, line[2], found[CHUNK];
+        for (int64_t group = 0; group < groups; group++) {
+            fit_group(from + group * CHUNK, line);
+            steps[group] = line[0], offsets[group] = line[1];
+        }
+        units[channel * 2] = round_heads(steps, groups), units[channel * 2 + 1] = round_heads(offsets, groups);
+        for (int64_t group = 0; group < groups; group++) {
+            line[0] = steps[group], line[1] = offsets[group];
+            nearest(from + group * CHUNK, line, found);
+            for (int64_t i = 0; i < CHUNK; i++) codes[channel * inputs + group * CHUNK + i] = (uint8_t)found[i];
+        }
+    }
+}
+
 #else
 
 void pack_groups(const product_t *by, const uint8_t *codes, const float *steps, const float *offsets,
@@ -149,5 +216,6 @@ int find_groups(const float *weight, int64_t outputs, int64_t inputs, int64_t bi
                 float *offsets) {
     return 0;
 }
+void round_groups(const float *weight, int64_t outputs, int64_t inputs, uint8_t *codes, float *lines, float *units) {}
 
 #endif

@@ -189,6 +189,19 @@ def find_groups(weight: Tensor) -> Groups | None:
     return None
 
 
+def rounded_to_4_bits(weight: Tensor) -> Groups | None:
+    """Round a float32 weight to 4 bits, with a step and an offset of 8 bits for 32 inputs; None if it cannot be."""
+    outputs, inputs = weight.shape
+    if inputs % _FOUND_GROUP or not multiply_floats(weight):
+        return None
+    weight, codes = weight.contiguous(), torch.empty(outputs, inputs, dtype=torch.uint8)
+    lines, units = torch.empty(outputs, 2, inputs // _FOUND_GROUP), torch.empty(outputs, 2, 1)
+    addresses = codes.data_ptr(), lines.data_ptr(), units.data_ptr()
+    call().round_groups(weight.data_ptr(), outputs, inputs, *addresses)
+    (steps, offsets), own = lines.unbind(1), units.unbind(1)
+    return Groups(codes, steps, offsets, units=own)
+
+
 def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> Product:
     """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
 

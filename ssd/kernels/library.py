@@ -239,6 +239,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "codes_used": (c_void_p, c_int64, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
+    "round_groups": (c_void_p, *_ROWS, c_void_p, c_void_p, c_void_p),
     "put": (POINTER(Store), c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_ROWS),
     "attend": (POINTER(Attend), c_int64, c_int64, c_void_p),
     "suffixes_begin": (POINTER(Suffixes), POINTER(SuffixText), c_void_p, c_int64),

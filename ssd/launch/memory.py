@@ -312,13 +312,11 @@ def host_weights(
     """Return the bytes of the weights in the host's memory, the drafts' in the largest of `formats`."""
     size = 0
     if options.device == "cpu" and options.load_format != "mock":
-        whole = resident_bytes(target.model, target.dtype, options.quantize == "int8")
+        whole = resident_bytes(target.model, target.dtype, options.quantize)
         size += whole * options.ranks_here // options.tensor_parallel_size
     if options.draft_device == "cpu":
         whole_drafts = [_whole(draft, target.model) for draft in drafts]
-        size += max(
-            sum(resident_bytes(draft, one.dtype, one.quantize == "int8") for draft in whole_drafts) for one in formats
-        )
+        size += max(sum(resident_bytes(draft, one.dtype, one.quantize) for draft in whole_drafts) for one in formats)
     return size
 
 

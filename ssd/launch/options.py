@@ -12,7 +12,7 @@ from msgspec import Meta
 from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
-from ssd.config.engine import CommonOptions, DType, Positive, Quantize, SequenceCount, TokenCount
+from ssd.config.engine import CommonOptions, DraftWeights, DType, Positive, SequenceCount, TokenCount
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,
@@ -103,9 +103,9 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         WEIGHTS,
     ] = None
     draft_dtype: Annotated[DType | None, "The draft's type. Default: the one that is fast here.", WEIGHTS] = None
-    draft_quantize: Annotated[Quantize | None, "The draft's. Default: the target's, or int8 where faster.", WEIGHTS] = (
-        None
-    )
+    draft_weights: Annotated[
+        DraftWeights, "light: 4 bits and few ids. as-is: those of its files. auto: the fastest here.", WEIGHTS
+    ] = "auto"
     revision: Annotated[str | None, "Branch, tag or commit of a target from the hub.", WEIGHTS] = None
     draft_revision: Annotated[_Texts, "The draft's. Of several drafts one each, empty for none.", WEIGHTS] = ()
     max_num_batched_tokens: Annotated[

@@ -22,6 +22,7 @@ from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_nam
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, mtp, pairs, registry
 from ssd.models.pull import BUILTIN
+from ssd.models.resident import ROUNDINGS, resident_bytes
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
 
@@ -289,19 +290,23 @@ def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint
     """Return the draft's possible formats: the requested one, the target's, or several for its process to time.
 
     A draft may be rounded, because its weights change no token. Raises UsageError for a format that cannot be."""
-    dtype, quantize, on_cpu = options.draft_dtype, options.draft_quantize, options.draft_device == "cpu"
-    if options.quantize == "int8" and quantize is None and dtype in (None, "float32") and on_cpu:
-        quantize = "int8"
-    for flag, asked, of, device in (
+    dtype, asked, on_cpu = options.draft_dtype, options.draft_weights, options.draft_device == "cpu"
+    if options.quantize == "int8" and asked == "auto" and dtype in (None, "float32") and on_cpu:
+        asked = "int8"
+    for flag, value, of, device in (
         ("--quantize", options.quantize, options.dtype, options.device),
-        ("--draft-quantize", quantize, dtype or "float32", options.draft_device),
+        ("--draft-weights", asked, dtype or "float32", options.draft_device),
     ):
-        if asked == "int8" and (of, device) != ("float32", "cpu"):
-            raise UsageError(f"{flag} int8 works in float32 on a CPU, not in {of} on device {device}")
-    if quantize == "int8":
-        return (WeightFormat(quantize="int8"),)
+        if value in ("int8", "light") and (of, device) != ("float32", "cpu"):
+            raise UsageError(f"{flag} {value} works in float32 on a CPU, not in {of} on device {device}")
+    if asked == "int8" or asked == "light":
+        return (WeightFormat(quantize=asked),)
     if dtype is not None or options.deterministic or options.dtype != "float32" or not on_cpu:
         return (WeightFormat(dtype or options.dtype),)
-    timed = WeightFormat("float32"), WeightFormat("bfloat16")
-    in_8_bits = quantize is None and all(registry.has_file(draft) for draft in drafts)
-    return (*timed, WeightFormat(quantize="int8")) if in_8_bits else timed
+    formats = [WeightFormat("float32")]
+    if asked == "auto" and all(registry.has_file(draft) for draft in drafts):
+        whole, in_8_bits, light = (sum(resident_bytes(draft, "float32", how) for draft in drafts) for how in ROUNDINGS)
+        formats += [WeightFormat(quantize="int8")] if in_8_bits != whole else []
+        independent = not any(map(pairs.draft_kind, drafts))
+        formats += [WeightFormat(quantize="light")] if independent and light != in_8_bits else []
+    return tuple(formats)

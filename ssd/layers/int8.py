@@ -8,7 +8,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ssd.kernels.groups import Grouped, Groups, Parts, find_groups, grouped_product, takes
+from ssd.kernels.groups import (
+    Grouped,
+    Groups,
+    Parts,
+    Stack,
+    find_groups,
+    grouped_product,
+    rounded_to_4_bits,
+    stacked,
+    takes,
+)
 
 # Rows that oneDNN optimises a weight's layout for, as in `ssd.layers.linear`.
 _ROWS_HINT = 16
@@ -31,13 +41,18 @@ class Int8Linear:
     numbers of a row leave too little for the others (docs/performance.md). Sums of integers are exact, so a row's
     result has the same bits in any batch."""
 
-    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 2) -> None:
+    def __init__(
+        self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 2, light: bool = False
+    ) -> None:
         """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
+
+        `light`: weights of more than 4 bits are rounded to 4 where a kernel takes them.
 
         `parts`: bytes that inputs are rounded to, 1 or 2; oneDNN always takes 2. One byte is half of the work, and good
         enough for a draft (docs/performance.md)."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
+        weight = _lightened(weight) if light else weight
         groups = find_groups(weight) or _rounded(weight) if isinstance(weight, Tensor) else weight
         if takes(groups):
             self.product = grouped_product(groups, bias, parts)
@@ -48,6 +63,18 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
+
+
+def _lightened(weight: Tensor | Grouped) -> Tensor | Grouped:
+    if isinstance(weight, Stack):
+        parts = [_lightened(part) for part in weight.parts]
+        assert all(isinstance(part, Groups) for part in parts)
+        return stacked([part for part in parts if isinstance(part, Groups)])
+    found = find_groups(weight) or weight if isinstance(weight, Tensor) else weight
+    if isinstance(found, Groups) and found.bits == 4:
+        return found
+    floats = weight if isinstance(weight, Tensor) else weight.dequantized()
+    return rounded_to_4_bits(floats) or weight
 
 
 def _rounded(weight: Tensor) -> Groups:

@@ -17,6 +17,7 @@ from ssd.models.vocabularies import Vocabulary, readable, translation, vocabular
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
+_FIRST, _LAST = 2**16, 2**11  # ids of a light draft, of both ends of the vocabulary
 
 
 class Kind(NamedTuple):
@@ -67,6 +68,17 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
     if sizes[0] != sizes[1]:
         raise UsageError(f"{pair} cannot work together: vocabularies of {sizes[0]} and {sizes[1]} tokens")
     return draft
+
+
+def short_list(draft: Checkpoint) -> list[int] | None:
+    """Return the ids that a light draft predicts; None for a draft that predicts few ids anyway.
+
+    The first ones are the commonest in the order of BPE's merges, and the last ones those that were added, as the end
+    of a turn."""
+    known = draft.count("vocab_size")
+    if known < 2 * _FIRST or DRAFT_VOCAB in draft.config or draft.translation is not None or draft_kind(draft):
+        return None
+    return [*range(_FIRST), *range(known - _LAST, known)]
 
 
 def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, target: str = "the target") -> Checkpoint:

@@ -5,6 +5,7 @@ runs checkpoints that no family takes (`ssd.models.fallback`, or else `ssd.model
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.models import mtp
-from ssd.models.pairs import draft_kind
+from ssd.models.pairs import DRAFT_VOCAB, draft_kind, short_list
 from ssd.system.allocator import give_back_freed
 from ssd.system.registered import entries
 
@@ -69,6 +70,7 @@ def load(
     *,
     dummy: bool = False,
     int8: bool = False,
+    light: bool = False,
     activations: Activations = "float32",
     ranks: Ranks | None = None,
     progress: Progress | None = None,
@@ -78,6 +80,7 @@ def load(
     max_position: upper bound on positions.
     dummy: random weights.
     int8: linear layers in 8 bits, on a CPU in float32 only.
+    light: with `int8` in 4 bits, and a head of the ids in `ssd.models.pairs.short_list`.
     activations: inputs of linear layers whose weights have few bits; with `int8` at most int16.
     ranks: build this rank's part, whose logits are those of its part of the vocabulary.
     progress: called with the bytes read so far and in all."""
@@ -112,7 +115,7 @@ def load(
                 f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
             ) from error
     parts = PARTS[activations]
-    linear = partial(Int8Linear, parts=parts or 2) if int8 else partial(Linear, parts=parts)
+    linear = partial(Int8Linear, parts=parts or 2, light=light) if int8 else partial(Linear, parts=parts)
     family: Any = known[kind].load() if hidden is None or hidden.in_family else None
     if hidden is not None:
         own = resolve_name(hidden.model)
@@ -125,6 +128,9 @@ def load(
             source = weights.from_checkpoint(checkpoint, dtype, device, linear, share, progress or weights.unseen)
         if checkpoint.translation is not None:
             source = _translated(checkpoint.translation, source, family)
+        elif light and (ids := short_list(checkpoint)):
+            checkpoint = replace(checkpoint, config=checkpoint.config | {DRAFT_VOCAB: len(ids)})
+            source = source.predicting(ids)
         model: Model = family(checkpoint.config, source, dtype, device, max_position)
         if checkpoint.translation is not None:
             model.head.table = None  # type: ignore[attr-defined]  # its rows of ids that are not shared are other tokens'

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple, get_args
 
 from ssd.kernels import build
 from ssd.kernels.form import Form
@@ -15,10 +16,12 @@ from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.header import TensorInfo
-from ssd.models.pairs import DRAFT_VOCAB
+from ssd.models.pairs import DRAFT_VOCAB, short_list
 from ssd.models.quantization import QuantizedTensor
 from ssd.models.sizes import ModelSizes, repeated, weights
 
+Rounding = Literal["none", "int8", "light"]
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 GGUF_FORMS: Mapping[str, Form] = {
     "Q4_0": Form(4, 32, 1, 2),
     "Q4_1": Form(4, 32, 2, 2),
@@ -39,22 +42,26 @@ GGUF_FORMS: Mapping[str, Form] = {
 _NAMED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
 _FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
+_LIGHT = Form(4, 32, 2, 1)  # of `ssd.kernels.groups.rounded_to_4_bits`, whose span is all inputs
 _EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
 # Layers that are stacked into one weight: all become floats if one of them is in floats.
 _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def resident_bytes(model: Checkpoint, dtype: str, int8: bool = False) -> int:
+def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -> int:
     """Return an upper bound on the bytes of a model's weights in the memory of a CPU.
 
-    `dtype`: float32, float16 or bfloat16. `int8`: linear layers are rounded to 8 bits."""
+    `dtype`: float32, float16 or bfloat16. `quantize`: of linear layers; `light`: to 4 bits, and with a short head."""
+    int8, light = quantize != "none", quantize == "light"
     item, count = 4 if dtype == "float32" else 2, weights(model)
     if not model.tensors:  # random ones
         sizes = ModelSizes.of(model)
         return count + item * sizes.vocab_size * sizes.width if int8 else item * count
     if not registry.has_file(model):
         return item * count
-    rule = _Rule(item, dtype == "float32" and build.expected(), int8)
+    if light and (ids := short_list(model)):
+        model = replace(model, config=model.config | {DRAFT_VOCAB: len(ids)})
+    rule = _Rule(item, dtype == "float32" and build.expected(), int8, light)
     matrices = {name: info for name, info in model.tensors.items() if len(info.shape) == 2}
     embeddings = [name for name in matrices if name.endswith(_EMBEDDINGS)]
     outputs = next((name for name in matrices if name.endswith(_OUTPUTS)), embeddings[-1] if embeddings else None)
@@ -117,11 +124,12 @@ class _Rule(NamedTuple):
     """Computes the bytes that a tensor takes in memory.
 
     `item`: bytes of a number in the model's type. `packs`: the type is float32, and our kernels run. `int8`: linear
-    layers are rounded to 8 bits."""
+    layers are rounded to 8 bits; if `light`, to 4."""
 
     item: int
     packs: bool
     int8: bool
+    light: bool
 
     def linear(self, info: TensorInfo, outputs: int | None = None) -> int:
         """Return the bytes of a linear layer, or of its first `outputs`."""
@@ -129,11 +137,14 @@ class _Rule(NamedTuple):
         if isinstance(info, GgufTensor) and info.transposed:
             outputs, inputs = inputs, outputs
         form = self.form(info)
-        return self.dense(info, outputs) if form is None else form.nbytes(outputs, inputs)
+        as_it_is = form is not None and not (self.light and self.packs and form.bits > _LIGHT.bits)
+        return form.nbytes(outputs, inputs) if as_it_is and form else self.dense(info, outputs, inputs)
 
-    def dense(self, info: TensorInfo, outputs: int | None = None) -> int:
+    def dense(self, info: TensorInfo, outputs: int | None = None, inputs: int | None = None) -> int:
         """Return the bytes of a linear layer that is read as floats, or of its first `outputs`."""
-        outputs, inputs = outputs or info.shape[0], info.shape[1]
+        outputs, inputs = outputs or info.shape[0], inputs or info.shape[1]
+        if self.light and self.packs and inputs % _LIGHT.group == 0:
+            return _LIGHT._replace(span=inputs).nbytes(outputs, inputs)
         return Form(8, inputs, 1, 4).nbytes(outputs, inputs) if self.int8 else self._floats(info, outputs * inputs)
 
     def table(self, info: TensorInfo, apart: bool = False) -> int:

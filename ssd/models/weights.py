@@ -108,6 +108,15 @@ class Weights:
         below = f"{self._prefix}{prefix}."
         return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)
 
+    def predicting(self, ids: Sequence[int]) -> Weights:
+        """Return the same weights with the tensor `LISTED` of `ids`."""
+
+        def integers(name: str, shape: tuple[int, ...]) -> Tensor:
+            return torch.tensor(ids) if name == LISTED else self._integers(name, shape)
+
+        names = None if self._names is None else {*self._names, LISTED}
+        return Weights(self._read, self.linear, self._prefix, names, self.share, integers, self._groups)
+
     def translated(self, ids: Translation, layers: Container[str]) -> Weights:
         """Return the same weights in other ids.
 
@@ -129,11 +138,8 @@ class Weights:
             found = read_groups(name, (ids.known, *shape[1:]), ())
             return None if found is None else found.map(lambda part: part[rows])
 
-        def integers(name: str, shape: tuple[int, ...]) -> Tensor:
-            return torch.tensor(ids.shared) if name == LISTED else self._integers(name, shape)
-
-        names = None if self._names is None else {*self._names, LISTED}
-        return Weights(read, self.linear, self._prefix, names, self.share, integers, groups)
+        found = Weights(read, self.linear, self._prefix, self._names, self.share, self._integers, groups)
+        return found.predicting(ids.shared)
 
     def has(self, name: str) -> bool:
         return self._names is None or self._prefix + name in self._names

@@ -1,4 +1,4 @@
-"""Chooses the draft's fastest weight format. The times are kept in a file beside the pair's cost tables."""
+"""Chooses the draft's fastest weight format that drafts alike. What was found is kept beside the pair's cost tables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from ssd.tuning.knowledge import Seconds
 
 log = logging.getLogger("ssd.draft")
 
+LEAST_AGREEMENT = 0.8
+"""Share of the likeliest tokens that a format must have in common with the draft's own form to be chosen."""
+
 
 class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Least seconds of the same forwards in each format. `agreed`: two starts in a row found the same one fastest."""
+    """Least seconds of the same forwards in each format, and the share of likeliest tokens that are those of the first.
+
+    `agreed`: two starts in a row found the same format best."""
 
     seconds: Annotated[dict[str, Seconds], Meta(max_length=8)]
+    agreement: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=8)]
     agreed: bool = False
 
 
-def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightFormat], float]) -> WeightFormat:
-    """Return the format with the fastest forwards; `seconds_in` loads the draft in a format and times them.
+def choose(config: EngineConfig, kernels: str, tried: Callable[[WeightFormat], tuple[float, float]]) -> WeightFormat:
+    """Return the format with the fastest forwards among those that agree enough with the first.
 
-    Nothing is timed if only one format is possible, if two starts agreed, or on emulated devices."""
+    `tried` loads the draft in a format and returns the seconds of its forwards and the agreement. Nothing is tried if
+    only one format is possible, if two starts agreed, or on emulated devices."""
     if (only := _only(config)) is not None:
         return only
     file = _file_of(config, kernels)
@@ -37,13 +44,13 @@ def choose(config: EngineConfig, kernels: str, seconds_in: Callable[[WeightForma
         return known
     # Other work only adds time, so the lesser time of a format counts.
     least = {} if before is None else before.seconds
-    times = FormatTimes(
-        {str(one): max(1e-9, min(seconds_in(one), least.get(str(one), inf))) for one in config.draft_formats}
-    )
+    found = {str(one): tried(one) for one in config.draft_formats}
+    seconds = {name: max(1e-9, min(took, least.get(name, inf))) for name, (took, _) in found.items()}
+    times = FormatTimes(seconds, {name: agreement for name, (_, agreement) in found.items()})
     fastest = _fastest(config, times)
     assert fastest is not None
-    said = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in times.seconds.items())
-    log.info("the draft computes in %s, the fastest here (ms: %s)", fastest, said)
+    said = ", ".join(f"{name} {1e3 * took:.2f} and {times.agreement[name]:.0%}" for name, took in seconds.items())
+    log.info("the draft computes in %s, the fastest here (ms, and tokens as in the first: %s)", fastest, said)
     agreed = before is not None and _fastest(config, before) == fastest
     knowledge.write(file, msgspec.structs.replace(times, agreed=agreed))
     return fastest
@@ -64,9 +71,11 @@ def _only(config: EngineConfig) -> WeightFormat | None:
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
     """Return the fastest format; None unless every possible format, and no other, was timed."""
-    if {*times.seconds} != {*map(str, config.draft_formats)}:
+    if not {*times.seconds} == {*times.agreement} == {*map(str, config.draft_formats)}:
         return None
-    return min(config.draft_formats, key=lambda one: times.seconds[str(one)])
+    first, *others = config.draft_formats
+    alike = [one for one in others if times.agreement[str(one)] >= LEAST_AGREEMENT]
+    return min((first, *alike), key=lambda one: times.seconds[str(one)])
 
 
 def _file_of(config: EngineConfig, kernels: str) -> Path:

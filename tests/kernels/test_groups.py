@@ -10,7 +10,17 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.kernels.groups import Groups, Parts, Stack, find_groups, grouped_product, rows_apart, stacked
+from ssd.kernels.groups import (
+    Groups,
+    Parts,
+    Stack,
+    find_groups,
+    grouped_product,
+    multiples_of,
+    rounded_to_4_bits,
+    rows_apart,
+    stacked,
+)
 from tests.pairs import pairwise
 
 pytestmark = pytest.mark.skipif(not cpu.multiply_floats(torch.empty(1, 1)), reason="no products on this processor")
@@ -164,6 +174,30 @@ def test_a_single_number_that_is_otherwise_has_no_groups(kind: str) -> None:
     for value in (torch.nextafter(weight[69, 63], torch.tensor(9.0)), torch.tensor(torch.nan), torch.tensor(torch.inf)):
         weight[69, 63] = value
         assert find_groups(weight) is None
+
+
+def test_a_weight_is_rounded_to_the_nearest_line_of_sixteen_codes() -> None:
+    weight = torch.randn(70, 192, generator=torch.Generator().manual_seed(6)) * torch.logspace(-2, 1, 70)[:, None]
+    weight[1], weight[2] = 0.0, -0.25
+    groups = rounded_to_4_bits(weight)
+    assert groups is not None and groups.bits == 4 and multiples_of(groups) is not None
+    parts = weight.view(70, -1, 32)
+    steps = (parts.amax(2) - parts.amin(2)) / 15
+    away = (groups.dequantized() - weight).view(parts.shape)
+    assert away[1].count_nonzero() == 0 and away[2].abs().max() < 2e-3
+    # A line through the extremes alone has an error of step^2 / 12.
+    assert away.square().mean() < 0.95 * steps.square().mean() / 12
+    assert away.abs().amax(2).div(steps.clamp(min=1e-9))[3:].max() < 2.5, "a unit's rounding is little of a step"
+    x = inputs_of(max(COUNTS), 192)
+    check_all_rows(grouped_product(groups, None), x, plain(groups.dequantized())(x)[:, :-1])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_number_that_no_code_can_hold_does_not_break_the_rounding(value: float) -> None:
+    weight = torch.ones(40, 64)
+    weight[3, 5] = value
+    groups = rounded_to_4_bits(weight)
+    assert groups is not None and torch.allclose(groups.dequantized()[4:], weight[4:], atol=2e-2)
 
 
 def test_groups_that_do_not_end_with_the_row_are_none() -> None:

@@ -333,21 +333,36 @@ def test_a_draft_without_room_on_the_gpu_runs_on_the_cpu_unless_it_was_told_wher
 
 
 @pytest.mark.parametrize(
+    ("target", "draft", "expected"),
+    [
+        ("smollm2", (), ("smollm2-draft",)),
+        ("qwen2.5-coder:1.5b", (), ("qwen2.5-coder",)),
+        ("qwen2.5-coder:1.5b", ("smollm2-draft",), ("smollm2-draft",)),
+        ("qwen2.5-coder:1.5b", ("none",), ()),
+        ("qwen2.5-coder", (), ()),
+        ("/a/folder", (), ()),
+    ],
+)
+def test_a_built_in_target_has_its_own_draft(target: str, draft: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert EngineOptions(target=target, draft=draft).drafts == expected
+
+
+@pytest.mark.parametrize(
     ("asked", "target", "draft"),
     [
-        ({}, "float32", "float32 bfloat16 int8"),
-        ({"draft_quantize": "none"}, "float32", "float32 bfloat16"),
-        ({"draft_quantize": "int8"}, "float32", "int8"),
+        ({}, "float32", "float32"),  # its own form has 4 bits
+        ({"draft_weights": "as-is"}, "float32", "float32"),
+        ({"draft_weights": "int8"}, "float32", "int8"),
         ({"draft_dtype": "float32"}, "float32", "float32"),
         ({"draft_dtype": "bfloat16"}, "float32", "bfloat16"),
         ({"draft_device": "cuda"}, "float32", "float32"),
         ({"deterministic": True}, "float32", "float32"),
         ({"dtype": "bfloat16"}, "bfloat16", "bfloat16"),
         ({"dtype": "float16"}, "float16", "float16"),
-        ({"dtype": "bfloat16", "draft_quantize": "int8"}, "bfloat16", "int8"),
+        ({"dtype": "bfloat16", "draft_weights": "int8"}, "bfloat16", "int8"),
         ({"quantize": "int8"}, "int8", "int8"),
         ({"quantize": "int8", "deterministic": True}, "int8", "int8"),
-        ({"quantize": "int8", "draft_quantize": "none"}, "int8", "float32 bfloat16"),
+        ({"quantize": "int8", "draft_weights": "as-is"}, "int8", "float32"),
         ({"quantize": "int8", "draft_dtype": "bfloat16"}, "int8", "bfloat16"),
         ({"quantize": "int8", "draft_device": "cuda"}, "int8", "float32"),
     ],
@@ -366,8 +381,8 @@ def test_a_draft_may_have_the_format_that_was_asked_for_or_any_that_only_rounds_
     [
         ({"quantize": "int8", "dtype": "bfloat16"}, "--quantize int8 works in float32 on a CPU, not in bfloat16"),
         ({"quantize": "int8", "device": "cuda"}, "--quantize int8 .* not in float32 on device cuda"),
-        ({"draft_quantize": "int8", "draft_dtype": "bfloat16"}, "--draft-quantize int8 .* not in bfloat16"),
-        ({"draft_quantize": "int8", "draft_device": "cuda:1"}, "--draft-quantize int8 .* on device cuda:1"),
+        ({"draft_weights": "int8", "draft_dtype": "bfloat16"}, "--draft-weights int8 .* not in bfloat16"),
+        ({"draft_weights": "int8", "draft_device": "cuda:1"}, "--draft-weights int8 .* on device cuda:1"),
         ({"quantize": "int4"}, "quantize 'int4': there are int8, none"),
     ],
     ids=str,

@@ -110,8 +110,8 @@ def test_weights_come_before_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A float32 target and a bfloat16 draft of the same weights."""
     model, room = inspect(Path(TARGET)), 4 * 200 * 4 * PAGE_BYTES
     monkeypatch.setattr(memory, "host_processes", lambda *_: 0)
-    whole, half, int8 = (resident_bytes(model, *how) for how in (("float32",), ("bfloat16",), ("float32", True)))
-    asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_quantize": "none", "draft": (TARGET,)}
+    whole, half, int8 = (resident_bytes(model, *how) for how in (("float32",), ("bfloat16",), ("float32", "int8")))
+    asked: dict[str, Any] = {"draft_dtype": "bfloat16", "draft_weights": "as-is", "draft": (TARGET,)}
     monkeypatch.setattr(cgroups, "available_bytes", lambda: whole + half + room)
     assert config(**asked, max_model_len=2048).num_pages == 200
     assert config(**asked).max_model_len == 199 * 16

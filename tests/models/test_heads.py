@@ -184,7 +184,7 @@ def test_a_start_counts_the_table_that_it_borrows(target: Path, tmp_path: Path) 
     target, whole, without = without_rows(target, head, tmp_path, tied=False)
     sizes = []
     for name in (whole, without):
-        options = EngineOptions(target=str(target), draft=(str(name),), draft_dtype="float32", draft_quantize="none")
+        options = EngineOptions(target=str(target), draft=(str(name),), draft_dtype="float32", draft_weights="as-is")
         sizes.append(
             host_weights(chosen(options), Sized(inspect(target), "float32"), [inspect(name)], [WeightFormat()])
         )

@@ -21,13 +21,14 @@ from ssd.config.engine import DType
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.kernels import cpu
-from ssd.models import registry
+from ssd.models import pairs, registry
 from ssd.models.checkpoint import inspect
 from ssd.models.gguf.architectures import ARCHITECTURES
 from ssd.models.gguf.blocks import BLOCKS
 from ssd.models.gguf.tensors import GGUF_FILE
 from ssd.models.head import with_list
-from ssd.models.resident import resident_bytes
+from ssd.models.interface import Model
+from ssd.models.resident import Rounding, resident_bytes
 from ssd.models.sizes import ModelSizes
 from tests.models import test_quantized, tiny
 from tests.models.gguf_writer import finish, write_gguf
@@ -131,21 +132,44 @@ def test_logits_of_every_type_are_those_of_the_dequantized_model(kind: str, tmp_
     assert found.isfinite().all() and torch.equal(found, logits(tmp_path / "floats"))
 
 
-def check_expected(directory: Path, held: int, int8: bool = False) -> None:
+def check_expected(directory: Path, held: int, quantize: Rounding = "none") -> None:
     """A start counts what the model will hold, but for norms and positions."""
-    assert 0.93 * held < resident_bytes(inspect(directory), "float32", int8) <= 1.01 * held
+    assert 0.93 * held < resident_bytes(inspect(directory), "float32", quantize) <= 1.01 * held
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("int8", [False, True], ids=["as it is", "int8"])
+@pytest.mark.parametrize("quantize", ["none", "int8", "light"])
 @pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
-def test_a_start_counts_what_floats_will_take(kind: str, int8: bool, tied: bool, tmp_path: Path) -> None:
+def test_a_start_counts_what_floats_will_take(kind: str, quantize: Rounding, tied: bool, tmp_path: Path) -> None:
     """Of blocks `test_a_gguf_takes_little_more_than_its_file` looks at it."""
     sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "vocab_size": VOCABULARY, "tie_word_embeddings": tied}
     write_gguf(tiny.llama(tmp_path / "whole", **sizes), tmp_path / GGUF_FILE, kind)
     shutil.copy(tmp_path / "whole" / "config.json", tmp_path)
-    model = registry.load(inspect(tmp_path), torch.float32, tiny.CPU, max_position=64, int8=int8)
-    check_expected(tmp_path, tensor_bytes(model), int8)
+    model = loaded(tmp_path, quantize)
+    check_expected(tmp_path, tensor_bytes(model), quantize)
+
+
+def loaded(directory: Path, quantize: Rounding) -> Model:
+    how = {"int8": quantize != "none", "light": quantize == "light"}
+    return registry.load(inspect(directory), torch.float32, tiny.CPU, max_position=64, **how)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K and Q6_K"])
+def test_a_light_draft_predicts_few_ids_in_four_bits(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ids and the last ones; its memory is that of what it holds."""
+    monkeypatch.setattr(pairs, "_FIRST", 512)
+    monkeypatch.setattr(pairs, "_LAST", 8)
+    first, *rest = kind.split(" and ")
+    write(tmp_path, {"": first, **{part: other for other in rest for part in ("attn_v", "ffn_down")}}, False)
+    model = loaded(tmp_path, "light")
+    assert model.head.ids.tolist() == [*range(512), *range(VOCABULARY - 8, VOCABULARY)]
+    check_expected(tmp_path, tensor_bytes(model), "light")
+    rows = [Row(tiny.token_ids(40, 1, VOCABULARY), 0, range(4), outputs=40)]
+    light, whole = (Runner(one, 4, 16).forward(rows) for one in (model, loaded(tmp_path, "int8")))
+    agreeing = (light.argmax(1) == whole[:, model.head.ids].argmax(1)).float().mean()
+    assert light.shape == (40, 520) and agreeing > 0.5
 
 
 def floats(kind: str, folder: Path, **changes: Any) -> Path:
@@ -165,28 +189,28 @@ def listed(folder: Path, tied: bool) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "dtype", "int8"),
+    ("kind", "changes", "dtype", "quantize"),
     [
-        ("llama", {"tie_word_embeddings": True}, "float32", False),
-        ("llama", {"tie_word_embeddings": False}, "float32", False),
-        ("llama", {"tie_word_embeddings": True}, "float32", True),
-        ("gpt2", {}, "float32", False),
-        ("llama", {"tie_word_embeddings": True}, "float16", False),
-        ("llama", {"tie_word_embeddings": True}, "bfloat16", False),
-        ("llama", {"tie_word_embeddings": False}, "bfloat16", False),
-        ("list", {"tied": True}, "float32", False),
-        ("list", {"tied": True}, "float32", True),
-        ("list", {"tied": False}, "float32", False),
+        ("llama", {"tie_word_embeddings": True}, "float32", "none"),
+        ("llama", {"tie_word_embeddings": False}, "float32", "none"),
+        ("llama", {"tie_word_embeddings": True}, "float32", "int8"),
+        ("gpt2", {}, "float32", "none"),
+        ("llama", {"tie_word_embeddings": True}, "float16", "none"),
+        ("llama", {"tie_word_embeddings": True}, "bfloat16", "none"),
+        ("llama", {"tie_word_embeddings": False}, "bfloat16", "none"),
+        ("list", {"tied": True}, "float32", "none"),
+        ("list", {"tied": True}, "float32", "int8"),
+        ("list", {"tied": False}, "float32", "none"),
     ],
 )
 def test_what_floats_take_is_told_from_their_headers(
-    kind: str, changes: dict[str, Any], dtype: DType, int8: bool, tmp_path: Path
+    kind: str, changes: dict[str, Any], dtype: DType, quantize: Rounding, tmp_path: Path
 ) -> None:
     checkpoint = with_list(
         inspect((listed(tmp_path, **changes)) if kind == "list" else floats(kind, tmp_path, **changes))
     )
-    model = registry.load(checkpoint, getattr(torch, dtype), tiny.CPU, max_position=64, int8=int8)
-    assert resident_bytes(checkpoint, dtype, int8) == pytest.approx(tensor_bytes(model), rel=0.1)
+    model = registry.load(checkpoint, getattr(torch, dtype), tiny.CPU, max_position=64, int8=quantize == "int8")
+    assert resident_bytes(checkpoint, dtype, quantize) == pytest.approx(tensor_bytes(model), rel=0.1)
 
 
 @pytest.mark.parametrize("name", test_quantized.LAYOUTS)
@@ -204,10 +228,10 @@ _HELD = """
 import re, sys
 from pathlib import Path
 import torch
-from ssd.models import registry
+from ssd.models import pairs, registry
 from ssd.models.checkpoint import inspect
 from ssd.models.head import with_list
-from ssd.models.resident import resident_bytes
+from ssd.models.resident import Rounding, resident_bytes
 
 def anonymous():
     return 1024 * int(re.search(r"Anonymous: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[1])

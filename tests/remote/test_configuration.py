@@ -92,7 +92,7 @@ def test_a_draft_takes_the_type_that_was_asked_for(target: Path, folder: Path) -
     found = remote_draft("tcp://192.0.2.1:5556", edge, str(target), str(target), EngineOptions(draft_dtype="bfloat16"))
     assert (found.connect, found.keys, found.model) == ("tcp://192.0.2.1:5556", str(edge), str(target))
     assert (found.target, *map(str, found.formats)) == (str(target), "bfloat16")
-    plain = remote_draft(BIND, None, str(target), None, EngineOptions(draft_quantize="int8"))
+    plain = remote_draft(BIND, None, str(target), None, EngineOptions(draft_weights="int8"))
     assert [str(one) for one in plain.formats] == ["int8"]
     same = {"formats": plain.formats, "cache_tokens": plain.cache_tokens}
     assert plain == replace(found, connect=BIND, keys=None, target=None, **same)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from ssd.config.engine import EngineConfig, WeightFormat
+from ssd.draft import process
 from ssd.draft.process import load
 from ssd.execution.runner import Runner
 from ssd.kernels import build
@@ -18,14 +20,16 @@ from ssd.launch.resolve import resolve
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import Model
+from ssd.models.vocabularies import Vocabulary, vocabulary_of
 from ssd.planning.measured import draft_format_here
 from ssd.tuning import draft_format
 from tests.models import tiny
 
-FLOAT32, BFLOAT16, INT8 = FORMATS = WeightFormat(), WeightFormat("bfloat16"), WeightFormat(quantize="int8")
+FORMATS = FLOAT32, INT8, LIGHT = WeightFormat(), WeightFormat(quantize="int8"), WeightFormat(quantize="light")
 # Milliseconds of a draft's step on a Xeon with AMX, and on an EPYC with AVX-512 and VNNI.
-XEON, EPYC = {FLOAT32: 3.4, BFLOAT16: 13.5, INT8: 1.7}, {FLOAT32: 5.6, BFLOAT16: 9.5, INT8: 2.6}
-OLD = {FLOAT32: 5.0, BFLOAT16: 50.0, INT8: 6.0}
+XEON = {FLOAT32: 3.4, INT8: 1.7, LIGHT: 1.1}
+EPYC = {FLOAT32: 5.6, INT8: 2.6, LIGHT: 2.7}
+OLD = {FLOAT32: 5.0, INT8: 6.0, LIGHT: 5.5}
 
 
 @pytest.fixture
@@ -38,20 +42,22 @@ def config(tmp_path: Path, own_cache: Path) -> EngineConfig:
 
 
 class Machine:
-    """A machine on which forwards take these times."""
+    """A machine on which forwards take these times, with a draft that 4 bits change this much."""
 
-    def __init__(self, milliseconds: dict[WeightFormat, float]) -> None:
-        self.milliseconds, self.timed = milliseconds, 0
+    def __init__(self, milliseconds: dict[WeightFormat, float], agreement: float = 1.0) -> None:
+        self.milliseconds, self.agreement, self.timed = milliseconds, agreement, 0
 
-    def seconds_in(self, weights: WeightFormat) -> float:
+    def tried(self, weights: WeightFormat) -> tuple[float, float]:
         self.timed += 1
-        return self.milliseconds[weights] / 1e3
+        return self.milliseconds[weights] / 1e3, self.agreement if weights == LIGHT else 1.0
 
     def start(self, config: EngineConfig) -> WeightFormat:
-        return draft_format.choose(config, str(build.library()), self.seconds_in)
+        return draft_format.choose(config, str(build.library()), self.tried)
 
 
-@pytest.mark.parametrize(("machine", "best"), [(XEON, INT8), (EPYC, INT8), (OLD, FLOAT32)], ids=["Xeon", "EPYC", "old"])
+@pytest.mark.parametrize(
+    ("machine", "best"), [(XEON, LIGHT), (EPYC, INT8), (OLD, FLOAT32)], ids=["Xeon", "EPYC", "old"]
+)
 def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
     machine: dict[WeightFormat, float], best: WeightFormat, config: EngineConfig
 ) -> None:
@@ -62,8 +68,62 @@ def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
     assert draft_format_here(config) == str(best)
 
 
+def test_a_fast_format_that_drafts_otherwise_is_not_taken(config: EngineConfig) -> None:
+    here = Machine(XEON, draft_format.LEAST_AGREEMENT - 0.01)
+    assert [here.start(config) for _ in range(3)] == [INT8] * 3
+    assert draft_format_here(config) == "int8"
+
+
+def test_the_agreement_is_that_of_the_likeliest_tokens(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft whose 4 bits say something else of every token is found out."""
+    build = registry.load
+
+    def spoilt(*arguments: Any, light: bool, **more: Any) -> Model:
+        model: Any = build(*arguments, light=light, **more)
+        if light:
+            own = model.logits
+            model.logits = lambda hidden: -own(hidden)
+        return model
+
+    monkeypatch.setattr(registry, "load", spoilt)
+    agreement = agreement_of(config, monkeypatch)
+    assert agreement["float32"] == 1.0 and agreement["int8"] > 0.8 and agreement["light"] < 0.1
+
+
+def agreement_of(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary | None = None
+) -> dict[str, float]:
+    found = dict[str, float]()
+
+    def choose(
+        config: EngineConfig, kernels: str, tried: Callable[[WeightFormat], tuple[float, float]]
+    ) -> WeightFormat:
+        found.update((str(one), tried(one)[1]) for one in config.draft_formats)
+        return FLOAT32
+
+    monkeypatch.setattr(draft_format, "choose", choose)
+    load(config, vocabulary=vocabulary)
+    return found
+
+
+@pytest.mark.parametrize("lacks", ["the target's tokenizer", "a tokenizer that can be read", "ids of a text"])
+def test_a_light_draft_that_cannot_be_compared_does_not_agree(
+    lacks: str, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(config.target) / "tokenizer.json"
+    vocabulary = None
+    if lacks == "the target's tokenizer":
+        vocabulary = vocabulary_of(Path(config.target))
+    elif lacks == "a tokenizer that can be read":
+        for folder in (config.target, config.draft):  # of equal files none is read before
+            (Path(str(folder)) / file.name).write_text("{")
+    else:
+        monkeypatch.setattr(process, "_TEXT", "")
+    assert agreement_of(config, monkeypatch, vocabulary) == {"float32": 1.0, "int8": 1.0, "light": 0.0}
+
+
 def test_a_busy_moment_decides_for_one_start_only(config: EngineConfig) -> None:
-    assert Machine({**EPYC, INT8: 20.0}).start(config) == FLOAT32
+    assert Machine({**EPYC, INT8: 20.0, LIGHT: 20.0}).start(config) == FLOAT32
     quiet = Machine(EPYC)
     assert [quiet.start(config) for _ in range(3)] == [INT8] * 3
     assert quiet.timed == 2 * len(FORMATS)
@@ -71,11 +131,15 @@ def test_a_busy_moment_decides_for_one_start_only(config: EngineConfig) -> None:
 
 def test_a_busy_moment_undoes_no_choice(config: EngineConfig) -> None:
     assert Machine(EPYC).start(config) == INT8
-    assert Machine({**EPYC, INT8: 20.0}).start(config) == INT8
+    assert Machine({**EPYC, INT8: 20.0, LIGHT: 20.0}).start(config) == INT8
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", '{"seconds": {"int8": 1.0}, "agreed": true}', '{"seconds": {"int8": -1}}']
+    "content",
+    [
+        *("", "{}", '{"seconds": {"int8": 1.0}, "agreement": {"int8": 1.0}, "agreed": true}'),
+        *('{"seconds": {"int8": -1}, "agreement": {}}', '{"seconds": {}, "agreement": {"int8": 2}}'),
+    ],
 )
 def test_a_file_that_says_nothing_sound_is_replaced(content: str, config: EngineConfig, own_cache: Path) -> None:
     Machine(XEON).start(config)
@@ -87,7 +151,7 @@ def test_a_file_that_says_nothing_sound_is_replaced(content: str, config: Engine
 
 def test_nothing_is_timed_where_there_is_no_choice(tmp_path: Path, config: EngineConfig) -> None:
     here = Machine(XEON)
-    for asked in ({"draft_dtype": "bfloat16"}, {"draft_quantize": "int8"}, {"deterministic": True}):
+    for asked in ({"draft_dtype": "bfloat16"}, {"draft_weights": "int8"}, {"deterministic": True}):
         options: dict[str, Any] = {"target": config.target, "draft": (config.draft,), **asked}
         fixed = resolve(EngineOptions(**options))
         assert here.start(fixed) == fixed.draft_formats[0] and draft_format_here(fixed) == str(fixed.draft_formats[0])
@@ -102,9 +166,11 @@ def test_a_draft_loads_in_no_format_that_is_slow_here(
     forward, build = Runner.forward, registry.load
     built, models = dict[int, WeightFormat](), list[Model]()
 
-    def noted(checkpoint: Checkpoint, dtype: torch.dtype, *arguments: Any, int8: bool, **more: Any) -> Model:
-        model = build(checkpoint, dtype, *arguments, int8=int8, **more)
-        built[id(model)] = INT8 if int8 else BFLOAT16 if model.dtype == torch.bfloat16 else FLOAT32
+    def noted(
+        checkpoint: Checkpoint, dtype: torch.dtype, *arguments: Any, light: bool, int8: bool, **more: Any
+    ) -> Model:
+        model = build(checkpoint, dtype, *arguments, int8=int8, light=light, **more)
+        built[id(model)] = LIGHT if light else INT8 if int8 else FLOAT32
         models.append(model)  # so that no other one gets its id
         return model
 
