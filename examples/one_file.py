@@ -44,7 +44,7 @@ class Model:
     """A language model with a KV cache of its own for each of `texts` texts. Calling it gives logits."""
 
     def __init__(self, checkpoint: Checkpoint, texts: int) -> None:
-        model = registry.load(checkpoint, torch.float32, torch.device("cpu"), CONTEXT)
+        model = registry.load(checkpoint, torch.float32, torch.device("cpu"), CONTEXT, activations="int8")
         self.runner = Runner(model, texts * PAGES, CONTEXT // PAGES)
         self.cached: list[list[int]] = [[] for _ in range(texts)]  # the tokens whose keys and values are in each cache
 

@@ -170,8 +170,10 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Quantize, "int8: round weights of 16 bits or more to 8, on a CPU: half the bytes to read, less exact.", WEIGHTS
     ] = "none"
     activations: Annotated[
-        Activations, "Inputs of layers whose weights have few bits; int8: faster, float32: exact.", WEIGHTS
-    ] = "int16"
+        Literal["auto", Activations],
+        "Inputs of layers whose weights have few bits; int8: fast, float32: exact. auto: int8 for GGUF on a CPU.",
+        WEIGHTS,
+    ] = "auto"
     tensor_parallel_size: Annotated[
         RankCount, "Split the target over this many GPUs, or equal groups of cores.", PROCESSORS, "-tp"
     ] = 1
@@ -232,6 +234,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       models of random weights agree, `failpoints` permits injected faults (`ssd.system.failpoints`)."""
 
     dtype: DType = "float32"
+    activations: Activations = "int16"
     max_num_seqs: SequenceCount = 8
     max_num_batched_tokens: TokenCount = 256
     draft_device: str = "cpu"

@@ -21,8 +21,9 @@ from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, mtp, pairs, registry
+from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.pull import BUILTIN
-from ssd.models.resident import ROUNDINGS, resident_bytes
+from ssd.models.resident import GGUF_FORMS, ROUNDINGS, resident_bytes
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
 
@@ -77,6 +78,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     pair = _pair(options, link is not None)
     target, drafts = pair.target, pair.drafts
     _check_arithmetic(options)
+    options = _with_activations(options, target)
     target_cpus, draft_cpus, elastic = _cores(options, bool(drafts))
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
     vocab_size = ModelSizes.of(target).vocab_size
@@ -107,6 +109,17 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     memory.check_arenas(config, draft_probs, available)
     log.info("context: %d tokens, for prompt and answer together", room.max_model_len)
     return within_bounds(config)
+
+
+def _with_activations(options: ChosenOptions, target: checkpoint.Checkpoint) -> ChosenOptions:
+    """Return the options with the inputs that llama.cpp's products have too, if the target is in GGUF's blocks."""
+    if options.activations != "auto":
+        return options
+    blocks = any(isinstance(one, GgufTensor) and one.dtype in GGUF_FORMS for one in target.tensors.values())
+    if not blocks or options.device != "cpu" or options.dtype != "float32":
+        return replace(options, activations="int16")
+    log.info("inputs of products have 8 bits, as in llama.cpp; --activations int16 is closer to float32, and slower")
+    return replace(options, activations="int8")
 
 
 def _check_arithmetic(options: ChosenOptions) -> None:

@@ -98,7 +98,7 @@ def test_ranks(static: bool, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=128)
+    options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=128, activations="int16")
     with Engine(resolve(options, ServerOptions(port=0))) as engine:
         yield engine
 

@@ -22,7 +22,7 @@ from ssd.models.pull import BUILTIN
 from ssd.models.resident import device_bytes
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups
-from tests.models import heads
+from tests.models import heads, tiny
 from tests.scripted_engine import MODEL
 
 # The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
@@ -345,6 +345,27 @@ def test_a_draft_without_room_on_the_gpu_runs_on_the_cpu_unless_it_was_told_wher
 )
 def test_a_built_in_target_has_its_own_draft(target: str, draft: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert EngineOptions(target=target, draft=draft).drafts == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "activations"),
+    [
+        ({}, "int8"),
+        ({"activations": "int16"}, "int16"),
+        ({"activations": "float32"}, "float32"),
+        ({"dtype": "bfloat16"}, "int16"),
+        ({"device": "cuda", "dtype": "float32"}, "int16"),
+        ({"load_format": "dummy"}, "int16"),
+    ],
+    ids=str,
+)
+def test_a_gguf_on_a_cpu_has_inputs_of_8_bits(asked: dict[str, Any], activations: str) -> None:
+    assert config(**asked).activations == activations
+
+
+def test_weights_in_floats_have_inputs_of_16_bits(tmp_path: Path) -> None:
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", vocab_size=300))
+    assert resolve(EngineOptions(target=str(target))).activations == "int16"
 
 
 @pytest.mark.parametrize(

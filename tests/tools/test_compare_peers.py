@@ -139,7 +139,7 @@ def test_llama_cpp_reads_the_file_that_the_target_comes_from(
     reads = {row["engine"]: row["reads"] for row in report["rows"]}
     assert reads["llama.cpp"] == "5.0-bit blocks (Q4_1), 8-bit activations, F16 cache"
     assert reads["llama.cpp-int8-cache"].endswith(", Q8_0 cache")
-    assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", 16-bit activations")
+    assert reads["ar"].removeprefix("5.0-bit blocks (Q4_1)").endswith(", 8-bit activations")
     assert report["environment"]["packages"] == {"llama_cpp": "0.3"}
     assert (report["depth"], report["neighbour"]) == (40, 0.5) and "uses 50% of a core" in result.output
     assert all(min(row["first_s"]) > 0 for row in report["rows"])

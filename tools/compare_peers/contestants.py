@@ -179,7 +179,7 @@ def _gguf(lookup: int = 0, cache: str = "F16") -> Contestant:
 
 
 def _ours(
-    mode: str, quantize: str = "none", activations: Activations = "int16", cache: CacheDType = "auto"
+    mode: str, quantize: str = "none", activations: Activations = "int8", cache: CacheDType = "auto"
 ) -> Contestant:
     weights = "{blocks}" if quantize == "none" else "8-bit integers"
     inputs = "fp32 arithmetic" if activations == "float32" else f"{activations.removeprefix('int')}-bit activations"
@@ -201,6 +201,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
     **{mode: _ours(mode) for mode in ("ar", "ngram", "sd", "ssd", "auto")},
     **{f"{mode}-int8": _ours(mode, "int8") for mode in ("ar", "sd", "ssd")},
     "ar-float32-activations": _ours("ar", activations="float32"),
-    "ar-int8-activations": _ours("ar", activations="int8"),
+    "ar-int16-activations": _ours("ar", activations="int16"),
     "ar-int8-cache": _ours("ar", cache="int8"),
 }
