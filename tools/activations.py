@@ -101,26 +101,33 @@ def main(model: str, texts: tuple[Path, ...], threads: int, contexts: tuple[int,
     ids, longest = [text[:_TOKENS] for text in whole], max(_TOKENS, *contexts) + max(_ROWS)
     if min(map(len, ids)) < 2:
         raise click.UsageError("a text has fewer than 2 tokens")
-    targets = torch.cat([torch.tensor(text[1:]) for text in ids])
-    predicting = torch.cat([torch.arange(len(text)) < len(text) - 1 for text in ids])
+    forwards = dict(contestants(model, checkpoint, threads, longest))
+    found: dict[str, list[Tensor]] = {name: [] for name in forwards}
+    for text in ids:
+        exact: Tensor | None = None
+        for name, forward in forwards.items():
+            own = forward(text, 0).double().log_softmax(-1)
+            exact = own if exact is None else exact
+            loss = -own[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+            divergence = (exact.exp() * (exact - own)).sum(-1)
+            found[name].append(torch.stack([loss, divergence[:-1], (exact.argmax(-1) == own.argmax(-1))[:-1].double()]))
     lines: list[list[str]] = []
-    forwards: list[Forward] = []
-    exact: Tensor | None = None
-    for name, forward in contestants(model, checkpoint, threads, longest):
-        found = torch.cat([forward(text, 0).double() for text in ids]).log_softmax(-1)
-        exact = found if exact is None else exact
-        divergence = (exact.exp() * (exact - found)).sum(-1)
-        same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
-        perplexity = (-found[predicting].gather(1, targets[:, None])).mean().exp()
-        lines.append([name, f"{perplexity:.3f}", f"{divergence.mean():.1e}", f"{divergence.max():.1e}", f"{same:.2%}"])
-        forwards.append(forward)
+    for name, parts in found.items():
+        loss, divergence, same = torch.cat(parts, -1)
+        figures = (
+            f"{loss.mean().exp():.3f}",
+            f"{divergence.mean():.1e}",
+            f"{divergence.max():.1e}",
+            f"{same.mean():.2%}",
+        )
+        lines.append([name, *figures])
     table = Table("activations", "perplexity", "KL", "largest", "same likeliest")
     for line in lines:
         table.add_row(*line)
     timed = list(islice(cycle(chain.from_iterable(whole)), longest))
     speeds = Table("after", "activations", *(f"{n} rows, ms" for n in _ROWS))
     for context in contexts:
-        times = zip(*(forward_ms(forwards, timed, context, rows) for rows in _ROWS), strict=True)
+        times = zip(*(forward_ms([*forwards.values()], timed, context, rows) for rows in _ROWS), strict=True)
         for line, own in zip(lines, times, strict=True):
             speeds.add_row(str(context), line[0], *(f"{ms:.2f}" for ms in own))
     for each in (table, speeds):
