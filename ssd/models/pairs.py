@@ -73,8 +73,8 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
 def short_list(draft: Checkpoint) -> list[int] | None:
     """Return the ids that a light draft predicts; None for a draft that predicts few ids anyway.
 
-    The first ones are the commonest in the order of BPE's merges, and the last ones those that were added, as the end
-    of a turn."""
+    They are the first ids, which are the commonest in the order of BPE's merges, and the last ids, where tokenizers put
+    added tokens such as the end of a turn."""
     known = draft.count("vocab_size")
     if known < 2 * _FIRST or DRAFT_VOCAB in draft.config or draft.translation is not None or draft_kind(draft):
         return None

@@ -32,7 +32,7 @@ class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def choose(config: EngineConfig, kernels: str, tried: Callable[[WeightFormat], tuple[float, float]]) -> WeightFormat:
-    """Return the format with the fastest forwards among those that agree enough with the first.
+    """Return the fastest of the formats whose likeliest tokens agree with those of the first one.
 
     `tried` loads the draft in a format and returns the seconds of its forwards and the agreement. Nothing is tried if
     only one format is possible, if two starts agreed, or on emulated devices."""

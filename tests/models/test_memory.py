@@ -158,7 +158,7 @@ def loaded(directory: Path, quantize: Rounding) -> Model:
 def test_a_light_draft_predicts_few_ids_in_four_bits(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ids and the last ones; its memory is that of what it holds."""
+    """It predicts the first ids and the last ones, and takes the memory that was foretold."""
     monkeypatch.setattr(pairs, "_FIRST", 512)
     monkeypatch.setattr(pairs, "_LAST", 8)
     first, *rest = kind.split(" and ")
