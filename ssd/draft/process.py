@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -133,24 +134,33 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
 
 
 def _likeliest(config: EngineConfig, runner: Runner) -> list[int]:
-    """Return the tokens that a draft finds likeliest after each of `_TEXT`.
+    """Return the tokens that a draft finds likeliest after each of `_TEXT`, as far as its cache has room.
 
-    None if it has states, reads hidden ones, or if the target's tokenizer is not here or cannot be read."""
-    from tokenizers import Tokenizer
-
-    model, file = runner.model, inspect(Path(config.target), False).directory / "tokenizer.json"
-    if isinstance(model, BlockDraft | PairModel) or model.shape.states or not file.is_file():
+    There are none if it has states or reads hidden ones, or if the target's tokenizer cannot be read."""
+    model = runner.model
+    if isinstance(model, BlockDraft | PairModel) or model.shape.states:
         return []
-    try:
-        ids = Tokenizer.from_buffer(read_bounded(file, MAX_TOKENIZER)).encode(_TEXT).ids[: model.shape.max_position]
-    except Exception as error:  # the library raises bare Exception
-        log.warning("formats of the draft are not compared: cannot read %s: %s", file, error)
-        return []
+    room = min(model.shape.max_position, runner.cache.pages * config.page_size)
+    ids = _text_ids(config.target)[:room]
     if not ids or max(ids) >= model.shape.vocab_size:
         return []
     found = runner.forward([Row(ids, 0, range(runner.cache.pages), len(ids))]).argmax(-1)
     listed = getattr(getattr(model, "head", None), "ids", None)
     return (found if listed is None else listed[found]).tolist()
+
+
+@lru_cache(1)  # all formats are compared on the same text
+def _text_ids(target: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    file = inspect(Path(target), False).directory / "tokenizer.json"
+    if not file.is_file():
+        return []
+    try:
+        return Tokenizer.from_buffer(read_bounded(file, MAX_TOKENIZER)).encode(_TEXT).ids
+    except Exception as error:  # the library raises bare Exception
+        log.warning("formats of the draft are not compared: cannot read %s: %s", file, error)
+        return []
 
 
 def _warm_up(runner: Runner, tokens: int) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.draft import process
 from ssd.draft.process import load
+from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
@@ -104,6 +106,19 @@ def agreement_of(
     monkeypatch.setattr(draft_format, "choose", choose)
     load(config, vocabulary=vocabulary)
     return found
+
+
+def test_a_cache_smaller_than_the_text_is_not_left(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, forward = list[Row](), Runner.forward
+
+    def noted(runner: Runner, asked: list[Row]) -> torch.Tensor:
+        rows.extend(asked)
+        return forward(runner, asked)
+
+    monkeypatch.setattr(Runner, "forward", noted)
+    small = msgspec.structs.replace(config, draft_num_pages=2)
+    assert agreement_of(small, monkeypatch)["float32"] == 1.0
+    assert max(len(row.token_ids) for row in rows) == 2 * config.page_size
 
 
 @pytest.mark.parametrize("lacks", ["the target's tokenizer", "a tokenizer that can be read", "ids of a text"])
