@@ -38,7 +38,7 @@ from ssd.models.families.llama import (
     through_layers,
 )
 from ssd.models.families.qwen3 import Qwen3Attention
-from ssd.models.head import predicting
+from ssd.models.head import Predicting, predicting
 from ssd.models.heads import EMBEDDING, TARGET_EMBEDDING
 from ssd.models.interface import ForwardContext
 from ssd.models.weights import LinearLayer, Weights
@@ -48,7 +48,7 @@ MASK = -1
 """Stands for a mask among the token ids of a forward."""
 
 
-class BlockDraft:
+class BlockDraft(Predicting):
     """A block drafter; see `ssd.models.interface.Model`. Among the ids of `forward`, MASK stands for a mask."""
 
     def __init__(
@@ -129,12 +129,6 @@ class BlockDraft:
         if self._decoder is not None and (views := context.views()) is not None:
             return self._norm(self._decoder(x, views, 0, len(self._layers)))
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.head.of(hidden, ids)
 
     def bias(self, before: Tensor) -> Tensor | None:
         """Return what the tokens `before` int64 [n] add to the logits behind them, [n, outputs]; None if nothing."""

@@ -39,6 +39,22 @@ class Head:
         return self.table.dots(hidden, ids)
 
 
+class Predicting:
+    """Base of a model that predicts by its `head`. A subclass may scale the logits."""
+
+    head: Head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.scaled(self.head(hidden))
+
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        return self.scaled(self.head.of(hidden, ids))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return the logits as the model's family changes what its head computes."""
+        return logits
+
+
 def with_list(draft: Checkpoint) -> Checkpoint:
     """Return `draft` with the list of ids that it predicts, if its folder has the file.
 

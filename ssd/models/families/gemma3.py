@@ -25,6 +25,7 @@ from ssd.models.families.llama import (
     window_of,
 )
 from ssd.models.families.qwen3 import Qwen3Attention
+from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.weights import Weights
@@ -68,7 +69,7 @@ class Layer:
         x.add(self._feed_forward(x.normed(before)), after)
 
 
-class Gemma3:
+class Gemma3(Predicting):
     """A Gemma 3 decoder; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Gemma3Attention
@@ -114,11 +115,8 @@ class Gemma3:
         context.keep_hidden(0, x)
         return through_layers(x, self._layers, [tables[kind] for kind in self._kinds], self._norm, context)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._cap.capped(self.head(hidden))
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self._cap.capped(self.head.of(hidden, ids))
+    def scaled(self, logits: Tensor) -> Tensor:
+        return self._cap.capped(logits)
 
 
 def text_of(weights: Weights) -> Weights:

@@ -20,6 +20,7 @@ from ssd.layers.rotary import Frequencies, Rotary, frequencies
 from ssd.models.families.gemma3 import ACTIVATION, Gemma3FeedForward, rope, text_of
 from ssd.models.families.llama import SPLITS, check_activation, head_and_table, shape_of
 from ssd.models.families.qwen3_moe import Experts
+from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.sizes import gemma4_sizes
@@ -134,7 +135,7 @@ class Layer:
         return total.value * self._scalar
 
 
-class Gemma4:
+class Gemma4(Predicting):
     """A Gemma 4 decoder; see `ssd.models.interface.Model`."""
 
     defaults: ClassVar[Config] = {"head_dim": 256, _INPUT: 256}
@@ -192,11 +193,8 @@ class Gemma4:
             context.keep_hidden(index + 1, x)
         return self._norm(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._cap.capped(self.head(hidden))
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self._cap.capped(self.head.of(hidden, ids))
+    def scaled(self, logits: Tensor) -> Tensor:
+        return self._cap.capped(logits)
 
     def _inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
         """Return the layers' inputs [n, layers, width], from tokens and their embeddings x; None if there are none."""

@@ -10,7 +10,7 @@ from ssd.errors import UsageError
 from ssd.layers.attention import Scores
 from ssd.layers.norm import LayerNorm
 from ssd.models.families.llama import output_weight
-from ssd.models.head import embedding_table, head_of
+from ssd.models.head import Predicting, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.split import VOCABULARY, Split, Splits
@@ -63,7 +63,7 @@ class Block:
         return x + self._down(F.gelu(self._up(self._second(x)), approximate=self._approximate))
 
 
-class GPT2:
+class GPT2(Predicting):
     """A GPT-2 decoder; see `ssd.models.interface.Model`."""
 
     splits = SPLITS
@@ -100,9 +100,3 @@ class GPT2:
             x = block(x, context)
             context.keep_hidden(index, x)
         return self._norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.head.of(hidden, ids)

@@ -53,8 +53,5 @@ class Granite(Llama):
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> GraniteFeedForward:
         return GraniteFeedForward(config, weights)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return super().logits(hidden) / self._scaling
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return super().logits_of(hidden, ids) / self._scaling
+    def scaled(self, logits: Tensor) -> Tensor:
+        return logits / self._scaling

@@ -20,7 +20,7 @@ from ssd.layers.attention import Scores
 from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm, silu_mul
 from ssd.layers.rotary import Rotary, frequencies, turned
-from ssd.models.head import Head, embedding_table, head_of
+from ssd.models.head import Head, Predicting, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.pairs import DRAFT_VOCAB
@@ -286,7 +286,7 @@ def through_layers(
     return total.normed(norm)
 
 
-class Llama:
+class Llama(Predicting):
     """A decoder of the Llama family; see `ssd.models.interface.Model`."""
 
     attention: type[Attention] = Attention
@@ -352,16 +352,10 @@ class Llama:
             return self._norm(x)
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.head.of(hidden, ids)
-
     @cached_property
     def guess_step(self) -> GuessStep | None:
         """Return the model and the ranking of its logits as one call of our kernels, or None."""
-        own = type(self)
-        if own.forward is not Llama.forward or own.logits is not Llama.logits or self._decoder is None:
+        changed = any(getattr(type(self), name) is not getattr(Llama, name) for name in ("forward", "logits", "scaled"))
+        if changed or self._decoder is None:
             return None
         return guess_step(self._embed, self._decoder, self._norm, self.head)

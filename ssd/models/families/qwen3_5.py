@@ -32,6 +32,7 @@ from ssd.models.families.llama import (
 )
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_moe import Experts, has_experts
+from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.layer_kinds import FULL, LINEAR
 from ssd.models.weights import Weights
@@ -180,7 +181,7 @@ def decoder_layer(
     return Layer(first, mixer, second, feed_forward)  # type: ignore[arg-type]  # called as attention is
 
 
-class Qwen35:
+class Qwen35(Predicting):
     """A dense Qwen3.5 decoder; see `ssd.models.interface.Model`."""
 
     recurrent: type[Recurrent] = DeltaNet  # what most layers have for attention
@@ -268,12 +269,6 @@ class Qwen35:
         x = self._embed(token_ids)
         context.keep_hidden(0, x)
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        return self.head.of(hidden, ids)
 
 
 class Qwen35MoE(Qwen35):
