@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ssd.frontend.parsers.rules import Rules
@@ -15,7 +14,7 @@ class Thought(NamedTuple):
     text: str
 
 
-class ReasoningParser(Machine):
+class ReasoningParser(Machine[Thought | str]):
     """Divides an answer that begins with thoughts between two marks. White space around the thoughts is left out.
 
     A subclass sets the marks. The prompt may end with the opening mark."""
@@ -28,7 +27,6 @@ class ReasoningParser(Machine):
     def __init__(self, opened: bool) -> None:
         """`opened`: the prompt ends with the opening mark."""
         self._opened = opened
-        self._parts: list[Thought | str] = []
         self._held: list[str] = []  # white space that is left out at the end of thoughts
         super().__init__()
 
@@ -50,20 +48,6 @@ class ReasoningParser(Machine):
         rest = rf"{rules.up_to(cls.closing, rules.plain([cls.closing]))} (/[ \n]{{1,4}}/)?"
         return rest if opened else f"({rules.marker(cls.opening)} {rest})?"
 
-    def feed(self, text: str) -> Sequence[Thought | str]:
-        """Return the thoughts and other text that are certain after this piece and were not returned before."""
-        self._advance(text, ended=False)
-        return self._new()
-
-    def finish(self) -> Sequence[Thought | str]:
-        """Return the text still held back, since no text follows."""
-        self._advance("", ended=True)
-        return self._new()
-
-    def _new(self) -> list[Thought | str]:
-        new, self._parts = self._parts, []
-        return new
-
     def _parse(self) -> Reading[None]:
         text = self._text
         yield from text.skip_space()
@@ -78,10 +62,10 @@ class ReasoningParser(Machine):
     def _think(self, text: str) -> None:
         """Pass thoughts on; hold white space back until more thoughts follow."""
         if certain := with_held(self._held, text):
-            self._parts.append(Thought(certain))
+            self._pieces.append(Thought(certain))
 
     def _answer(self, text: str) -> None:
-        self._parts.append(text)
+        self._pieces.append(text)
 
 
 class Think(ReasoningParser):

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 _Value = TypeVar("_Value")
 Reading: TypeAlias = Generator[None, None, _Value]
@@ -247,17 +247,34 @@ def with_held(held: list[str], text: str) -> str:
     return certain
 
 
-class Machine(ABC):
-    """Base of the parsers of one answer. A subclass writes `_parse`, the generator that reads the text."""
+class Machine(ABC, Generic[_Value]):
+    """Base of the parsers of one answer, which they divide into pieces.
+
+    A subclass writes `_parse`, the generator that reads the text and adds to `_pieces`."""
 
     def __init__(self) -> None:
         self._text = Source()
+        self._pieces: list[_Value] = []
         self._machine = self._parse()
         self._finished = False
 
     @abstractmethod
     def _parse(self) -> Reading[None]:
         """Read `self._text` to its end."""
+
+    def feed(self, text: str) -> list[_Value]:
+        """Return the pieces that are certain after this text and were not returned before."""
+        self._advance(text, ended=False)
+        return self._new()
+
+    def finish(self) -> list[_Value]:
+        """Return the pieces still held back, since no text follows."""
+        self._advance("", ended=True)
+        return self._new()
+
+    def _new(self) -> list[_Value]:
+        new, self._pieces = self._pieces, []
+        return new
 
     def _advance(self, text: str, ended: bool) -> None:
         self._text.add(text)

@@ -30,7 +30,7 @@ ArgumentCheck: TypeAlias = Callable[[str, str], bool]
 """Tells whether a tool, by its name, may have arguments, a JSON object as text."""
 
 
-class ToolParser(Machine):
+class ToolParser(Machine[Piece]):
     """Finds the calls in one answer, whose text comes in pieces of any size.
 
     A call is reported once it is complete and well-formed. Everything else is content, malformed and unfinished calls
@@ -47,7 +47,6 @@ class ToolParser(Machine):
 
         `obey` tells whether the arguments of a call that no grammar enforces are right; None: any are."""
         self._offered, self._exact, self._obey = offered, exact, obey
-        self._pieces: list[Piece] = []
         self._held: list[str] = []  # white space that is left out if a call follows
         self._has_called = self._has_said = False
         super().__init__()
@@ -93,11 +92,6 @@ class ToolParser(Machine):
     def parse(self) -> Reading[None]:
         """Read the answer, as a generator. Text that it does not read is content."""
 
-    def feed(self, text: str) -> list[Piece]:
-        """Return the content and calls that are certain after this piece and were not returned before."""
-        self._advance(text, ended=False)
-        return self._new()
-
     def finish(self) -> list[Piece]:
         """Return the content and calls still held back, since no text follows."""
         self._advance("", ended=True)
@@ -108,10 +102,6 @@ class ToolParser(Machine):
     def _parse(self) -> Reading[None]:
         yield from self.parse()
         yield from self._content()
-
-    def _new(self) -> list[Piece]:
-        new, self._pieces = self._pieces, []
-        return new
 
     # -- for subclasses ---------------------------------------------------------------------------------------------
 
