@@ -201,7 +201,7 @@ class ModelFree(MissPolicy):
 
     decides_later = True
 
-    def __init__(self, make: Callable[[], Speculator] | None) -> None:
+    def __init__(self, make: Callable[[], Speculator] | None = PromptLookup) -> None:
         self._make = make
         self._guessers: dict[int, _Guesser] = {}
         self._chances = [
@@ -289,9 +289,6 @@ def _forced(sequence: Sequence) -> list[int]:
 class Auto(ModelFree):
     """`auto`: waits where that brings more tokens per second than prompt lookup has brought (Theorem 17)."""
 
-    def __init__(self) -> None:
-        super().__init__(PromptLookup)
-
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
         return ()  # it may wait
 
@@ -305,9 +302,6 @@ class Lookup(ModelFree):
     """Mode `ngram`: the target works without a draft, and verifies what prompt lookup proposes."""
 
     uses_cache = uses_draft = False
-
-    def __init__(self) -> None:
-        super().__init__(PromptLookup)
 
 
 def load_policy(mode: Mode, backup: str) -> MissPolicy:
