@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -50,13 +50,21 @@ class ChainScheduler:
         if prepared:
             self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
 
-    def note_outcome(self, nodes: Mapping[int, Node], accepted: int, token: int) -> None:
-        """Learn that `accepted` trunk tokens were right and `token` followed; `nodes` are by accepted length."""
-        for fork, node in nodes.items():
+    def note_outcome(self, tree: Tree, accepted: int, token: int) -> None:
+        """Learn that `accepted` tokens of the last trunk were right and `token` followed."""
+        tree.rates = self._chances.rates(tree.law.temperature, tree.rule.shares_noise)
+        for fork, node in tree.chains.nodes.items():
             if fork == accepted:
                 self._chances.learn(node, token)
             elif fork < accepted and node.in_flight is not None:
                 self._chances.learn(node, node.in_flight)
+
+    def end_trunk(self, tree: Tree) -> None:
+        """End a trunk for which the target waits once it is less likely than the target asks (`Verified.least`)."""
+        if tree.least and tree.answers is not None:
+            for node in range(len(tree.chains.nodes), len(tree.trunk)):
+                _, tree.reached = self._chances.outcomes(_note_node(tree, node), tree.reached, tree.acceptance.value)
+            tree.ended = tree.reached < tree.least
 
     def growing(self, trees: Collection[Tree]) -> list[Growing]:
         """Choose the chains that the next step makes longer: those worth its time."""

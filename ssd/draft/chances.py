@@ -45,15 +45,15 @@ class Calibration:
     At first it is the identity. Below the lowest point frequencies are proportional to predictions."""
 
     def __init__(self) -> None:
-        self._rates = [_probability(point) for point in _POINTS]
+        self.rates = [_probability(point) for point in _POINTS]
         self._counts = [float(_SAMPLES)] * len(_POINTS)
 
     def __call__(self, predicted: float) -> float:
         """Return how often such a prediction comes true."""
         if predicted <= _LEAST:
-            return self._rates[0] * predicted / _LEAST
+            return self.rates[0] * predicted / _LEAST
         index, share = _place(predicted)
-        return self._rates[index] * (1 - share) + self._rates[index + 1] * share
+        return self.rates[index] * (1 - share) + self.rates[index + 1] * share
 
     def note(self, predicted: float, true: bool) -> None:
         """Learn if a prediction came true. The two points beside it share the sample."""
@@ -61,7 +61,7 @@ class Calibration:
         for point, weight in ((index, 1 - share), (index + 1, share)):
             self._counts[point] += weight
             step = weight * max(_SMOOTHING, 1 / self._counts[point])
-            self._rates[point] += step * (true - self._rates[point])
+            self.rates[point] += step * (true - self.rates[point])
 
 
 def _probability(log_odds: float) -> float:
@@ -134,6 +134,10 @@ class Chances:
                     law.others.note(share, candidate == token)
         if node.copied is not None:
             law.copied[_kind(node)].note(float(node.copied.token == token))
+
+    def rates(self, temperature: float, shares_noise: bool) -> Sequence[float]:
+        """Return how often first tokens are right, at the log-odds from -6 to 5; it changes with what is learned."""
+        return self._laws[temperature > 0, shares_noise].first.rates
 
     def _law(self, node: Node) -> _Law:
         return self._laws[node.temperature > 0, node.shares_noise]

@@ -21,9 +21,10 @@ class DepthPolicy:
     More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
     reads the target's messages. So a step should end before the next outcome comes: a round is expected to be
     as short as the shortest of the last eight. A depth is expected to take its mean time beside a verification, on one
-    GPU several times its time alone."""
+    GPU several times its time alone. `ends`: a step ends by itself where the target wants no more tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: bool) -> None:
+        self._ends = ends
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._began = -math.inf
         self._depth_s, self._alone_s = Mean(0.0), Mean(0.0)
@@ -41,18 +42,26 @@ class DepthPolicy:
     def depths(self, trees: Collection[Tree], now: float) -> int:
         """Return how many depths the next step should compute, at least 1.
 
-        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens. No
-        step should take longer than _LONGEST_S or half a round: the target may wait no longer for a token."""
+        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens. If
+        steps do not end by themselves, one drafts a trunk that may end only as far as it is probably right. No step
+        should take longer than _LONGEST_S or half a round: the target may wait no longer for a token."""
         waiting = [tree for tree in trees if tree.answers is not None]
         self._alone = bool(waiting)
         if waiting:
             if not self._rounds or not self._alone_s.count or any(tree.speculation.mode != "sd" for tree in waiting):
                 return 1
-            return _within(min(_LONGEST_S, min(self._rounds) / 2), self._alone_s.value)
+            most = _within(min(_LONGEST_S, min(self._rounds) / 2), self._alone_s.value)
+            return most if self._ends else min([most, *(_likely(tree) for tree in waiting if tree.least)])
         if not self._rounds or not self._depth_s.count:
             return 1
         left_s = self._began + min(self._rounds) - now
         return _within(left_s, self._depth_s.value)
+
+
+def _likely(tree: Tree) -> int:
+    """Return how many more tokens of a trunk are right with the probability that the target asks for, at least 1."""
+    rate = min(max(tree.acceptance.value, 0.01), 0.99)
+    return max(1, int(math.log(min(1.0, tree.least / max(1e-9, tree.reached))) / math.log(rate)))
 
 
 def _within(seconds: float, depth_s: float) -> int:

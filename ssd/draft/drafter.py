@@ -22,7 +22,7 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.execution.states import StateBatch, StateCache
-from ssd.kernels.guess import Ask, GuessStep
+from ssd.kernels.guess import Ask, Ending, GuessStep
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, gumbels_of, halves, keys_of, stream_seed
 from ssd.speculation.sampling import Asked, Noise, argmax, ranked, saguaro, scores_of
@@ -59,9 +59,10 @@ class Drafter:
 
     Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
     short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs later forwards in one step.
-    `block`: how many tokens one pass of its `several` predicts; 0 if each needs a pass."""
+    It `ends` where the target wants no more tokens (`Tree.least`). `block`: how many tokens one pass of its `several`
+    predicts; 0 if each needs a pass."""
 
-    recurrent = False
+    recurrent, ends = False, True
     block = 0
 
     def __init__(
@@ -135,8 +136,9 @@ class Drafter:
             return None
         asks, count = self._sampler.asks(rows)
         tokens, wanted, listed = row.token_ids, output_indices([row]), self.vocabulary.listed
+        ending = Ending(tree.rates, tree.reached, tree.least) if tree.least and tree.rates else None
         (ids, scores), _ = self.runner.compute(
-            len(tokens), lambda: step(tokens, (), views, wanted, asks, listed, count), meanwhile
+            len(tokens), lambda: step(tokens, (), views, wanted, asks, listed, count, ending), meanwhile
         )
         return [ranked_guesses(ids, scores)]
 

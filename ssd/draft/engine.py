@@ -77,7 +77,7 @@ class DraftEngine:
         self.cascade = Cascade(self.drafter, smaller)
         self._publisher = Publisher(board, draft_probs, runners[-1])
         self.trees: dict[int, Tree] = {}
-        self._depths = DepthPolicy()
+        self._depths = DepthPolicy(self.drafter.ends)
         self._rehearsal: Rehearsal | None = None
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
         self._scheduler = ChainScheduler(
@@ -146,12 +146,13 @@ class DraftEngine:
             self._drop(tree.request)
             return
         self._scheduler.note_bonus(prepared, row.token)
-        self._scheduler.note_outcome(tree.chains.nodes, row.accepted, row.token)
+        self._scheduler.note_outcome(tree, row.accepted, row.token)
         self._forget_chains(tree)
         if not tree.recurrent:
             tree.table.share_computed(tree.tokens, min(tree.computed, tree.base))
         # A chain for this outcome may be on the board: the target would find it before the trunk that answers its miss.
         self._board.clear(tree.slot)
+        self._scheduler.end_trunk(tree)
         self._publisher.trunk(tree)
 
     def _promote(self, tree: Tree, winner: Chain) -> None:
@@ -224,11 +225,14 @@ class DraftEngine:
         rest = iter(found)
         for (tree, row), guesses in zip(paths, rest, strict=False):
             grew = tree.extended(len(row.token_ids), guesses[: row.outputs])
+            self._scheduler.end_trunk(tree)
             for before, guess in pairwise(guesses[row.outputs - 1 :]):
-                if tree.trunk[-1] != before.token:  # corrected: the smaller draft's later guesses are void
+                # Corrected: the smaller draft's later guesses are void.
+                if tree.ended or tree.trunk[-1] != before.token:
                     break
                 grew = tree.extended(1, [guess]) or grew
-            if grew:
+                self._scheduler.end_trunk(tree)
+            if grew or tree.ended:
                 self._publisher.trunk(tree)
         for tree, chains in growing:
             self._extend_chains(tree, chains, [next(rest) for _ in chains])

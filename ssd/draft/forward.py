@@ -33,7 +33,8 @@ def forward(
     more = [] if depths == 1 or any(foreseen) else _later_forwards(drafter, paths, growing, depths - 1)
     rows = chain_rows(growing, foreseen)
     if any(more) and (found := drafter.several(paths, rows, more, meanwhile)) is not None:
-        return found, 1 + max(more)
+        outputs = [row.outputs for _, row in paths] + [1] * len(foreseen)
+        return found, 1 + max(len(own) - count for own, count in zip(found, outputs, strict=True))
     guesses = drafter.forward(paths, rows, meanwhile)
     work = [(row.outputs, list[int]()) for _, row in paths] + [(1, guessed) for guessed in foreseen]
     return confirmed(guesses, work), 1
@@ -84,7 +85,7 @@ def wanted(tree: Tree) -> int:
     while the draft rests."""
     if tree.rests:
         return 0
-    most = tree.lookahead - 1 if tree.speculation.mode == "sd" else tree.verified
+    most = tree.most - 1 if tree.speculation.mode == "sd" else tree.verified
     return tree.base + min(tree.verified, most)
 
 
@@ -105,7 +106,7 @@ def path_room(drafter: Drafter, path: PathRow) -> int:
     tree, length = path.tree, len(path.tree.trunk)
     if tree.in_flight is not None or path.row.stop != tree.base + length:
         return 0
-    return max(0, min(tree.lookahead - length - 1, drafter.max_position - tree.base - length))
+    return max(0, min(tree.most - length - 1, drafter.max_position - tree.base - length))
 
 
 def chain_room(drafter: Drafter, tree: Tree, chain: Chain) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.runner import Runner
-from ssd.ipc.board import TRUNK, DraftBoard, Key, Place
+from ssd.ipc.board import ENDED, TRUNK, DraftBoard, Key, Place
 from ssd.ipc.draft_probs import DraftProbsArena
 
 
@@ -25,7 +25,8 @@ class Publisher:
             trunk = [tree.guesses[index] for index in range(min(len(tree.trunk), tree.lookahead))]
             self._write_probs(tree, TRUNK, tree.answers, 0, trunk)
             self._show_probs()
-            self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]])
+            places = [ENDED] if tree.ended else ()
+            self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]], places)
 
     def chain(self, tree: Tree, chain: Chain, before: int) -> None:
         """Write the draft probabilities of a chain's tokens after the first `before`, under the ratio rule."""

@@ -208,7 +208,7 @@ class StaticDrafter(Drafter):
     """A drafter in static shapes. Grammars and draft probabilities need the logits after the graph has run."""
 
     runner: TreeRunner
-    goes_on = True
+    goes_on, ends = True, False
 
     def __init__(
         self, config: EngineConfig, runner: TreeRunner, noise: NoiseCache, vocab_size: int, **more: Any

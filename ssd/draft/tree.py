@@ -133,6 +133,7 @@ class Tree:
     `ahead` are draft tokens behind the trunk, where a launch has cut it short (`Launch.tokens`).
     `guesses[k]` predicts the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
     With `shares_cores` the draft `rests` in `sd` while the target verifies tokens of its own.
+    `ended`: no more tokens follow in the trunk, as `reached`, the probability that all are right, is below `least`.
     `acceptance` is the acceptance rate of the sequence. `grammar` restricts its output.
 
     `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own. Once
@@ -152,7 +153,9 @@ class Tree:
         self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)
         self.round = admit.round
         self.in_flight: int | None = 0
-        self.shares_cores = self.rests = False
+        self.shares_cores = self.rests = self.ended = False
+        self.least, self.reached = 0.0, 1.0
+        self.rates: Sequence[float] = ()  # `Chances.rates` of its law, after an outcome
         self.answers: Key | None = None  # the missed outcome that the trunk answers
         self.lookup = PromptLookup()
         self.grammar: DraftGrammar | None = None
@@ -180,6 +183,11 @@ class Tree:
         """Return how many trunk tokens the target verifies now, or may verify when it takes the trunk."""
         return len(self.trunk) if self.in_flight is None else self.in_flight
 
+    @property
+    def most(self) -> int:
+        """Return how many tokens a trunk may have for which the target waits."""
+        return len(self.trunk) if self.ended else self.lookahead
+
     def key(self, accepted: int, token: int) -> Key:
         """Return the board's key of an outcome of the verification in flight."""
         return Key(self._epoch, self.request, self.round, self.base, accepted, token)
@@ -192,11 +200,14 @@ class Tree:
         known, accepted, token = self.verified, row.accepted, row.token
         if row.round != self.round or accepted > known:
             raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
-        self.acceptance.note_outcome(known, accepted)
+        # Where a trunk may end, the draft was surer than usual of all tokens but the first.
+        tested = min(known, 1) if self.least else known
+        self.acceptance.note_outcome(tested, min(accepted, tested))
         winner, key = self.chains.of(accepted, token), self.key(accepted, token)
         self.computed = min(self.computed, self.base + (0 if self.recurrent else accepted))
         self.tokens += [*self.trunk[:accepted], token]
-        self.trunk, self.ahead, self.guesses, self.rests = [], [], {}, False
+        self.trunk, self.ahead, self.guesses, self.rests, self.ended = [], [], {}, False, False
+        self.least, self.reached = row.least, 1.0
         if winner is not None:
             self.trunk, self.guesses = winner.tokens[1:], dict(enumerate(winner.guesses))
         self.round += 1
@@ -217,6 +228,7 @@ class Tree:
         self.guesses = {node: guess for node, guess in self.guesses.items() if node <= kept}
         self.in_flight, self.answers = min(row.in_flight, len(self.trunk)), None
         self.rests = self.shares_cores and bool(row.tokens) and self.speculation.mode == "sd"
+        self.ended = self.ended and not row.tokens
         return self.chains.cut(kept, self.trunk[kept] if kept < len(self.trunk) else None)
 
     def _launched_trunk(self, row: Launch) -> list[int]:
@@ -244,7 +256,7 @@ class Tree:
     def _grow_trunk(self) -> bool:
         """Append a token to the trunk if the target waits for it, its last token is computed and K allows it."""
         length = len(self.trunk)
-        if self.in_flight is not None or self.computed < self.base + length or length >= self.lookahead:
+        if self.in_flight is not None or self.computed < self.base + length or length >= self.most:
             return False
         self.guesses[length] = self.corrected(self.guesses[length], self.trunk)
         self.trunk.append(self.guesses[length].token)

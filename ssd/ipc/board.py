@@ -7,7 +7,8 @@ The draft writes it, the target reads it, nobody else does. There is a slot for 
 
 The key says what the entry answers: the outcome (`accepted`, `token`) of the verification `round` of `request`, which
 began with `base` committed tokens, for the draft of `epoch`. `token` is the `rank`-th, from 1, of the `fan_out` bonus
-tokens that were prepared for this number of accepted tokens. `depth` of the `ids` are drafted so far.
+tokens that were prepared for this number of accepted tokens; a trunk has `ENDED` or zeros there. `depth` of the `ids`
+are drafted so far.
 
 `version` is a seqlock. It is 0 while the entry is written, and another number after every write; a reader compares it
 before and after. The checksum covers all other words. So a torn or scribbled entry is never used, even on a machine
@@ -75,6 +76,10 @@ class Place(NamedTuple):
     fan_out: int
 
 
+ENDED = Place(0, 1)
+"""The place of a trunk to which no more tokens will be added; without it a trunk has `Place(0, 0)`."""
+
+
 class LinkFigures(NamedTuple):
     """A receiver's figures of the link to the draft.
 
@@ -92,10 +97,11 @@ class LinkFigures(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """A speculation found on the board, and the number of the entry that held it."""
+    """A speculation found on the board, the number of the entry that held it, and if it is a trunk that has `ended`."""
 
     entry: int
     ids: list[int]
+    ended: bool = False
 
 
 def size_bytes(slots: int) -> int:
@@ -259,7 +265,7 @@ class BoardReader(_Board):
             if not sound or _checksum(row[None])[0] != row[CHECKSUM]:
                 self.rejected += 1
                 continue
-            return Cached(index, ids[:most])
+            return Cached(index, ids[:most], tuple(row[_PLACE].tolist()) == ENDED)
         return None
 
     def place(self, slot: int, entry: int) -> Place:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from ssd.config.params import CacheSalt, SamplingParams, Seed, Speculation, Structured, TokenId
+from ssd.config.params import CacheSalt, SamplingParams, Seed, Share, Speculation, Structured, TokenId
 from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
 from ssd.tuning.costs import NEAR
@@ -200,13 +200,15 @@ class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     """Verification `round` of `request` accepted `accepted` draft tokens and emitted `token` after them.
 
     `in_flight` tokens of the entry cached for this outcome are now being verified. It is None while the target waits:
-    it has not decided what to verify, and a `Launched` follows."""
+    it has not decided what to verify, and a `Launched` follows. In `sd` it then wants draft tokens only while all are
+    right with the probability `least`; 0: it wants K."""
 
     request: RequestId
     round: Count
     accepted: Count
     token: TokenId
     in_flight: Annotated[int, Meta(ge=0, le=64)] | None
+    least: Share = 0.0
 
 
 class Outcomes(InternalMessage, frozen=True):

@@ -99,16 +99,31 @@ void guess(const model_t *by, const int64_t *tokens, const float *const *feature
     }
 }
 
+/* The probability that the best of ids with these `scores`, best first, is right: its softmax among them, calibrated by
+   `rates` at the log-odds from -6 to 5, as in `ssd.draft.chances`, but without what the text repeats. */
+static float likely(const float *rates, const float *scores, int64_t count) {
+    float others = 0;
+    for (int64_t i = 1; i < count; i++) others += expf(scores[i] - scores[0]);
+    const float above = fminf(fmaxf(6 - logf(others), 0), 11);
+    const int64_t point = above < 10 ? (int64_t)above : 10;
+    return rates[point] + (above - point) * (rates[point + 1] - rates[point]);
+}
+
 /* Does `guess` for the `rows` tokens of one view and their `asks`, and then, for each of `more` asks behind these, for
-   the best id of the ask before. The view and `positions` have places for these tokens, too. */
-void go_on(const model_t *by, const int64_t *tokens, const int64_t *positions, int64_t rows, const view_t *view,
-           const ask_t *asks, int64_t asked, int64_t more, int64_t listed, int64_t best, float *made, int64_t *ids,
-           float *scores, float *scratch) {
+   the best id of the ask before. The view and `positions` have places for these tokens, too. Returns how many asks it
+   did: with `rates` it ends once the probability that all best ids are right is below `least`; that of all ids before
+   this call is `reached`. */
+int64_t go_on(const model_t *by, const int64_t *tokens, const int64_t *positions, int64_t rows, const view_t *view,
+           const ask_t *asks, int64_t asked, int64_t more, int64_t listed, int64_t best, const float *rates,
+           float reached, float least, float *made, int64_t *ids, float *scores, float *scratch) {
     store_t shared = *view->shared;
     view_t next = {&shared, NULL, rows};
     guess(by, tokens, NULL, positions, rows, &next, 1, asks, asked, listed, best, made, ids, scores, scratch);
     shared.begin += rows, shared.count += rows, positions += rows, next.tokens = 1;
-    for (int64_t i = asked; i < asked + more; i++, shared.begin++, shared.count++, positions++)
+    for (int64_t i = asked; i < asked + more; i++, shared.begin++, shared.count++, positions++) {
+        if (rates && (reached *= likely(rates, scores + (i - 1) * best, best)) < least) return i;
         guess(by, ids + (i - 1) * best, NULL, positions, 1, &next, 1, asks + i, 1, listed, best, made, ids + i * best,
               scores + i * best, scratch);
+    }
+    return asked + more;
 }

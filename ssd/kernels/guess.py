@@ -32,6 +32,17 @@ class Ask(NamedTuple):
     after: int = -1
 
 
+class Ending(NamedTuple):
+    """Says where guesses that follow each other end: once the probability that all are right is below `least`.
+
+    `reached`: that of all earlier ones. `rates`: that of a guess by its softmax among the best scores, at log-odds from
+    -6 to 5 (`ssd.draft.chances.Calibration`)."""
+
+    rates: Sequence[float]
+    reached: float
+    least: float
+
+
 class GuessStep:
     """Runs a model of `ssd.models.families.llama`, `eagle3` or `block` (`ssd.models`), and ranks its logits.
 
@@ -73,6 +84,7 @@ class GuessStep:
         asks: Sequence[Ask],
         listed: int,
         count: int,
+        ending: Ending | None = None,
     ) -> tuple[Ranked, Tensor]:
         """Return the `count` best ids after each token `wanted` (indices), and the layers' output for all tokens.
 
@@ -80,7 +92,8 @@ class GuessStep:
         Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table.
 
         There may be more asks than `wanted`, without features and in one view: each reads the best id of the ask
-        before, as a token behind all others. The view and its positions have places for these tokens, too."""
+        before, as a token behind all others. The view and its positions have places for these tokens, too. With an
+        `ending` the last of these asks may be missing in what is returned."""
         n, asked, more = len(tokens), len(asks), len(asks) - len(wanted)
         if more and (features or not wanted or len(views.structs) != 1):
             raise ValueError(f"{more} asks behind {len(wanted)} wanted tokens in {len(views.structs)} views")
@@ -103,10 +116,12 @@ class GuessStep:
         results = made.data_ptr(), ids, scores, memory.data_ptr()
         if more:
             places = address(numbers), address(views.positions), n
-            library.call().go_on(
-                self._reference, *places, views.structs, structs, len(wanted), more, listed, count, *results
-            )
-            return ranked_lists(ids, scores, count), made
+            known, reached, least = ending or (None, 1.0, 0.0)
+            rates = None if known is None else (c_float * len(known))(*known)
+            how = len(wanted), more, listed, count, rates, reached, least
+            done = library.call().go_on(self._reference, *places, views.structs, structs, *how, *results)
+            found = ranked_lists(ids, scores, count)
+            return Ranked(found.ids[:done], found.scores[:done]), made
         library.call().guess(
             *(self._reference, address(numbers), self._rows(features, n), address(views.positions), n),
             *(views.structs, len(views.structs), structs, asked, listed, count),

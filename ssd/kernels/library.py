@@ -259,7 +259,8 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     ),
     "go_on": (
         *(POINTER(Model), c_void_p, c_void_p, c_int64, POINTER(View)),
-        *(POINTER(Ask), c_int64, c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
+        *(POINTER(Ask), c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_float),
+        *(c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
 }
 
@@ -275,7 +276,7 @@ def functions() -> ctypes.PyDLL | None:
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
     found.find_groups.restype = c_int
-    found.suffixes_begin.restype = found.suffixes_find.restype = c_int64
+    found.suffixes_begin.restype = found.suffixes_find.restype = found.go_on.restype = c_int64
     return found
 
 

@@ -66,9 +66,9 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     mode: Annotated[
         Mode, "ar: plain. ngram: prompt lookup. sd, ssd: a draft, in turn or ahead. auto: the fastest.", MAIN
     ] = _SPECULATION.mode
-    num_speculative_tokens: Annotated[Lookahead, "K: tokens the draft proposes per round.", MAIN, "-k"] = (
-        _SPECULATION.num_speculative_tokens
-    )
+    num_speculative_tokens: Annotated[
+        Lookahead, "K: tokens the draft proposes per round. auto, in sd: as many as it is sure of.", MAIN, "-k"
+    ] = _SPECULATION.num_speculative_tokens
     max_model_len: Annotated[
         Positive | None, "Longest prompt and answer together, in tokens. Default: the model's, or what fits.", MAIN
     ] = None

@@ -88,7 +88,7 @@ class LinkedDraftEngine(DraftEngine):
             super()._outcome(tree, row)
         else:
             self._publisher.post()
-            self._scheduler.note_outcome(tree.chains.nodes, row.accepted, row.token)
+            self._scheduler.note_outcome(tree, row.accepted, row.token)
             self._give_back(tree.advance(row))
         if tree.request in self.trees:
             self._board.expect(tree.speculated)

@@ -21,7 +21,7 @@ from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
 
-LINK_VERSION = 200
+LINK_VERSION = 201
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
 
 MOST_EXPECTED = MAX_IN_FLIGHT + MAX_LOOKAHEAD

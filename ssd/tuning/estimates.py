@@ -91,7 +91,8 @@ class Measurements:
     of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
     turn, None if equal. `overhead` is the time of a round with a draft beside its forwards. `acceptance[i]` is the rate
     of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `misses` is
-    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured."""
+    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured. `ends`: in `sd` the draft ends a
+    speculation where it is unsure."""
 
     verify: Cost
     step: Cost
@@ -102,6 +103,7 @@ class Measurements:
     step_alone: Cost | None = None
     missed: AfterMiss | None = None
     lookup: LookupGain = NO_GAIN
+    ends: bool = False
 
     def round_s(self, tokens: float) -> float:
         """Return the seconds of a round that verifies `tokens` tokens while the draft works ahead."""
@@ -278,13 +280,13 @@ class Estimates:
     `costs` has seconds of forwards, `learners` the agreement under each kind of sampling law. Of recent rounds it has
     the `acceptance` rate, the seconds `token_s` of a draft token that the target waits for, and `verify_s` of a
     verification, `last_verify_s` of the last one. `rounds` counts all rounds. `works_ahead`: the draft works ahead of a
-    row in the next verification."""
+    row in the next verification. `ends`: see `Measurements`."""
 
     def __init__(self) -> None:
         self.costs, self.rounds = Costs(), 0
         self.learners = [Learner() for _ in range(KINDS)]
         self.acceptance, self.token_s, self.verify_s = recent(0.5), recent(0.005), recent(0.02)
-        self.last_verify_s, self.works_ahead = 0.0, False
+        self.last_verify_s, self.works_ahead, self.ends = 0.0, False, False
         self._long_run = 0, Mean(0.0), Mean(0.0)  # rows, their tokens and seconds a round
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
@@ -366,4 +368,5 @@ class Estimates:
             verify_alone=alone,
             step_alone=in_turn,
             lookup=learner.lookup,
+            ends=self.ends,
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -19,6 +20,9 @@ from ssd.tuning.estimates import AfterMiss, Measurements, Setting
 ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 # Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
+# K where the draft ends a speculation by itself. With the token before them a row has eight tokens, which our kernels
+# for CPUs take at once; a GPU loses little by it.
+_MOST_ENDING = 7
 _LONGEST_TRIP = 256  # rounds of plain decoding in a round trip; a draft further away is of no use
 
 
@@ -143,7 +147,12 @@ def _reached(measured: Measurements, depth: int) -> list[float]:
 
 
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
-    """Predict tokens per second of mode `sd`: draft K tokens, then verify them."""
+    """Predict tokens per second of mode `sd`: draft K tokens, then verify them.
+
+    A draft that ends is predicted as the best K up to this one. What it brings more is learned as the plan's error."""
+    if measured.ends:
+        fixed = replace(measured, ends=False)
+        return max(predicted_sd(fixed, batch, k) for k in range(1, lookahead + 1))
     verify_s = measured.alone_s(batch * (1 + lookahead)) + measured.overhead
     draft_s = lookahead * (measured.step_alone or measured.step).at(batch)
     return batch * measured.tokens(lookahead) / (verify_s + draft_s)
@@ -182,7 +191,10 @@ def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[S
         if mode not in DRAFTED:
             found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
         elif mode == "sd":
-            speeds = ((k, predicted_sd(measured, batch, k)) for k in choices.lookaheads)
+            numbers = choices.lookaheads
+            if measured.ends and len(numbers) > 1:
+                numbers = (min(numbers[-1], _MOST_ENDING),)
+            speeds = ((k, predicted_sd(measured, batch, k)) for k in numbers)
             found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
         else:
             found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as evolve
 from random import Random
 from typing import NamedTuple
 
@@ -245,7 +246,7 @@ class Tuning:
     def _far_behind(self, window: _Window) -> bool:
         if window.setting is None or window.setting[0] not in DRAFTED:
             return False
-        measured = self._measurements()
+        measured = self._measurements(None)
         if measured is None:
             return False
         return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
@@ -260,9 +261,9 @@ class Tuning:
         if not followed:
             return
         self.windows += 1
-        measured = self._measurements()
+        (place, plan), *_ = followed
+        measured = self._measurements(place.key)
         if measured is not None:
-            plan = followed[0][1]
             plan = plan._replace(speed=speed_of(measured, window.batch, plan))
             self._chooser(window.batch).note(plan, window.tokens / window.seconds, window.tokens)
         self._given.clear()
@@ -274,7 +275,7 @@ class Tuning:
     def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
         """Choose the next plan; without measurements the one that costs least if it is wrong."""
         batch, key = place.batch, place.key
-        measured = self._measurements()
+        measured = self._measurements(key)
         choices = self._choices(key)
         if measured is None:
             lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or 2
@@ -292,7 +293,7 @@ class Tuning:
         """Return the present plan of a kind of request and, if there is one, the best plan of another mode.
 
         Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
-        plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements()
+        plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements(key)
         ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
         best_of = {other.mode: other for other in reversed(ranked)}  # the fastest of each mode comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
@@ -330,5 +331,7 @@ class Tuning:
             self._choosers[batch] = Chooser(self._dice)
         return self._choosers[batch]
 
-    def _measurements(self) -> Measurements | None:
-        return self.estimates.measurements(max(set(self._kinds), key=self._kinds.count), self._draft)
+    def _measurements(self, key: PlanKey | None) -> Measurements | None:
+        """Return what the predictor reads for a kind of request: if it gives K, the draft does not end before."""
+        found = self.estimates.measurements(max(set(self._kinds), key=self._kinds.count), self._draft)
+        return found if found is None or key is None or not key.lookahead else evolve(found, ends=False)

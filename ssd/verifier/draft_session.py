@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from ssd.config.params import DRAFTED
-from ssd.ipc.board import BoardReader, Key
+from ssd.ipc.board import BoardReader, Cached, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
 from ssd.ipc.public import Message
@@ -254,22 +254,23 @@ class DraftSession:
 
     # -- what the draft shows -------------------------------------------------------------------------------------
 
-    def find(self, sequence: Sequence, key: Key, most: int) -> int | None:
+    def find(self, sequence: Sequence, key: Key, most: int) -> Cached | None:
         """Propose at most `most` tokens for the outcome `key`, if the board has more than are proposed already.
 
-        Return the number of the entry on the board, None if there is none."""
+        Return what the board has, None if it has nothing."""
         found = self.board.find(sequence.slot, key, most)
         if found is None or len(found.ids) <= len(sequence.proposal):
-            return None if found is None else found.entry
+            return found
         ids, probs = found.ids, None
         if sequence.rule.needs_draft_probs:
             if self._draft_probs is None:
-                return found.entry
+                return found
             probs = self._draft_probs.read(sequence.slot, found.entry, key, ids)
+            found = found._replace(ended=found.ended and len(probs) >= len(ids))
             ids = ids[: len(probs)]
         if len(ids) > len(sequence.proposal):
             sequence.proposal, sequence.draft_probs = ids, probs
-        return found.entry
+        return found
 
     def showed(self, request: int, anything: bool, waited: float = 0.0) -> None:
         """Note whether the draft had something for a request, after `waited` seconds.

@@ -27,7 +27,9 @@ from ssd.verifier.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
-_POLL_S = 20e-6
+# Least seconds between two looks at the board, and as a share of a draft token's: looking takes time from a draft on
+# the same cores.
+_POLL_S, _POLL_SHARE = 20e-6, 1 / 64
 # Seconds without anything new after which the draft is not waited for any more.
 _LONGEST_SILENCE_S = 0.2
 # Initial chances: that a proposal's first token is accepted, the gain of each degree of evidence, and that each later
@@ -74,15 +76,27 @@ class WaitCosts:
         return self._priced[key]
 
     def _pricing(self, cost: Cost) -> Callable[[int], float]:
-        speed, verified = self.estimates.speed(self.batch), self.verified
-        if self.batch > 1:
-            speed /= min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
+        worth, verified = self._worth(), self.verified
         present = cost.at(verified)
-        return lambda more: speed * (cost.at(verified + more) - present)
+        return lambda more: worth * (cost.at(verified + more) - present)
+
+    def _worth(self) -> float:
+        """Return what a second is worth: as many tokens of one row more."""
+        speed = self.estimates.speed(self.batch)
+        return speed if self.batch == 1 else speed / min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
 
     def draft_gain(self, drafted: int) -> float:
         """Return the tokens that `drafted` tokens of the draft are expected to bring beyond their price."""
         return expected_tokens(self.estimates.acceptance.value, drafted) - 1 - self.pricing()(drafted)
+
+    def least(self, lookahead: int) -> float:
+        """Return the probability of all draft tokens of a row below which another one does not pay in mode `sd`.
+
+        A token costs a row's share of a draft step, and its share of a verification of `lookahead` draft tokens."""
+        step = self.estimates.costs.of("step")
+        drafting = 0.0 if step is None else self._worth() * step.at(self.batch) / self.batch
+        price = self.pricing()(lookahead) / lookahead + drafting
+        return min(max(0.0, price / max(1e-9, self.estimates.acceptance.value)), 1.0)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
         """Return for each request the draft tokens worth waiting for; 0 if waiting does not pay.
@@ -165,7 +179,7 @@ class JustInTime(MissPolicy):
 
 
 class WaitForK(MissPolicy):
-    """Mode `sd`: every outcome is a miss, and waits for K draft tokens."""
+    """Mode `sd`: every outcome is a miss, and waits for K draft tokens, or until the draft has ended."""
 
     uses_cache, decides_later = False, True
 
@@ -420,29 +434,29 @@ class MissedRows:
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
-        """Poll the board until every row has its depth or nothing comes any more; keep whatever is there."""
+        """Poll the board until every row has all its tokens or nothing comes any more; keep whatever is there."""
         known, away_s, deepest = self._costs.estimates, self._costs.away_s, max(depths.values())
         expected_s = 4 * deepest * known.token_s.value * self._session.breaker.patient
         patience, limit = max((known.verify_s.value, 0), (expected_s, 1))  # as `Mark.SILENT` numbers the limits
         patience, limit = min((patience + away_s, limit), (_LONGEST_SILENCE_S, 2))
-        waiting = [(self.rows[request], depth) for request, depth in depths.items()]
+        waiting = left = [(self.rows[request], depth) for request, depth in depths.items()]
         arrived = began
         while True:
-            done = True
-            for row, wanted in waiting:
+            rest = []
+            for row, wanted in left:
                 before = len(row.sequence.proposal)
-                if before < wanted:
-                    self._session.find(row.sequence, row.key, wanted)
-                    if len(row.sequence.proposal) > before:
-                        arrived = time.perf_counter()
-                    done = done and len(row.sequence.proposal) >= wanted
-            now = time.perf_counter()
-            if done or now >= arrived + patience:
-                for row, wanted in waiting:
-                    if (came := len(row.sequence.proposal)) < wanted:
-                        self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted, limit)
+                found = self._session.find(row.sequence, row.key, wanted)
+                if len(row.sequence.proposal) > before:
+                    arrived = time.perf_counter()
+                if len(row.sequence.proposal) < wanted and not (found and found.ended):
+                    rest.append((row, wanted))
+            left, now = rest, time.perf_counter()
+            if not left or now >= arrived + patience:
+                for row, wanted in left:
+                    came = len(row.sequence.proposal)
+                    self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted, limit)
                 break
-            time.sleep(_POLL_S)
+            time.sleep(max(_POLL_S, _POLL_SHARE * known.token_s.value))
         got = max(len(row.sequence.proposal) for row, _ in waiting)
         _, gain, ms, rate, speed, *_ = self._costs.weighed.get(waiting[0][0].sequence.request, (0.0,) * 5)
         figures = rate, got, deepest, 1e3 * (now - began), gain, ms, speed, 1e3 * known.token_s.value

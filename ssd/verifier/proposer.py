@@ -18,7 +18,7 @@ from ssd.ipc.messages import DraftState, Outcomes, Retune, Verified
 from ssd.ipc.public import Message, Source
 from ssd.ipc.trace_ring import NO_TRACE, Mark, TraceRing, plan_figures
 from ssd.speculation.acceptance import Outcome
-from ssd.tuning.estimates import DecodingRound, Setting
+from ssd.tuning.estimates import DecodingRound, Estimates, Setting
 from ssd.tuning.tuner import PlanKey, Tuning, setting_of
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.memory import SuffixMemory
@@ -341,6 +341,8 @@ class RoundEvidence:
         self._session.seen.drafted += drafted > 0
         self._session.seen.accepted += accepted
         if self.learns:
+            if _may_end(sequence, self._estimates):  # the draft was surer than usual of all tokens but the first
+                drafted, accepted = min(drafted, 1), min(accepted, 1)
             learner.outcome(drafted, accepted)
             self._estimates.acceptance.note_outcome(drafted, accepted)
 
@@ -367,6 +369,7 @@ class BoardProposer(Proposer):
         self._memory = memory
         self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
         self._trace, self.tuning = trace, tuning or Tuning()
+        self.tuning.estimates.ends = not remote  # another machine is asked for all K at once
         self._costs = WaitCosts(self.tuning.estimates)
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
@@ -466,7 +469,10 @@ class BoardProposer(Proposer):
         elif missed:
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None
-        return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight)
+        least = 0.0
+        if in_flight is None and _may_end(sequence, self._costs.estimates):
+            least = self._costs.least(sequence.speculation.num_speculative_tokens)
+        return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight, least)
 
     def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
         """Return the memory's guess if it should bring more than the draft's tokens, which are dropped then.
@@ -490,7 +496,8 @@ class BoardProposer(Proposer):
         tracked, entry, prepared = sequence.request in session.tracked, None, dict[int, int]()
         if tracked:
             if result.taken is None:
-                entry = session.find(sequence, key, sequence.lookahead)
+                found = session.find(sequence, key, sequence.lookahead)
+                entry = None if found is None else found.entry
             elif result.taken.entry >= 0:
                 entry = result.taken.entry
             if entry is None:
@@ -507,6 +514,11 @@ class BoardProposer(Proposer):
         if verdict == "token_not_covered":
             return prepared[key.accepted], key.accepted
         return (sum(prepared.values()), key.accepted) if verdict == "k_not_covered" else ()
+
+
+def _may_end(sequence: Sequence, estimates: Estimates) -> bool:
+    """Return True if the draft may end a speculation before K tokens: in `sd`, unless the request asked for K."""
+    return estimates.ends and sequence.speculation.mode == "sd" and not sequence.asked.num_speculative_tokens
 
 
 def _memory_helped(results: Items[Result]) -> bool:

@@ -221,8 +221,28 @@ def test_what_came_true_changes_the_next_allocation() -> None:
     tree.guesses = {0: guess([1, 10, 11, 12], [6.0, 2.0, 1.9, 1.8]), 1: guess([2, 20, 21, 22], [3.0, 2.9, 2.8, 2.7])}
     ((_, before),) = scheduler.fork([tree])
     for _ in range(300):
-        scheduler.note_outcome(tree.chains.nodes, 0, 10)
+        scheduler.note_outcome(tree, 0, 10)
     again = joint_tree(4)
     again.computed, again.guesses = tree.computed, tree.guesses
     ((_, after),) = scheduler.fork([again])
     assert sum(c.fork == 0 for c in before) < 3 == sum(c.fork == 0 for c in after)
+
+
+def test_where_a_trunk_ends_is_learned_from_what_came_true() -> None:
+    """The draft was sure of its trunk and always wrong."""
+    scheduler, _ = scheduler_of(8)
+    lengths = []
+    for _ in range(2):
+        tree = tree_of(Speculation("sd", 3, (1,)))
+        tree.guesses, tree.trunk, tree.least = sure_but_for_one(), [], 0.2
+        tree.in_flight, tree.answers = None, tree.key(0, 7)  # the target waits
+        for token in (1, 2, 3):
+            tree.trunk.append(token)
+            scheduler.end_trunk(tree)
+            if tree.ended:
+                break
+        lengths.append(len(tree.trunk))
+        for _ in range(300):
+            scheduler.note_outcome(tree, 0, 10)
+    assert lengths == [3, 1]
+    assert list(tree.rates) == scheduler._chances.rates(0.0, True), "for kernels, which end by the same"

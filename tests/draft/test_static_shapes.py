@@ -28,6 +28,7 @@ from ssd.ipc.messages import Rehearse
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, Law, highest
+from ssd.tuning.estimates import Mean
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
@@ -224,9 +225,9 @@ def test_several_tokens_through_the_kernels_of_gpus(tmp_path: Path) -> None:
     assert_alike(*found)
 
 
-def policy(*rounds: float, depth_s: float = 1.0) -> DepthPolicy:
+def policy(*rounds: float, depth_s: float = 1.0, ends: bool = False) -> DepthPolicy:
     """One that has seen rounds of so many seconds, the last of which ended at time 0."""
-    found, now = DepthPolicy(), -sum(rounds)
+    found, now = DepthPolicy(ends), -sum(rounds)
     found.note_outcome(now)
     for seconds in rounds:
         now += seconds
@@ -254,7 +255,7 @@ def test_a_step_ends_before_the_next_outcome() -> None:
     assert [policy(10.0, 6.5, 9.0).depths([], now) for now in (0.0, 1.0, 4.4, 5.6, 7.0)] == [6, 5, 2, 1, 1]
     assert policy(2.0, *[9.0] * 8).depths([], 0.0) == 9, "the last eight rounds"
     assert policy(1.0, depth_s=0.0).depths([], 0.0) == 16, "a clock that does not move"
-    assert DepthPolicy().depths([], 0.0) == policy().depths([], 0.0) == 1, "as long as nothing is known"
+    assert DepthPolicy(False).depths([], 0.0) == policy().depths([], 0.0) == 1, "as long as nothing is known"
 
 
 def test_a_target_that_waits_gets_whole_trunks_in_sd_and_otherwise_token_by_token(world: World) -> None:
@@ -289,6 +290,21 @@ def test_a_draft_of_slow_forwards_is_heard_of_between_two(world: World) -> None:
     found.depths([tree], 0.0)
     found.note_step(0.04, 1)
     assert found.depths([tree], 0.0) == 2
+
+
+def test_a_trunk_that_may_end_comes_in_parts_that_are_probably_right(world: World) -> None:
+    """A step in graphs cannot end by itself, our kernels can."""
+    speculation = Speculation("sd", 7, (1,) * 8)
+    (tree,) = trees_of(drafters(world.draft.model, config(speculation))[1], [GREEDY], [5], speculation)[:1]
+    tree.answers, found = tree.key(0, 7), []
+    for rate, least in ((0.5, 0.2), (0.9, 0.2), (0.9, 0.95), (1.0, 0.0)):
+        tree.acceptance, tree.least = Mean(rate), least
+        for ends in (False, True):
+            known = policy(9.0, ends=ends)
+            known.depths([tree], 0.0)
+            known.note_step(0.001, 1)
+            found.append(known.depths([tree], 0.0))
+    assert found == [2, 16, 15, 16, 1, 16, 16, 16]
 
 
 def test_rows_without_a_token_change_nothing_in_any_shape(world: World) -> None:

@@ -161,6 +161,17 @@ def test_in_turn_by_hand() -> None:
     assert predicted_sd(in_turn, 1, 2) == pytest.approx(1.75 / 0.012)
 
 
+def test_a_draft_that_ends_has_one_plan_in_turn_which_is_worth_the_best_k() -> None:
+    """A verification of more than eight tokens takes two passes over the weights."""
+    ends = replace(CPU, ends=True)
+    fixed = [predicted_sd(CPU, 1, k) for k in K[:7]]
+    (plan,) = ranked_plans(ends, 1, Choices(("sd",), K))
+    assert (plan.lookahead, plan.speed) == (7, max(fixed)) == (7, speed_of(ends, 1, plan))
+    (asked,) = ranked_plans(ends, 1, Choices(("sd",), (8,)))
+    assert asked.lookahead == 8, "a number that was asked for stays"
+    assert {plan.lookahead for plan in ranked_plans(ends, 1, Choices(("ssd",), K))} == set(K)
+
+
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import torch
 from ssd.execution.batch import Row
 from ssd.execution.static import StaticRunner, draws_of
 from ssd.execution.tables import BatchTensors, Draw
-from ssd.ipc.board import IDS, BoardReader, BoardWriter, Key, size_bytes
+from ssd.ipc.board import IDS, BoardReader, BoardWriter, Cached, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.kernels.rounds import build, decide, note_outcomes
@@ -96,7 +96,7 @@ def test_the_next_batch_is_the_one_the_host_would_fill(seed: int, deterministic:
         key = Key(*link.round_key, row.start + 1, *outcome)
         world.writer.publish(row.slot, [entry], [key if hit else key._replace(round=4)], [found])
         depth = max(0, min(link.most, link.left - outcome.accepted - 1)) if hit else 0
-        expected.append((entry if hit else -1, found[:depth]))
+        expected.append(Cached(entry if hit else -1, found[:depth]))
         taken = [outcome.token, *found[:depth]]
         following.append(Row(taken, row.start + 1 + outcome.accepted, row.pages, len(taken), row.slot))
         assert following[-1].stop <= link.stop
@@ -110,7 +110,7 @@ def test_the_next_batch_is_the_one_the_host_would_fill(seed: int, deterministic:
     world.device.launch_next(links, shape)
     step.run = forward
     told, drafts = world.device.report(count)
-    assert told[: len(own)] == own and [tuple(each) for each in drafts] == expected
+    assert told[: len(own)] == own and drafts == expected
     filled = BatchTensors(step.batch.tokens, step.batch.rows, step.batch.longest, CPU)
     drawing = draws(following, laws)
     tables = world.runner.tables
@@ -136,7 +136,7 @@ def test_entries_that_are_not_sound_are_counted(changed: bool) -> None:
     shape = world.device.shape([1 + K])
     assert shape is not None
     world.device.launch_next([link], shape)
-    assert world.device.report(1)[1] == [(-1, [])]
+    assert world.device.report(1)[1] == [Cached(-1, [])]
     assert world.device._board.reader.rejected == 1
 
 
@@ -151,6 +151,6 @@ def test_a_sample_that_is_no_token_is_followed_by_a_token_that_there_is(wrong: i
     assert shape is not None
     world.device.launch_next([FollowedRow(row, Law(), 0, (1, 9, 4), K, 30)], shape)
     told, taken = world.device.report(1)
-    assert told[0] == (-1 if wrong == -1 else UNKNOWN) and taken == [(-1, [])]
+    assert told[0] == (-1 if wrong == -1 else UNKNOWN) and taken == [Cached(-1, [])]
     ids = world.runner.steps[shape].batch.ids
     assert 0 <= int(ids.min()) <= int(ids.max()) < VOCAB
