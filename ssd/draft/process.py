@@ -94,17 +94,22 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
     assert config.draft is not None
     names = (*config.cascade, config.draft)
 
-    first: list[int] = []
+    first, last = list[int](), dict[WeightFormat, list[Runner]]()
+
+    def loaded(weights: WeightFormat, progress: Progress) -> list[Runner]:
+        if weights not in last:
+            last.clear()  # before the next one takes memory
+            last[weights] = [_load(config, each, weights, progress, vocabulary) for each in names]
+        return last[weights]
 
     def tried(weights: WeightFormat) -> tuple[float, float]:
-        runners = [_load(config, each, weights, unseen, vocabulary) for each in names]
+        runners = loaded(weights, unseen)
         found = _likeliest(config, runners[-1]) if vocabulary is None else []
         first.extend(() if first else found)
         unknown = float(weights.quantize != "light")
         return _seconds(config, runners), sum(map(eq, found, first)) / len(found) if found else unknown
 
-    weights = draft_format.choose(config, str(build.library()), tried)
-    return [_load(config, each, weights, progress, vocabulary) for each in names]
+    return loaded(draft_format.choose(config, str(build.library()), tried), progress)
 
 
 def take_memory(runners: Sequence[Runner]) -> None:

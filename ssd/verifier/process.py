@@ -36,7 +36,7 @@ log = logging.getLogger("ssd.target")
 
 # Seconds that a loaded target waits for its draft, which loads beside it, before it says that it is ready. A draft that
 # comes later is measured while there is no request.
-_DRAFT_LOADS_S = 5.0
+_DRAFT_LOADS_S = 60.0
 _CALL_AGAIN_S = 0.25  # seconds until the supervisor is asked for a draft again: the last one may just be ending
 
 

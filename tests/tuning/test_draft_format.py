@@ -198,4 +198,6 @@ def test_a_draft_loads_in_no_format_that_is_slow_here(
     monkeypatch.setattr(Runner, "forward", slowed)
     (runner,) = load(config)
     assert {*built.values()} == {*FORMATS}
-    assert built[id(runner.model)] != slow and str(built[id(runner.model)]) == draft_format_here(config)
+    chosen = built[id(runner.model)]
+    assert chosen != slow and str(chosen) == draft_format_here(config)
+    assert len(models) == len(FORMATS) + (chosen != FORMATS[-1]), "the format that was tried last is not loaded again"
