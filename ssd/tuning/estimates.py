@@ -344,10 +344,10 @@ class Estimates:
         cost = self.costs.of("verify") or self.costs.of("verify_beside")
         return None if cost is None else cost.at(batch)
 
-    def measurements(self, kind: int, draft: bool) -> Measurements | None:
+    def measurements(self, kind: int, draft: bool, ends: bool = False) -> Measurements | None:
         """Return what the predictor reads, for rows of a kind; None while no time was measured.
 
-        `draft`: there is a draft to use, so its times are needed, too."""
+        `draft`: there is a draft to use, so its times are needed, too. `ends`: see `Measurements`."""
         costs = self.costs
         alone = costs.of("verify") or costs.of("verify_beside")
         beside = costs.of("verify_beside") or costs.of("verify")
@@ -368,5 +368,5 @@ class Estimates:
             verify_alone=alone,
             step_alone=in_turn,
             lookup=learner.lookup,
-            ends=self.ends,
+            ends=ends,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace as evolve
 from random import Random
 from typing import NamedTuple
 
@@ -333,5 +332,5 @@ class Tuning:
 
     def _measurements(self, key: PlanKey | None) -> Measurements | None:
         """Return what the predictor reads for a kind of request: if it gives K, the draft does not end before."""
-        found = self.estimates.measurements(max(set(self._kinds), key=self._kinds.count), self._draft)
-        return found if found is None or key is None or not key.lookahead else evolve(found, ends=False)
+        kind, gives_k = max(set(self._kinds), key=self._kinds.count), key is not None and key.lookahead > 0
+        return self.estimates.measurements(kind, self._draft, ends=self.estimates.ends and not gives_k)
