@@ -51,7 +51,7 @@ INLINED void group_block(const product_t *by, const float *x, int64_t stride, co
     const bytes table = table_of(by);
     for (int64_t k = 0; k < by->inputs; k += by->group, weight += group_bytes(by)) {
         weight = group_at(by, weight, k, &units);
-        prefetch_group(weight, group_bytes(by));
+        prefetch(weight, group_bytes(by));
         EACH_PAIR group_pair(by, x + k, stride, weight, pair, &units, bits, table, rows, sums + pair);
     }
     finish(sums, by, y, channel, rows);

@@ -96,7 +96,7 @@ void look_up(const product_t *by, const int64_t *places, float *y, int64_t rows)
 #define DOTS LANES
 void dots(const product_t *by, const float *x, const int64_t *places, int64_t count, float *y, int64_t rows,
           float *scratch);
-/* `scratch` is for rounded inputs: rows * inputs * (parts + 4) bytes. */
+/* `scratch` is for rounded inputs, of 64 rows at a time: rows * inputs * (parts + 4) bytes are always enough. */
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch);
 
 /* products.c: some rows of 16-bit inputs times a weight of 4 bits, all of them zeros in 2 MB of `memory`, to be timed. */

@@ -41,12 +41,14 @@ static void packed_row(const product_t *by, int64_t channel, float *y) {
 }
 
 void multiply(const product_t *by, const float *x, int64_t stride, float *y, int64_t rows, void *scratch) {
-    for (; by && rows; y += by->outputs, by = by->next) {
-        const multiply_t of = {by, x, y, scratch, stride, rows};
-        if (by->parts) round_rows(&of);
-        work_t *block = by->parts ? rounded_product : by->bits ? grouped_product : float_product;
-        share((by->outputs + CHANNELS - 1) / CHANNELS, block, &of);
-    }
+    for (; by && rows; y += by->outputs, by = by->next)
+        for (int64_t row = 0, set = by->parts ? SET : rows; row < rows; row += set) {
+            const int64_t some = rows - row < set ? rows - row : set;
+            const multiply_t of = {by, x + row * stride, y + row * by->columns, scratch, stride, some};
+            if (by->parts) round_rows(&of);
+            work_t *block = by->parts ? rounded_product : by->bits ? grouped_product : float_product;
+            share((by->outputs + CHANNELS - 1) / CHANNELS, block, &of);
+        }
 }
 
 #define SAMPLE 1024

@@ -79,6 +79,7 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
 #pragma GCC unroll 8
         for (int64_t i = 0; i < chunk; i += 4) {
             plane_of(weight, i, pair, bits, table, plane, codes);
+            if (!pair && !plane) prefetch(weight + i * CHANNELS * STORED(bits) / 8, CHANNELS * STORED(bits) / 2);
             EACH_ROW EACH_PART {
                 int32_t four;
                 memcpy(&four, x + r * size + sizeof(chunk_t) + part * chunk + i, sizeof four);
@@ -120,14 +121,14 @@ INLINED void chunk_pair(const product_t *by, const char *x, const char *weight, 
 
 INLINED void rounded_block(const product_t *by, const char *x, const char *weight, float *y, int64_t channel,
                            int64_t chunk, int bits, int parts, int offsets, int rows) {
-    const int64_t size = sizeof(chunk_t) + parts * chunk, line = group_bytes(by), head = head_bytes(by);
+    const int64_t size = sizeof(chunk_t) + parts * chunk, head = head_bytes(by);
     floats step[PAIRS][2], offset[PAIRS][2] = {0};
     pair_t sums[PAIRS] = {0};
     units_t units = {.next = 0};
     const bytes table = table_of(by);
     for (int64_t k = 0; k < by->inputs;) {
         weight = group_at(by, weight, k, &units);
-        prefetch_group(weight, line);
+        prefetch(weight, head);
         EACH_PAIR head_of(by, weight, pair, &units, step[pair], offset[pair]);
         weight += head;
         for (const int64_t end = k + by->group; k < end; k += chunk, x += rows * size) {

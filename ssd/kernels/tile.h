@@ -9,7 +9,8 @@
 
 #define CHANNELS 32 /* output channels side by side in a packed weight */
 #define ROWS (WIDTH == 16 ? 8 : 6) /* rows whose sums stay in registers */
-#define AHEAD 8192  /* bytes of a weight that the second cache is asked for before they are needed */
+#define SET 64     /* rows that a product rounds and multiplies together: they stay in the second cache */
+#define AHEAD 8192 /* bytes of a weight that a cache is asked for before they are needed */
 
 /* Numbers of rows that the compiler knows are unrolled. */
 #define UNROLLED(rows, function, ...)                                                                                  \
