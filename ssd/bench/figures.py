@@ -67,7 +67,6 @@ def _row(setting: Setting, settings: Sequence[Setting], runs: Runs, temperature:
 
 
 def _hits(metrics: Sequence[Metrics]) -> Row:
-    """Return the figures of rounds that looked up a speculation; nothing if none did."""
     hits, misses = ([m for m in metrics if getattr(m, field)] for field in ("hits", "misses"))
     if not hits and not misses:
         return {}
@@ -163,7 +162,6 @@ def _answers(turns: Sequence[Turn]) -> list[Completion]:
 
 
 def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float | None:
-    """Return the median ratio of speeds, turn by turn; None if no pair of turns has speeds."""
     pairs = zip(turns, others, strict=True)
     ratios = [a.tok_s / b.tok_s for a, b in pairs if a.tok_s and b.tok_s]
     return statistics.median(ratios) if ratios else None

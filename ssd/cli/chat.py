@@ -344,7 +344,6 @@ def _changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
 
 
 def _typed(text: str) -> Any:
-    """Return a typed value: decoded if it is JSON, else as a text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

@@ -85,7 +85,6 @@ def server_options() -> tuple[str, ...]:
 
 
 def _warn_of_unknown_variables() -> None:
-    """Name the variables SSD_* that nothing reads, in one line on stderr."""
     options = (*EngineOptions.__struct_fields__, *server_options())
     known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split())}
     unknown = sorted(name for name in os.environ if name.startswith("SSD_") and name not in known)

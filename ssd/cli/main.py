@@ -110,7 +110,6 @@ def _open_standard_streams() -> None:
 
 
 def _source_of(error: click.ClickException) -> str:
-    """Return the source of a bad value in words, "" for the command line."""
     param, context = getattr(error, "param", None), getattr(error, "ctx", None)
     source = None if param is None or context is None else context.get_parameter_source(param.name)
     words = {

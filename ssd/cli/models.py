@@ -144,7 +144,6 @@ def _described(options: EngineOptions) -> dict[str, Any]:
 
 
 def _family(model: Checkpoint) -> str:
-    """Return the source of the model's family, or why it is not supported."""
     if (kind := pairs.draft_kind(model)) is not None:
         return f"{kind.name}, a draft only"
     known = registry.families().get(str(model.config.get("model_type")))
@@ -155,7 +154,6 @@ def _family(model: Checkpoint) -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> str:
-    """Return the kind of rope scaling and its factor; for each kind of layer if they differ."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         return "unknown"

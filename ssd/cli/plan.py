@@ -331,7 +331,6 @@ def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:
 
 
 def _links(report: PlanReport) -> _Table:
-    """Return the table of `ssd` with the draft a round trip away."""
     best, plain = forecast(report.pair, 1, report.grid).best, 1 / report.pair.alone_s(1)
     rows = []
     for found in report.links:
@@ -386,7 +385,6 @@ def _inputs(report: PlanReport) -> _Table:
 
 
 def _times_text(times: ForwardTime | Points | None, unit: str) -> str:
-    """Return the time of a forward in words: a line, or some sizes of a table."""
     if isinstance(times, ForwardTime):
         return time_text(times.line) + (f" a {unit}" if times.each_s else "")
     return ", ".join(f"{time_text(seconds)} for {size}" for size, seconds in times or () if size in _SHOWN)

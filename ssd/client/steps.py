@@ -205,7 +205,6 @@ class ClientSteps:
                 return
 
     def _completion(self, request: Generate, deadline: float | None) -> _Part[Completion]:
-        """Return the completion of an open request."""
         completion = None
         for step in self._follow(request, deadline):
             if isinstance(step, Wait):

@@ -254,7 +254,6 @@ class StaticDrafter(Drafter):
         shape: GraphShape,
         meanwhile: Task,
     ) -> list[list[Guess]]:
-        """Return the wanted guesses, forward by forward."""
         wanted, laws = wanted_of(paths, chains), [row.tree.law for row in rows]
         count, steps = candidates_of(row.tree for row in rows), list[list[Guess]]()
         for (ids, scores), made in self.runner.ranked(rows, shape, self._parts(paths, chains), meanwhile):

@@ -139,7 +139,6 @@ class Frontend:
         self._send(Hello("frontend", self._config.vocab_size, self._config.digest))
 
     def _router_for_others(self) -> zmq.Socket[bytes]:
-        """Return the router for other machines, with keys if the configuration names their folder."""
         directory = self._config.server.zmq_keys
         if directory is not None:
             return secure_router(self._clients, Path(directory))

@@ -259,7 +259,6 @@ class Tokenizer:
 
 
 def _turn(message: ChatMessage) -> _Turn:
-    """Return a message as chat templates expect it, with the arguments of its calls decoded from JSON."""
     turn: _Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -271,7 +270,6 @@ def _turn(message: ChatMessage) -> _Turn:
 
 
 def _arguments(call: CalledTool) -> Any:
-    """Return the arguments of a call, decoded from JSON; the text itself if it is not JSON."""
     try:
         return json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -323,7 +321,6 @@ def _load_config(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """Return the text of a special token, written as a string or as an object with `content`; None for neither."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

@@ -98,7 +98,6 @@ class FeatureArena(Arena):
         return rows[: leading(sound)]
 
     def _places(self, pages: Words, start: int, count: int) -> Words:
-        """Return the row of each of `count` tokens from position `start` on."""
         positions = np.arange(start, start + count)
         found: Words = pages[positions // self._page_size] * self._page_size + positions % self._page_size
         return found

@@ -119,7 +119,6 @@ def rope_parameters(config: Config) -> Config:
 
 
 def _rotated(head_dim: int, scaling: Config, config: Config, partly: bool) -> int:
-    """Return how many numbers of a head are rotated."""
     part = number(scaling, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
     if part != 1.0 and not partly:
         raise UsageError(f"partial_rotary_factor {part} is not supported in this family: heads are rotated whole")

@@ -69,7 +69,6 @@ def setting_of(followed: Speculation) -> Setting:
 
 
 def _words(plan: SpeculationPlan, cores: tuple[int, int] | None) -> str:
-    """Describe a plan in words, with its cores if the models share some."""
     own, all_cores = (_counted(count, "core") for count in cores or (0, 0))
     if plan.mode not in DRAFTED:
         return "plain decoding with prompt lookup" + (f" on {all_cores}" if cores else "")

@@ -215,7 +215,6 @@ class Sequence:
         return self.tokens[base:], None
 
     def _reason(self, length: int) -> FinishReason | None:
-        """Return why the sequence ends with its first `length` tokens; None if it does not."""
         if self.tokens[length - 1] < 0:
             return "error"
         if self.tokens[length - 1] in self.ends:

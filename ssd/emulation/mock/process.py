@@ -186,7 +186,6 @@ class _Mock:
         return Step(emissions, self._load(sum(emission.drafted + 1 for emission in emissions)))
 
     def _load(self, batched_tokens: int) -> Load:
-        """Return the load after a round of `batched_tokens` tokens."""
         running = len(self._running)
         return Load(
             running=running,

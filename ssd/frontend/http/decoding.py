@@ -111,7 +111,6 @@ def _not_supported(param: str, value: str | None = None, but: Sequence[object] =
 
 @functools.cache
 def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
-    """Return the unsupported fields of a struct, each with the values that ask for nothing."""
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
     extras = {field.name: getattr(field.type, "extra", None) or {} for field in fields}
     return {name: extra[NEUTRAL] for name, extra in extras.items() if NEUTRAL in extra}

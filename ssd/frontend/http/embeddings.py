@@ -252,7 +252,6 @@ def _params(service: Service, exchange: Exchange, asked: Sampling, pooling: Pool
 
 
 def _shaped(vector: array[float], dimensions: int | None, normalize: bool) -> array[float]:
-    """Return the first `dimensions` numbers of a vector, scaled to length 1 if asked to."""
     if dimensions is not None and dimensions > len(vector):
         raise invalid("dimensions", f"dimensions is {dimensions}; this model's vectors have {len(vector)}")
     vector = vector[:dimensions]

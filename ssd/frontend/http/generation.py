@@ -126,7 +126,6 @@ class Generation:
         return made
 
     def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
-        """Return the error as an answer, with the prompt to blame if no parameter is named."""
         if param == "structured":
             param = self._style.structured
         return refusal(code, message, param or self._style.prompt)

@@ -217,7 +217,6 @@ def as_chat(body: MessageRequest, takes_thinking: bool) -> ChatRequest:
 
 
 def _format(body: MessageRequest, output: OutputConfig) -> dict[str, ResponseFormat]:
-    """Return `output_config.format` as a field of a chat."""
     format = output.format or body.output_format
     if format is None:
         return {}
@@ -441,7 +440,6 @@ class MessageStyle(ParsingStyle):
         return MessageAnswer(id=self._named["id"], model=self._named["model"], **fields)
 
     def _ended(self, choice: Choice) -> dict[str, str | None]:
-        """Return why a choice ended: `tool_use` if it is complete and has calls."""
         reason, detokenizer = choice.end.finish_reason, choice.request.detokenizer
         stop = None if detokenizer is None or reason != "stop" else detokenizer.matched
         found = "stop_sequence" if stop is not None else _REASONS[reason]

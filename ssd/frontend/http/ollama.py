@@ -97,7 +97,6 @@ def as_chat(body: OllamaRequest, messages: list[Said]) -> bodies.ChatRequest:
 
 
 def _conversation(messages: list[OllamaMessage]) -> list[OllamaMessage]:
-    """Give messages OpenAI's names for what Ollama calls otherwise."""
     for one in messages:
         one.name, one.content = one.tool_name or one.name, one.content or ""
         one.reasoning_content = one.thinking or one.reasoning_content

@@ -183,7 +183,6 @@ def _add_to_assistant(said: list[Said], item: InputItem, kind: str, where: str) 
 
 
 def _called(item: InputItem, kind: str, where: str) -> CalledFunction:
-    """Return the call that an item is about, with the input of other kinds of tools as arguments."""
     if kind == "local_shell_call":
         if item.action is UNSET:
             raise missing(f"{where}.action")

@@ -106,7 +106,6 @@ class AnswerFormat:
         return [token for token, piece in self._vocabulary.pieces.items() if piece == written]
 
     def _opened(self, prompt: Sequence[int]) -> bool:
-        """Return True if a prompt ends with the opening mark of thoughts."""
         assert self.reasoning is not None
         end = b"".join(map(self._vocabulary.piece_bytes, prompt[-_PROMPT_END:]))
         return end.rstrip().endswith(self.reasoning.opening.encode())
@@ -143,7 +142,6 @@ class AnswerParser:
         return Answer(pieces)
 
     def _limited(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return content and calls without calls beyond the limit."""
         kept = []
         for piece in pieces:
             if isinstance(piece, ToolCall) and self._calls_left is not None:

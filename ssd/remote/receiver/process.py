@@ -130,7 +130,6 @@ class Receiver:
                 self._counted.clear()
 
     def _show(self) -> None:
-        """Write the link's figures on the board, with the round trip of the draft that is farthest away."""
         found = max(self._sessions.joined, key=lambda session: session.rtt, default=None)
         far = (0, 0) if found is None else (int(1e9 * found.rtt), int(1e9 * found.jitter))
         tokens = self._tokens + sum(session.requests.tokens for session in self._sessions)
