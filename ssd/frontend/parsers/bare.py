@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar
@@ -54,10 +53,6 @@ class JsonCalls(ToolParser):
         self._fence = ""  # the backquotes around the text that comes
         self._starts = (*_STARTS, f"\n{self.prefix}") if self.prefix else _STARTS
         self._names = {json.dumps(name, ensure_ascii=ascii): name for name in offered for ascii in (True, False)}
-
-    @classmethod
-    @abstractmethod
-    def fits(cls, template: str) -> bool: ...
 
     def parse(self) -> Reading[None]:
         while mark := (yield from self._bare_calls(*self.marks)):
@@ -180,9 +175,7 @@ class JsonCalls(ToolParser):
             part = keys[key := (yield from self._text.one_of(keys))]
             if part in found:
                 raise Malformed
-            yield from self._text.skip_space()
-            yield from self._text.expect(":")
-            yield from self._text.skip_space()
+            yield from self._text.separator(":")
             if key == '"function"' and "arguments" not in found and (yield from self._text.peek()) == "{":
                 found |= yield from self._called(_IN_FUNCTION)
             elif part == "name":

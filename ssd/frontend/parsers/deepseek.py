@@ -30,6 +30,7 @@ class DeepSeekV3(ToolParser):
     Around the calls are `<｜tool▁calls▁begin｜>` and its end. V3.1's calls are read, too."""
 
     special = frozenset({_CALLS, _CALLS_END, _CALL, _SEP, _CALL_END})
+    call_marks = (_CALLS, _CALL)
     between: ClassVar[str] = r'"\n"'
     """The grammar expression of the text between two calls."""
 
@@ -52,15 +53,7 @@ class DeepSeekV3(ToolParser):
         return conversation
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return f"{rules.marker(_CALLS)} {cls._block(rules)}"
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text(_CALLS, cls._block(rules), rules.plain([_CALLS, _CALL]))
-
-    @classmethod
-    def _block(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         calls = rules.any_of([cls._one_call(rules, each) for each in rules.functions])
         one = f"{rules.marker(_CALL)} {calls} {rules.marker(_CALL_END)}"
         return rules.any_of([f"{rules.repeated(one, cls.between)} {rules.marker(_CALLS_END)}"])
@@ -83,9 +76,7 @@ class DeepSeekV3(ToolParser):
         fenced = (yield from text.peek()) != "{"
         if fenced:
             name = (yield from text.take(_NAME)) or (name if name in self._offered else "")
-            yield from text.skip_space()
-            yield from text.expect(_JSON)
-            yield from text.skip_space()
+            yield from text.separator(_JSON)
         arguments = yield from text.json_object()
         if not name:
             raise Malformed

@@ -55,9 +55,7 @@ class FunctionGemma(ToolParser):
             key = json.dumps(name, ensure_ascii=False)
         else:
             raise Malformed
-        yield from self._text.skip_space()
-        yield from self._text.expect(":")
-        yield from self._text.skip_space()
+        yield from self._text.separator(":")
         return f"{key}: {(yield from self._value(depth))}"
 
     def _value(self, depth: int) -> Reading[str]:

@@ -22,21 +22,15 @@ class Glm(ToolParser):
     A value ends at the first `</arg_value>`. Line breaks may stand between the tags."""
 
     special = frozenset({_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END})
+    call_marks = (_CALL,)
+    separator = "\n"
 
     @classmethod
     def fits(cls, template: str) -> bool:
         return _KEY in template and _VALUE in template
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return rules.repeated(f"{rules.marker(_CALL)} {cls._marked(rules)}", rules.text("\n"))
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text(_CALL, cls._marked(rules), rules.plain([_CALL]))
-
-    @classmethod
-    def _marked(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         end = "\n"
         calls = [f"{rules.name(each, after=end)} {expression(rules, each, _SHAPE)}" for each in rules.functions]
         return f"{rules.any_of(calls)} {rules.marker(_CALL_END)}"

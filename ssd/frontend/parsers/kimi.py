@@ -23,6 +23,7 @@ class KimiK2(ToolParser):
     Around the calls are `<|tool_calls_section_begin|>` and its end."""
 
     special = frozenset({_CALLS, _CALLS_END, _CALL, _ARGUMENTS, _CALL_END})
+    call_marks = (_CALLS, _CALL)
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -41,15 +42,7 @@ class KimiK2(ToolParser):
         return conversation
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return f"{rules.marker(_CALLS)} {cls._section(rules)}"
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text(_CALLS, cls._section(rules), rules.plain([_CALLS, _CALL]))
-
-    @classmethod
-    def _section(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         begin, end = f"/[0-9]{{1,3}}/ {rules.marker(_ARGUMENTS)}", rules.marker(_CALL_END)
         calls = [
             f"{rules.name(each, _FUNCTIONS, ':')} {begin} {rules.arguments(each)} {end}" for each in rules.functions
@@ -63,9 +56,7 @@ class KimiK2(ToolParser):
         """Read a call after its mark, with the mark after it, and report it. Raises Malformed."""
         yield from self._text.skip_space()
         name = _INDEX.sub("", (yield from self._text.take(_ID)).removeprefix(_FUNCTIONS))
-        yield from self._text.skip_space()
-        yield from self._text.expect(_ARGUMENTS)
-        yield from self._text.skip_space()
+        yield from self._text.separator(_ARGUMENTS)
         arguments = yield from self._text.json_object()
         if not name:
             raise Malformed

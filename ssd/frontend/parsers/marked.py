@@ -23,6 +23,8 @@ class Hermes(JsonCalls):
 
     special = frozenset({"<tool_call>", "</tool_call>"})
     marks: ClassVar = {"<tool_call>": "</tool_call>"}
+    call_marks = ("<tool_call>",)
+    separator = "\n"
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -30,15 +32,7 @@ class Hermes(JsonCalls):
         return "<tool_call>" in template and not any(other in template for other in others)
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return rules.repeated(f"{rules.marker('<tool_call>')} {cls._after_mark(rules)}", rules.text("\n"))
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text("<tool_call>", cls._after_mark(rules), rules.plain(["<tool_call>"]))
-
-    @classmethod
-    def _after_mark(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         return rules.any_of([f'"\\n" {rules.json_calls("arguments")} "\\n" {rules.marker("</tool_call>")}'])
 
 
@@ -76,6 +70,7 @@ class Mistral(JsonCalls):
 
     special = frozenset({"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"})
     marks: ClassVar = {"[TOOL_CALLS]": ""}
+    call_marks = ("[TOOL_CALLS]",)
 
     @classmethod
     def fits(cls, template: str) -> bool:
@@ -83,15 +78,11 @@ class Mistral(JsonCalls):
 
     @classmethod
     def forced(cls, rules: Rules) -> str:
-        marked = rules.any_of([f"{rules.marker('[TOOL_CALLS]')} {cls._after_mark(rules)}"])
+        marked = rules.any_of([super().forced(rules)])
         return rules.repeated(marked, "") if rules.knows("[ARGS]") else marked
 
     @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text("[TOOL_CALLS]", cls._after_mark(rules), rules.plain(["[TOOL_CALLS]"]))
-
-    @classmethod
-    def _after_mark(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         if not rules.knows("[ARGS]"):
             return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
         args = rules.marker("[ARGS]")
@@ -122,21 +113,14 @@ class Granite(JsonCalls):
 
     special = frozenset({"<|tool_call|>", "<|/tool_call|>", "<tool_call>", "</tool_call>"})
     marks: ClassVar = {"<|tool_call|>": "<|/tool_call|>", "<tool_call>": "</tool_call>"}
+    call_marks = ("<|tool_call|>", "<tool_call>")
 
     @classmethod
     def fits(cls, template: str) -> bool:
         return "<|tool_call|>" in template
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return f"{rules.marker('<|tool_call|>')} {cls._list(rules)}"
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text("<|tool_call|>", cls._list(rules), rules.plain([*cls.marks]))
-
-    @classmethod
-    def _list(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         return rules.any_of([f'"[" {rules.repeated(rules.json_calls("arguments"), rules.text(", "))} "]"'])
 
 

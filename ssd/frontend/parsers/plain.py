@@ -39,16 +39,15 @@ def in_plain_text(
             told[-1] = replace(told[-1], content=f"{told[-1].content}\n\n{plain.content}")
         else:
             told.append(plain)
-    return _with_first(told, as_text(_offer(tools)), "system" if has_system else "user") if tools else told
+    if not tools:
+        return told
+    offer = "\n".join([_INTRODUCTION, *(json.dumps(_function(tool), ensure_ascii=False) for tool in tools), _HOW])
+    return _with_first(told, as_text(offer), "system" if has_system else "user")
 
 
 def _call(call: CalledTool) -> str:
     """Return a call as the model wrote it, so that the prompt begins like the previous one (prefix cache)."""
     return f"{call_prefix(call.name, 'parameters')}{call.arguments or '{}'}}}"
-
-
-def _offer(tools: Sequence[Any]) -> str:
-    return "\n".join([_INTRODUCTION, *(json.dumps(_function(tool), ensure_ascii=False) for tool in tools), _HOW])
 
 
 def _function(tool: Any) -> Any:

@@ -98,9 +98,7 @@ class Pythonic(ToolParser):
         name = yield from self._text.take(_NAME)
         if not name.isidentifier():
             raise Malformed
-        yield from self._text.skip_space()
-        yield from self._text.expect("=")
-        yield from self._text.skip_space()
+        yield from self._text.separator("=")
         return json.dumps(name), (yield from self._value(depth))
 
     def _value(self, depth: int) -> Reading[str]:
@@ -123,9 +121,7 @@ class Pythonic(ToolParser):
         if (yield from self._text.peek()) not in ('"', "'"):
             raise Malformed
         key = yield from self._string()
-        yield from self._text.skip_space()
-        yield from self._text.expect(":")
-        yield from self._text.skip_space()
+        yield from self._text.separator(":")
         return key, (yield from self._value(depth))
 
     def _string(self) -> Reading[str]:

@@ -100,6 +100,12 @@ class Source:
         if not (yield from self.accept(literal)):
             raise Malformed
 
+    def separator(self, literal: str) -> Reading[None]:
+        """Read this text and the white space around it. Raises Malformed where other text comes."""
+        yield from self.skip_space()
+        yield from self.expect(literal)
+        yield from self.skip_space()
+
     def take(self, characters: re.Pattern[str]) -> Reading[str]:
         """Read as far as a pattern of single characters, such as `[a-z]*`, matches, and return the match."""
         taken = []
@@ -198,9 +204,7 @@ class Source:
 
     def _member(self, depth: int) -> Reading[None]:
         yield from self._json_string()
-        yield from self.skip_space()
-        yield from self.expect(":")
-        yield from self.skip_space()
+        yield from self.separator(":")
         yield from self._json(depth)
 
     def _json_string(self) -> Reading[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
@@ -41,6 +41,10 @@ class ToolParser(Machine[Piece]):
 
     special: ClassVar[frozenset[str]] = frozenset()
     """Special tokens of the format. The parsed text must have them."""
+    call_marks: ClassVar[Sequence[str]] = ()
+    """The marks that begin calls, for the grammar of calls: the first stands there; plain text has none of them."""
+    separator: ClassVar[str | None] = None
+    """The text between two calls, each with its own mark; None: all calls follow one mark."""
 
     def __init__(self, offered: Offered, exact: bool = False, obey: ArgumentCheck | None = None) -> None:
         """`exact`: a grammar enforces the format, so no text in another form is a call.
@@ -66,14 +70,24 @@ class ToolParser(Machine[Piece]):
         """Return the grammar expression of an answer that consists of calls only; "" if the format has none.
 
         Raises Unfit for tools that cannot be called."""
-        return ""
+        if not cls.call_marks:
+            return ""
+        marked = f"{rules.marker(cls.call_marks[0])} {cls.after_mark(rules)}"
+        return marked if cls.separator is None else rules.repeated(marked, rules.text(cls.separator))
 
     @classmethod
     def allowed(cls, rules: Rules) -> str:
         """Return the grammar expression of an answer whose calls, if any, are well-formed; "" if the format has none.
 
         Raises Unfit for tools that cannot be called."""
-        return ""
+        if not cls.call_marks:
+            return ""
+        return rules.calls_in_text(cls.call_marks[0], cls.after_mark(rules), rules.plain(cls.call_marks))
+
+    @classmethod
+    def after_mark(cls, rules: Rules) -> str:
+        """Return the grammar expression of what follows the mark of calls, for formats with `call_marks`."""
+        raise NotImplementedError
 
     @classmethod
     def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:

@@ -25,21 +25,15 @@ class Qwen3Coder(ToolParser):
     parameter is left out. vLLM reads it so too. Without `<tool_call>`, only calls of the request's tools are calls."""
 
     special = frozenset({_CALL, _CALL_END})
+    call_marks = (_CALL, _FUNCTION)
+    separator = "\n"
 
     @classmethod
     def fits(cls, template: str) -> bool:
         return _CALL in template and _FUNCTION in template
 
     @classmethod
-    def forced(cls, rules: Rules) -> str:
-        return rules.repeated(f"{rules.marker(_CALL)} {cls._marked(rules)}", rules.text("\n"))
-
-    @classmethod
-    def allowed(cls, rules: Rules) -> str:
-        return rules.calls_in_text(_CALL, cls._marked(rules), rules.plain([_CALL, _FUNCTION]))
-
-    @classmethod
-    def _marked(cls, rules: Rules) -> str:
+    def after_mark(cls, rules: Rules) -> str:
         before, after, end = f"\n{_FUNCTION}", ">\n", rules.text(f"{_FUNCTION_END}\n")
         calls = [f"{rules.name(each, before, after)} {expression(rules, each, _SHAPE)}" for each in rules.functions]
         return f"{rules.any_of(calls)} {end} {rules.marker(_CALL_END)}"
