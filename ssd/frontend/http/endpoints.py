@@ -71,8 +71,8 @@ async def _detokenize(service: Service, exchange: Exchange) -> None:
 async def _models(service: Service, exchange: Exchange) -> None:
     names = service.manager.config.server.names
     if exchange.header(_ANTHROPIC) is not None:
-        await exchange.reply_json(messages.model_infos(service, names))
-        return
+        found = [messages.model_info(service, name) for name in names]
+        return await exchange.reply_json(messages.ModelInfos(found, names[0], names[-1]))
     await exchange.reply_json(answers.Models("list", [_named(service, name) for name in names]))
 
 
@@ -92,10 +92,6 @@ def _named(service: Service, name: str) -> answers.Model:
 
 async def _health(service: Service, exchange: Exchange) -> None:
     await exchange.reply(b"", 503 if service.manager.state in ("loading", "restarting") else 200)
-
-
-async def _live(service: Service, exchange: Exchange) -> None:
-    await exchange.reply(b"")
 
 
 async def _ready(service: Service, exchange: Exchange) -> None:
@@ -163,7 +159,7 @@ ROUTES = [
     Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),
     Route("POST", "/detokenize", _detokenize, "Ids to text.", bodies.DetokenizeRequest, answers.Detokenized),
     Route("GET", "/health", _health, "200 when requests are answered, else 503.", open=True),
-    Route("GET", "/health/live", _live, "200 while this process runs.", open=True),
+    Route("GET", "/health/live", lambda _, exchange: exchange.reply(b""), "200 while this process runs.", open=True),
     Route("GET", "/health/ready", _ready, "200 when new requests are taken, else 503.", open=True),
     Route("GET", "/metrics", _exposition, "Prometheus metrics, as text."),
     Route("GET", "/version", _version, "The engine's version.", answer=answers.Version),

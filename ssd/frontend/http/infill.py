@@ -15,7 +15,7 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
 from ssd.frontend.http import answers, bodies
 from ssd.frontend.http.bodies import Anything, Sampling, Text, ignored
-from ssd.frontend.http.completions import generates, take_back
+from ssd.frontend.http.completions import generates, prompts, take_back
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
@@ -65,17 +65,15 @@ async def complete(service: Service, exchange: Exchange, body: bodies.Completion
 
 async def _fill(service: Service, exchange: Exchange, body: bodies.CompletionRequest) -> None:
     """Replace the texts of a completion with a suffix by the ids of their prompts."""
-    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if len(given) > (most := service.manager.config.server.limits.max_prompts):
-        raise invalid("prompt", f"{len(given)} prompts in a request; at most {most} are accepted")
+    given = prompts(body.prompt, service.manager.config.server.limits.max_prompts)
     if body.echo:
         raise invalid("echo", "echo is of a prompt alone; leave suffix out")
-    prompts: list[str | int | list[int]] = []
+    filled: list[str | int | list[int]] = []
     for prompt in given:
         if not isinstance(prompt, str):
             raise invalid("suffix", "suffix: the prompt before it must be a text, too")
-        prompts.append(await _prompt(service, exchange, body, (prompt, body.suffix or "")))
-    body.prompt = prompts
+        filled.append(await _prompt(service, exchange, body, (prompt, body.suffix or "")))
+    body.prompt = filled
 
 
 async def _prompt(

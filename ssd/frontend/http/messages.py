@@ -518,10 +518,6 @@ def model_info(service: Service, name: str) -> ModelInfo:
     return ModelInfo(name, name, created, service.manager.config.max_model_len)
 
 
-def model_infos(service: Service, names: Sequence[str]) -> ModelInfos:
-    return ModelInfos([model_info(service, name) for name in names], names[0], names[-1])
-
-
 async def _asked(service: Service, exchange: Exchange) -> tuple[MessageRequest, ChatRequest]:
     exchange.name_request()
     body = await service.read(exchange, MessageRequest)
