@@ -72,18 +72,10 @@ def warm_up(runner: Runner, rows: int) -> None:
         )
 
 
-def read_features(arena: FeatureArena, tree: Tree, count: int) -> Tensor:
-    """Return the target's hidden states of the tokens before the next `count` path tokens, as far as they are there."""
-    before = tree.computed - 1
-    extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
-    return arena.read(tree.slot, before, tree.tags[before : before + count])
-
-
-class HeadDrafter(Drafter):
-    """Owns a head with its pages and chain cache. In `features` the target publishes its hidden states."""
+class FeatureDrafter(Drafter):
+    """A drafter that reads hidden states of the target, which publishes them in `features`."""
 
     recurrent = True
-    goes_on = False  # a forward reads what the one before has made
 
     def __init__(
         self,
@@ -96,8 +88,25 @@ class HeadDrafter(Drafter):
     ) -> None:
         super().__init__(config, runner, noise, vocab_size, chain_cache)
         self._features = features
-        self._head = cast(PairModel, runner.model)
-        self._read: dict[int, Tensor] = {}  # by request, the target's features for the next forward
+        self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
+
+    def _read_next(self, tree: Tree, count: int) -> int:
+        """Read the hidden states before the next `count` path tokens; return for how many of these they are there."""
+        before, model = tree.computed - 1, self.runner.model
+        extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
+        rows = self._features.read(tree.slot, before, tree.tags[before : before + count])
+        self._read[tree.request] = rows.to(model.device, model.dtype)
+        return len(rows)
+
+
+class HeadDrafter(FeatureDrafter):
+    """Owns a head with its pages and chain cache."""
+
+    goes_on = False  # a forward reads what the one before has made
+
+    @property
+    def _head(self) -> PairModel:
+        return cast(PairModel, self.runner.model)
 
     def blank_guess(self) -> Guess:
         hidden = torch.zeros(1, self._head.fused, dtype=self._head.dtype, device=self._head.device)
@@ -106,9 +115,7 @@ class HeadDrafter(Drafter):
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
         if not tokens or tree.computed >= tree.base:
             return tokens[:1]
-        rows = read_features(self._features, tree, min(len(tokens), tree.base - tree.computed))
-        self._read[tree.request] = rows.to(self._head.device, self._head.dtype)
-        return tokens[: len(rows)]
+        return tokens[: self._read_next(tree, min(len(tokens), tree.base - tree.computed))]
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> HeadContext:
         runner, parts, (placed, own) = self.runner, self._parts(paths, chains), self._placed(paths, chains)

@@ -10,46 +10,30 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
 
-from ssd.config.engine import EngineConfig
-from ssd.draft.drafter import ChainRows, Drafter, PathRow
-from ssd.draft.eagle3 import read_features
+from ssd.draft.drafter import ChainRows, PathRow
+from ssd.draft.eagle3 import FeatureDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
-from ssd.ipc.features import FeatureArena
 from ssd.models.block import MASK, BlockDraft
-from ssd.speculation.noise import NoiseCache
 
 
-class KVInjectionDrafter(Drafter):
-    """Owns a drafter whose keys and values of the text are injected. In `features` the target publishes its states."""
+class KVInjectionDrafter(FeatureDrafter):
+    """Owns a drafter whose keys and values of the text are injected."""
 
-    recurrent = True
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        runner: Runner,
-        noise: NoiseCache,
-        vocab_size: int,
-        features: FeatureArena,
-        chain_cache: ChainCache | None = None,
-    ) -> None:
-        super().__init__(config, runner, noise, vocab_size, chain_cache)
-        self._model, self._features = cast(BlockDraft, runner.model), features
-        self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
+    @property
+    def _model(self) -> BlockDraft:
+        return cast(BlockDraft, self.runner.model)
 
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
         missing = tree.base - tree.computed
         if not tokens or missing <= 0:
             return tokens
-        rows = read_features(self._features, tree, min(len(tokens), missing))
-        self._read[tree.request] = rows.to(self._model.device, self._model.dtype)
-        return tokens if len(rows) == missing else tokens[: len(rows)]
+        there = self._read_next(tree, min(len(tokens), missing))
+        return tokens if there == missing else tokens[:there]
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
