@@ -214,7 +214,7 @@ def _load(
     else:
         room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
         sizes = config.draft_num_pages, config.page_size, config.deterministic
-        runner = pacing.runner(model, *sizes, takes, attention, state_room=room)
+        runner = pacing.runner(takes, model, *sizes, attention, state_room=room)
     try:
         _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:

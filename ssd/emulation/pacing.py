@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ssd.config.emulation import ForwardTime
-from ssd.config.engine import CacheDType
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Result, Runner
-from ssd.execution.states import ROOM_FOR_ONE, StateRoom
 from ssd.models.interface import Model
 
 log = logging.getLogger("ssd.emulation")
@@ -36,21 +34,12 @@ class PacedRunner(Runner):
         return result
 
 
-def runner(
-    model: Model,
-    pages: int,
-    page_size: int,
-    deterministic: bool,
-    takes: ForwardTime | None,
-    attention: str = "auto",
-    cache_dtype: CacheDType = "auto",
-    state_room: StateRoom = ROOM_FOR_ONE,
-) -> Runner:
-    """Return a plain runner, or a paced one, with a cache in the model's type, if times are given."""
+def runner(takes: ForwardTime | None, model: Model, *sizes: Any, **fields: Any) -> Runner:
+    """Return a plain runner, or a paced one if times are given; `sizes` and `fields` are those of `Runner`."""
     if takes is None:
-        return Runner(model, pages, page_size, deterministic, attention, cache_dtype=cache_dtype, state_room=state_room)
+        return Runner(model, *sizes, **fields)
     log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(takes, model, pages, page_size, deterministic, attention, state_room=state_room)
+    return PacedRunner(takes, model, *sizes, **fields)
 
 
 def wait_until(end: float) -> None:

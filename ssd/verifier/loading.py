@@ -50,24 +50,22 @@ def load(
         _check_plain(config, cause)
     if config.synthetic is not None:
         model = synthetic.scripted(model, config.synthetic, "target", ranks)
-    sizes = config.num_pages, config.page_size, config.deterministic
+    sizes = config.num_pages, config.page_size, config.deterministic, config.attention
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
     runner: Runner
     static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
     static |= {"capture": not config.enforce_eager, "cache_dtype": config.kv_cache_dtype}
     if ranks.size > 1:
         if device.type == "cuda":
-            runner = StaticShardRunner(model, *sizes, config.attention, ranks=ranks, tell=tell, **static)
+            runner = StaticShardRunner(model, *sizes, ranks=ranks, tell=tell, **static)
         else:
-            runner = ShardRunner(
-                model, *sizes, config.attention, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype
-            )
+            runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype)
     elif device.type == "cuda" and config.emulate is None and not model.shape.states:
-        runner = StaticRunner(model, *sizes, config.attention, **static)
+        runner = StaticRunner(model, *sizes, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify
         room = StateRoom(config.max_num_seqs, TARGET_REACH)
-        runner = pacing.runner(model, *sizes, takes, config.attention, config.kv_cache_dtype, room)
+        runner = pacing.runner(takes, model, *sizes, cache_dtype=config.kv_cache_dtype, state_room=room)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             runner.warm_up(longest)

@@ -27,7 +27,7 @@ def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(pacing.time, "perf_counter", lambda: 100.0)
     monkeypatch.setattr(pacing, "wait_until", ends.append)
     model, rows = tiny_llama(), [Row([1, 2, 3], 0, range(4)), Row([4], 0, range(1, 4))]
-    logits = pacing.runner(model, 4, 16, False, ForwardTime(0.015, 0.001)).forward(rows)
+    logits = pacing.runner(ForwardTime(0.015, 0.001), model, 4, 16).forward(rows)
     assert ends == [100.0 + 0.015 + 4 * 0.001]
     assert torch.equal(logits, Runner(model, 4, 16).forward(rows))
 
@@ -43,7 +43,7 @@ def test_what_may_wait_is_done_while_a_device_computes(
     """Without one there is no such moment: it comes first."""
     happened: list[str] = []
     monkeypatch.setattr(pacing, "wait_until", lambda end: happened.append("waited"))
-    runner = pacing.runner(tiny_llama(), 64, 4, False, times)
+    runner = pacing.runner(times, tiny_llama(), 64, 4)
     computed = runner.states
 
     def noticed(*given: Any) -> Any:
@@ -58,7 +58,7 @@ def test_what_may_wait_is_done_while_a_device_computes(
 
 
 def test_without_times_a_runner_is_the_plain_one() -> None:
-    assert type(pacing.runner(tiny_llama(), 4, 16, False, None)) is Runner
+    assert type(pacing.runner(None, tiny_llama(), 4, 16)) is Runner
 
 
 def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
