@@ -49,10 +49,6 @@ def _halves(packed: np.ndarray) -> np.ndarray:
     return packed.copy().view("<f2").astype("f4")
 
 
-def _q4_0(blocks: np.ndarray) -> _Unpacked:
-    return _Unpacked(_fields(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]))
-
-
 def _q4_1(blocks: np.ndarray) -> _Unpacked:
     return _Unpacked(_fields(blocks[:, 4:], 16, 4), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
 
@@ -61,16 +57,8 @@ def _fifth_bits(blocks: np.ndarray) -> np.ndarray:
     return _fields(blocks[:, 4:], 16, 4) | _fields(blocks[:, :4], 1, 1) << 4
 
 
-def _q5_0(blocks: np.ndarray) -> _Unpacked:
-    return _Unpacked(_fifth_bits(blocks[:, 2:]), _halves(blocks[:, :2]))
-
-
 def _q5_1(blocks: np.ndarray) -> _Unpacked:
     return _Unpacked(_fifth_bits(blocks[:, 4:]), _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
-
-
-def _q8_0(blocks: np.ndarray) -> _Unpacked:
-    return _Unpacked(blocks[:, 2:] ^ 128, _halves(blocks[:, :2]))
 
 
 def _q2_k(blocks: np.ndarray) -> _Unpacked:
@@ -98,10 +86,6 @@ def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     return d * scales, -(d_lowest * lowest), d, -d_lowest
 
 
-def _q4_k(blocks: np.ndarray) -> _Unpacked:
-    return _Unpacked(_fields(blocks[:, 16:], 32, 4), *_heads_of_k(blocks))
-
-
 def _q5_k(blocks: np.ndarray) -> _Unpacked:
     codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
     return _Unpacked(codes, *_heads_of_k(blocks))
@@ -117,10 +101,6 @@ def _iq4(codes: np.ndarray) -> np.ndarray:
     import numpy as np
 
     return (np.array(_IQ4_VALUES) + 128).astype(np.uint8)[codes]
-
-
-def _iq4_nl(blocks: np.ndarray) -> _Unpacked:
-    return _Unpacked(_iq4(_fields(blocks[:, 2:], 16, 4)), _halves(blocks[:, :2]))
 
 
 def _iq4_xs(blocks: np.ndarray) -> _Unpacked:
@@ -146,17 +126,17 @@ class _Kind(NamedTuple):
 
 
 BLOCKS = {
-    "Q4_0": _Kind(32, 18, 8, _q4_0),
+    "Q4_0": _Kind(32, 18, 8, lambda blocks: _Unpacked(_fields(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]))),
     "Q4_1": _Kind(32, 20, 0, _q4_1),
-    "Q5_0": _Kind(32, 22, 16, _q5_0),
+    "Q5_0": _Kind(32, 22, 16, lambda blocks: _Unpacked(_fifth_bits(blocks[:, 2:]), _halves(blocks[:, :2]))),
     "Q5_1": _Kind(32, 24, 0, _q5_1),
-    "Q8_0": _Kind(32, 34, 128, _q8_0),
+    "Q8_0": _Kind(32, 34, 128, lambda blocks: _Unpacked(blocks[:, 2:] ^ 128, _halves(blocks[:, :2]))),
     "Q2_K": _Kind(256, 84, 0, _q2_k),
     "Q3_K": _Kind(256, 110, 4, _q3_k),
-    "Q4_K": _Kind(256, 144, 0, _q4_k),
+    "Q4_K": _Kind(256, 144, 0, lambda blocks: _Unpacked(_fields(blocks[:, 16:], 32, 4), *_heads_of_k(blocks))),
     "Q5_K": _Kind(256, 176, 0, _q5_k),
     "Q6_K": _Kind(256, 210, 32, _q6_k),
-    "IQ4_NL": _Kind(32, 18, 128, _iq4_nl),
+    "IQ4_NL": _Kind(32, 18, 128, lambda blocks: _Unpacked(_iq4(_fields(blocks[:, 2:], 16, 4)), _halves(blocks[:, :2]))),
     "IQ4_XS": _Kind(256, 136, 128, _iq4_xs),
     "MXFP4": _Kind(32, 17, E2M1_ZERO, _mxfp4),
 }
