@@ -191,7 +191,7 @@ def _list() -> None:
         else f"fallback: {HOW_TO_INSTALL}"
     )
     known = [
-        (kind, origin, ", ".join(one.kind for one in ARCHITECTURES.values() if one.model_type == kind))
+        (kind, origin, ", ".join(name for name, one in ARCHITECTURES.items() if one.names.model_type == kind))
         for kind, origin in registry.families().items()
     ]
     known.append(("any other causal language model", fallback, ""))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors that divide the frequencies of rotary embeddings: in every text, in long ones, in short ones."""
@@ -36,6 +36,14 @@ _GEMMA_NORMS = {
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
 
+class Names(NamedTuple):
+    """The names of an architecture: in a GGUF, as `model_type` of a config, and of its class in transformers."""
+
+    kind: str
+    model_type: str
+    class_name: str
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture: its config and the names of its tensors in Hugging Face's terms.
@@ -44,9 +52,7 @@ class Architecture:
     accepted with this value only, which changes nothing. `biased` parts must have a bias; if `optional` names a config
     field for a part, that field says whether it has one. `freq_factors` allows `rope_freqs.weight`."""
 
-    kind: str
-    model_type: str
-    class_name: str
+    names: Names
     layer: Mapping[str, str]  # {} in a name is the number of an expert in a stack
     fields: Mapping[str, str] = field(default_factory=lambda: _EPS)
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
@@ -71,9 +77,7 @@ class Architecture:
 
 
 _LLAMA = Architecture(
-    "llama",
-    "llama",
-    "LlamaForCausalLM",
+    Names("llama", "llama", "LlamaForCausalLM"),
     _NORMS | _ATTENTION | _FEED_FORWARD,
     as_without={"logit_scale": 1.0},
     optional=dict.fromkeys(_ATTENTION, "attention_bias") | dict.fromkeys(_FEED_FORWARD, "mlp_bias"),
@@ -81,9 +85,7 @@ _LLAMA = Architecture(
     freq_factors=True,
 )
 _QWEN2 = Architecture(
-    "qwen2",
-    "qwen2",
-    "Qwen2ForCausalLM",
+    Names("qwen2", "qwen2", "Qwen2ForCausalLM"),
     _NORMS | _ATTENTION | _FEED_FORWARD,
     constants={"hidden_act": "silu", "use_sliding_window": False},
     biased=frozenset(("attn_q", "attn_k", "attn_v")),
@@ -91,18 +93,14 @@ _QWEN2 = Architecture(
 )
 _QWEN3 = replace(
     _QWEN2,
-    kind="qwen3",
-    model_type="qwen3",
-    class_name="Qwen3ForCausalLM",
+    names=Names("qwen3", "qwen3", "Qwen3ForCausalLM"),
     layer=_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
     constants={**_QWEN2.constants, "attention_bias": False},
     biased=frozenset(),
 )
 _QWEN3_MOE = replace(
     _QWEN3,
-    kind="qwen3moe",
-    model_type="qwen3_moe",
-    class_name="Qwen3MoeForCausalLM",
+    names=Names("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"),
     layer=_NORMS | _HEAD_NORMS | _ATTENTION | _EXPERTS,
     fields={
         **_EPS,
@@ -115,9 +113,7 @@ _QWEN3_MOE = replace(
     freq_factors=False,
 )
 _GEMMA2 = Architecture(
-    "gemma2",
-    "gemma2",
-    "Gemma2ForCausalLM",
+    Names("gemma2", "gemma2", "Gemma2ForCausalLM"),
     _GEMMA_NORMS | _ATTENTION | _FEED_FORWARD,
     fields={
         **_EPS,
@@ -132,17 +128,13 @@ _GEMMA2 = Architecture(
 )
 _GEMMA3 = replace(
     _GEMMA2,
-    kind="gemma3",
-    model_type="gemma3_text",
-    class_name="Gemma3ForCausalLM",
+    names=Names("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
     layer=_GEMMA_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
     pattern=6,
     large=62,
 )
 _GPT2 = Architecture(
-    "gpt2",
-    "gpt2",
-    "GPT2LMHeadModel",
+    Names("gpt2", "gpt2", "GPT2LMHeadModel"),
     {
         "attn_norm": "ln_1",
         "attn_qkv": "attn.c_attn",
@@ -165,9 +157,7 @@ _GPT2 = Architecture(
     rope=False,
 )
 _PHI3 = Architecture(
-    "phi3",
-    "phi3",
-    "Phi3ForCausalLM",
+    Names("phi3", "phi3", "Phi3ForCausalLM"),
     {
         **_NORMS,
         "attn_qkv": "self_attn.qkv_proj",
@@ -180,9 +170,7 @@ _PHI3 = Architecture(
     partly=True,
 )
 _OLMO2 = Architecture(
-    "olmo2",
-    "olmo2",
-    "Olmo2ForCausalLM",
+    Names("olmo2", "olmo2", "Olmo2ForCausalLM"),
     {
         **_ATTENTION,
         **_HEAD_NORMS,
@@ -193,9 +181,7 @@ _OLMO2 = Architecture(
     constants={"hidden_act": "silu", "attention_bias": False},
 )
 _GPT_OSS = Architecture(
-    "gpt-oss",
-    "gpt_oss",
-    "GptOssForCausalLM",
+    Names("gpt-oss", "gpt_oss", "GptOssForCausalLM"),
     {
         **_ATTENTION,
         **_EXPERTS,
@@ -216,9 +202,7 @@ _GPT_OSS = Architecture(
 )
 _GRANITE = replace(
     _LLAMA,
-    kind="granite",
-    model_type="granite",
-    class_name="GraniteForCausalLM",
+    names=Names("granite", "granite", "GraniteForCausalLM"),
     fields={
         **_EPS,
         "attention.scale": "attention_multiplier",
@@ -248,9 +232,7 @@ _DELTA = {
     **_HEAD_NORMS,
 }
 _QWEN35 = Architecture(
-    "qwen35",
-    "qwen3_5_text",
-    "Qwen3_5ForCausalLM",
+    Names("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM"),
     _DELTA | _FEED_FORWARD | {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"},
     fields={
         **_EPS,
@@ -270,9 +252,7 @@ _QWEN35 = Architecture(
 )
 _QWEN35_MOE = replace(
     _QWEN35,
-    kind="qwen35moe",
-    model_type="qwen3_5_moe_text",
-    class_name="Qwen3_5MoeForCausalLM",
+    names=Names("qwen35moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     layer={**{part: name for part, name in _QWEN35.layer.items() if part not in _FEED_FORWARD}, **_EXPERTS}
     | _SHARED_EXPERT,
     fields={
@@ -283,16 +263,12 @@ _QWEN35_MOE = replace(
 )
 _QWEN3_NEXT = replace(
     _QWEN35_MOE,
-    kind="qwen3next",
-    model_type="qwen3_next",
-    class_name="Qwen3NextForCausalLM",
+    names=Names("qwen3next", "qwen3_next", "Qwen3NextForCausalLM"),
     layer=_DELTA | _EXPERTS | _SHARED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba"},
     constants={**_QWEN3_MOE.constants, "use_sliding_window": False},
 )
 _LFM2 = Architecture(
-    "lfm2",
-    "lfm2",
-    "Lfm2ForCausalLM",
+    Names("lfm2", "lfm2", "Lfm2ForCausalLM"),
     {
         **_ATTENTION,
         "attn_output": "self_attn.out_proj",
@@ -317,10 +293,10 @@ _ALL = (
     *(_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _GPT_OSS, _PHI3, _OLMO2, _GRANITE),
     *(_QWEN35, _QWEN35_MOE, _QWEN3_NEXT, _LFM2),
 )
-ARCHITECTURES: Mapping[str, Architecture] = {one.kind: one for one in _ALL}
+ARCHITECTURES: Mapping[str, Architecture] = {one.names.kind: one for one in _ALL}
 """`general.architecture` of a GGUF -> its table."""
 
 
 def architecture_of(model_type: object) -> Architecture:
     """Return the architecture of a GGUF beside a config of this `model_type`; llama if no other has it."""
-    return next((one for one in ARCHITECTURES.values() if one.model_type == model_type), _LLAMA)
+    return next((one for one in ARCHITECTURES.values() if one.names.model_type == model_type), _LLAMA)

@@ -82,8 +82,8 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
         if name in shapes and not allowed[name]:
             raise UsageError(f"tensor {name!r} is not supported in architecture {kind!r}")
     config = {
-        "architectures": [arch.class_name],
-        "model_type": arch.model_type,
+        "architectures": [arch.names.class_name],
+        "model_type": arch.names.model_type,
         "dtype": "float32",
         "attention_dropout": 0.0,
         **{name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKENS},
@@ -131,7 +131,7 @@ def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> N
     ) - (arch.as_without.keys())
     same = {**_AS_WITHOUT, **arch.as_without}
     for key, value in fields.items():
-        name = key.removeprefix(f"{arch.kind}.")
+        name = key.removeprefix(f"{arch.names.kind}.")
         if name != key and name not in known and (name not in same or value != same[name]):
             raise UsageError(f"{key} {value!r} is not supported")
 

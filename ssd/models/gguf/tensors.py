@@ -156,9 +156,9 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
         case [part, ("weight" | "bias") as kind] if part in arch.top:
             placed = f"{arch.top[part]}.{kind}"
         case _:
-            raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+            raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.names.kind!r}")
     if kind == "bias" and part not in arch.biased and not config.get(arch.optional.get(part, "")):
-        raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.kind!r}")
+        raise UsageError(f"GGUF tensor {name!r} is not part of a model of architecture {arch.names.kind!r}")
     return part, kind, placed
 
 
