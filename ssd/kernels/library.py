@@ -6,6 +6,7 @@ import ctypes
 from array import array
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,141 +14,104 @@ from torch import Tensor
 from ssd.kernels import build
 
 
+def _declared(*fields: tuple[type[Any], str]) -> list[tuple[str, type[Any]]]:
+    """Return the fields of a structure from their types, each with the names that C declares with it."""
+    return [(name, kind) for kind, names in fields for name in names.split(", ")]
+
+
 class Store(ctypes.Structure):
     """`store_t` of kernels.h."""
 
-    _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("layer_size", c_int64),
-        ("cell", c_int64),
-        ("slots", c_void_p),
-        ("begin", c_void_p),
-        ("count", c_void_p),
-        ("longest", c_int64),
+    _fields_ = _declared(
+        (c_void_p, "keys, values"),
+        (c_int64, "layer_size, cell"),
+        (c_void_p, "slots, begin, count"),
+        (c_int64, "longest"),
     )
 
 
 class Attend(ctypes.Structure):
     """`attend_t` of kernels.h."""
 
-    _fields_ = (
-        ("shared", POINTER(Store)),
-        ("own", POINTER(Store)),
-        ("q", c_void_p),
-        ("out", c_void_p),
-        ("q_stride", c_int64),
-        ("layer", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("dim", c_int64),
-        ("window", c_int64),
-        ("scale", c_float),
-        ("cap", c_float),
-        ("sinks", c_void_p),
+    _fields_ = _declared(
+        (POINTER(Store), "shared, own"),
+        (c_void_p, "q, out"),
+        (c_int64, "q_stride, layer, heads, kv_heads, dim, window"),
+        (c_float, "scale, cap"),
+        (c_void_p, "sinks"),
     )
 
 
 class Product(ctypes.Structure):
     """`product_t` of kernels.h."""
 
-    _fields_ = (
-        ("inputs", c_int64),
-        ("outputs", c_int64),
-        ("bytes", c_int64),
-        ("bits", c_int64),
-        ("group", c_int64),
-        ("zero", c_int64),
-        ("offsets", c_int64),
-        ("wide", c_int64),
-        ("parts", c_int64),
-        ("rowwise", c_int64),
-        ("span", c_int64),
-        ("columns", c_int64),
-        ("half", c_int64),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("next", c_void_p),
-        ("named", c_int64),
-        ("table", c_uint8 * 16),
+    _fields_ = _declared(
+        (c_int64, "inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise, span, columns, half"),
+        (c_void_p, "weight, bias, next"),
+        (c_int64, "named"),
+        (c_uint8 * 16, "table"),
     )
 
 
 class Layer(ctypes.Structure):
     """`layer_t` of kernels.h."""
 
-    _fields_ = (
-        ("attention_norm", c_void_p),
-        ("forward_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("token_norm", c_void_p),
-        ("eps", c_float),
-        ("qkv", Product),
-        ("out", Product),
-        ("gate_up", Product),
-        ("down", Product),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("dim", c_int64),
-        ("scale", c_float),
-        ("window", c_int64),
-        ("normed_residual", c_int64),
+    _fields_ = _declared(
+        (c_void_p, "attention_norm, forward_norm, q_norm, k_norm, token_norm"),
+        (c_float, "eps"),
+        (Product, "qkv, out, gate_up, down"),
+        (c_int64, "heads, kv_heads, dim"),
+        (c_float, "scale"),
+        (c_int64, "window, normed_residual"),
     )
 
 
 class View(ctypes.Structure):
     """`view_t` of kernels.h."""
 
-    _fields_ = (("shared", POINTER(Store)), ("own", POINTER(Store)), ("tokens", c_int64))
+    _fields_ = _declared((POINTER(Store), "shared, own"), (c_int64, "tokens"))
 
 
 class Model(ctypes.Structure):
     """`model_t` of guess.c."""
 
-    _fields_ = (
-        ("embedding", POINTER(Product)),
-        ("layers", POINTER(Layer)),
-        ("count", c_int64),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("norm", c_void_p),
-        ("eps", c_float),
-        ("head", Product),
-        ("ids", c_void_p),
-        ("table", POINTER(Product)),
-        ("mask", c_void_p),
-        ("first", POINTER(Product)),
-        ("second", POINTER(Product)),
+    _fields_ = _declared(
+        (POINTER(Product), "embedding"),
+        (POINTER(Layer), "layers"),
+        (c_int64, "count"),
+        (c_void_p, "cosines, sines, norm"),
+        (c_float, "eps"),
+        (Product, "head"),
+        (c_void_p, "ids"),
+        (POINTER(Product), "table"),
+        (c_void_p, "mask"),
+        (POINTER(Product), "first, second"),
     )
 
 
 class Ask(ctypes.Structure):
     """`ask_t` of guess.c."""
 
-    _fields_ = (
-        ("index", c_int64),
-        ("before", c_int64),
-        ("after", c_int64),
-        ("text", c_void_p),
-        ("texts", c_int64),
-        ("noise", c_void_p),
-        ("temperature", c_float),
-        ("key", c_int32 * 2),
+    _fields_ = _declared(
+        (c_int64, "index, before, after"),
+        (c_void_p, "text"),
+        (c_int64, "texts"),
+        (c_void_p, "noise"),
+        (c_float, "temperature"),
+        (c_int32 * 2, "key"),
     )
 
 
 class Changes(ctypes.Structure):
     """`changes_t` of kernels.h."""
 
-    _fields_ = (
-        ("kept", c_void_p),
-        ("made", c_void_p),
-        ("size", c_int64),
-        ("entries", c_void_p),
-        ("total", c_int64),
-        ("rows", c_void_p),
-        ("count", c_int64),
+    _fields_ = _declared(
+        (c_void_p, "kept, made"),
+        (c_int64, "size"),
+        (c_void_p, "entries"),
+        (c_int64, "total"),
+        (c_void_p, "rows"),
+        (c_int64, "count"),
     )
 
 
@@ -157,49 +121,33 @@ MAX_WINDOW = 64
 class Convolution(ctypes.Structure):
     """`convolution_t` of kernels.h."""
 
-    _fields_ = (
-        ("changes", Changes),
-        ("states", c_void_p),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("y", c_void_p),
-        ("channels", c_int64),
-        ("window", c_int64),
-        ("silu", c_int64),
+    _fields_ = _declared(
+        (Changes, "changes"),
+        (c_void_p, "states, weight, bias, y"),
+        (c_int64, "channels, window, silu"),
     )
 
 
 class Delta(ctypes.Structure):
     """`delta_t` of kernels.h."""
 
-    _fields_ = (
-        ("changes", Changes),
-        ("states", c_void_p),
-        ("queries", c_void_p),
-        ("query_stride", c_int64),
-        ("decay", c_void_p),
-        ("dt_bias", c_void_p),
-        ("y", c_void_p),
-        ("prepared", c_void_p),
-        ("heads", c_int64),
-        ("key_heads", c_int64),
-        ("key_dim", c_int64),
-        ("value_dim", c_int64),
-        ("tiled", c_int64),
+    _fields_ = _declared(
+        (Changes, "changes"),
+        (c_void_p, "states, queries"),
+        (c_int64, "query_stride"),
+        (c_void_p, "decay, dt_bias, y, prepared"),
+        (c_int64, "heads, key_heads, key_dim, value_dim, tiled"),
     )
 
 
 class Suffixes(ctypes.Structure):
     """`suffixes_t` of kernels.h."""
 
-    _fields_ = (
-        ("blocks", c_int64),
-        ("next", c_int64),
-        ("mask", c_int64),
-        ("tokens", c_void_p),
-        ("links", c_void_p * 2),
-        ("heads", c_void_p * 2),
-        ("headers", c_void_p),
+    _fields_ = _declared(
+        (c_int64, "blocks, next, mask"),
+        (c_void_p, "tokens"),
+        (c_void_p * 2, "links, heads"),
+        (c_void_p, "headers"),
     )
 
 
@@ -209,13 +157,10 @@ SUFFIX_TAIL = 32
 class SuffixText(ctypes.Structure):
     """`suffix_text_t` of kernels.h."""
 
-    _fields_ = (
-        ("scope", c_uint64),
-        ("block", c_int64),
-        ("end", c_int64),
-        ("owns", c_int64),
-        ("length", c_int64),
-        ("tail", c_int32 * SUFFIX_TAIL),
+    _fields_ = _declared(
+        (c_uint64, "scope"),
+        (c_int64, "block, end, owns, length"),
+        (c_int32 * SUFFIX_TAIL, "tail"),
     )
 
 
