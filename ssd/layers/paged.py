@@ -85,6 +85,7 @@ class PagedAttention(Protocol):
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
         """Return the attention's output [queries, heads * dim]."""
+        return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
@@ -98,13 +99,10 @@ class PagedAttention(Protocol):
         """Attend to two disjoint sets of keys in one softmax; return [queries, heads * dim]."""
 
 
-class TorchAttention:
+class TorchAttention(PagedAttention):
     """The reference backend, for few queries and short sequences: gathers all keys a row could have for every query.
 
     Computes in float32 at least."""
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN

@@ -13,7 +13,7 @@ from torch import Tensor
 from ssd.errors import UsageError
 from ssd.kernels.gpu import launch_options, processors_of
 from ssd.layers.attention import PLAIN, Scores
-from ssd.layers.paged import PagedKeys, PagedRows
+from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows
 from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 
 # Most queries (tokens times heads) of a program, and keys that it reads at a time; fewer for heads wider than 128.
@@ -38,7 +38,7 @@ class Tiling:
     chunk: int
 
 
-class TritonAttention:
+class TritonAttention(PagedAttention):
     """A `ssd.layers.paged.PagedAttention` by Triton. `processors`: multiprocessors to keep busy, by default all."""
 
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
@@ -66,9 +66,6 @@ class TritonAttention:
             # Powers of two, so that there are few kernels to compile.
             splits, chunk = min(_power_of_two(wanted), _MOST_SPLITS, _power_of_two(-(-rows.reach // block_n))), 0
         return Tiling(block_m, block_n, max(16, _power_of_two(dim)), blocks, splits, chunk)
-
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
