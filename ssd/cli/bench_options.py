@@ -20,7 +20,7 @@ from ssd.cli.option_types import FanOut, Lookahead
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
-from ssd.emulation.agreement import PRESETS, Preset, agreement_of
+from ssd.emulation.agreement import PRESETS, Preset, stated_agreement
 from ssd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -275,27 +275,15 @@ def emulation(
     asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
 ) -> Emulation | None:
     """Return the emulation, or None if nothing is emulated; raise UsageError for options that contradict."""
-    if length is None and hit_rate is not None:
-        raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
-    if devices is None and length is None:
+    lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
+    agreement = stated_agreement(length, hit_rate, lookahead, fan_out)
+    if devices is None and agreement is None:
         return None
     times = devices.times if isinstance(devices, Preset) else devices
-    if length is not None:
-        agreement = agreement_of(length, hit_rate, *_lengths(asked))
-    elif isinstance(devices, Preset):
+    if agreement is None and isinstance(devices, Preset):
         if len(asked.temperatures) != 1:
             raise UsageError(f"--emulate {devices.name} needs one temperature, on which its acceptance depends")
         agreement = devices.agreement(asked.temperatures[0])
-    else:
-        return Emulation(times, None)
-    if asked.dataset != datasets.RANDOM:
+    if agreement is not None and asked.dataset != datasets.RANDOM:
         raise UsageError(f"a scripted pair reads no texts: --dataset {datasets.RANDOM}, not {asked.dataset}")
     return Emulation(times, agreement)
-
-
-def _lengths(asked: BenchOptions) -> tuple[int, int]:
-    """Return the K and F for which acceptance length and hit rate are stated; raise UsageError without them."""
-    lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
-    if not lookahead or isinstance(fan_out, str) or len(fan_out) != 1:
-        raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
-    return lookahead, fan_out[0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.params import FanOutChoice
 from ssd.errors import UsageError
 from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import MOST, hit_chance
@@ -15,6 +16,21 @@ from ssd.speculation.theory import acceptance_for
 
 MOST_DECOYS = MOST + 1  # with this many, no fan-out holds the right token
 _HALVINGS = 60
+
+
+def stated_agreement(
+    length: float | None, hit_rate: float | None, lookahead: int, fan_out: FanOutChoice
+) -> Agreement | None:
+    """Return the agreement that --synthetic-acceptance-length states, with -k and -f; None if it is not given.
+
+    Raises UsageError for options that say too little, and as `agreement_of` does."""
+    if length is None:
+        if hit_rate is not None:
+            raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
+        return None
+    if not lookahead or isinstance(fan_out, str) or len(fan_out) != 1:
+        raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
+    return agreement_of(length, hit_rate, lookahead, fan_out[0])
 
 
 def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:

@@ -26,7 +26,7 @@ from ssd.config.params import (
     fan_out_fields,
     in_words,
 )
-from ssd.emulation.agreement import agreement_of
+from ssd.emulation.agreement import stated_agreement
 from ssd.errors import RequestError, UsageError
 from ssd.models.pull import BUILTIN
 from ssd.speculation import backups as speculators
@@ -171,17 +171,11 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     def synthetic(self) -> Agreement | None:
         """Return the wanted agreement of models of random weights; None if not asked for. Raises UsageError."""
         length, hit_rate = self.synthetic_acceptance_length, self.synthetic_hit_rate
-        if length is None:
-            if hit_rate is not None:
-                raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
-            return None
-        if self.load_format != "dummy":
+        if length is not None and self.load_format != "dummy":
             raise UsageError(
                 "--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do"
             )
-        if not self.num_speculative_tokens or isinstance(self.fan_out, str) or len(self.fan_out) != 1:
-            raise UsageError("--synthetic-acceptance-length needs -k and -f, a number each, which it is stated for")
-        return agreement_of(length, hit_rate, self.num_speculative_tokens, self.fan_out[0])
+        return stated_agreement(length, hit_rate, self.num_speculative_tokens, self.fan_out)
 
     def draft_revisions(self, drafts: int) -> list[str | None]:
         """Return a revision for each of this number of `drafts`. Raises UsageError."""
