@@ -184,10 +184,9 @@ def _with_options(base: Profile, name: str, given: dict[str, Any]) -> tuple[Prof
 
 def _print(report: PlanReport) -> None:
     output = console()
-    tables, sentences = (_tables, _sentences) if report.here is None else (_tables_here, _sentences_here)
-    for table in tables(report):
+    for table in _tables(report):
         output.print(grid(*table))
-    for line in sentences(report):
+    for line in (_sentences if report.here is None else _sentences_here)(report):
         output.print(f"- {line}", soft_wrap=True, highlight=False)
 
 
@@ -268,17 +267,13 @@ def _batch_json(pair: Pair, found: Forecast, even: BreakEven) -> dict[str, Any]:
 
 
 def _tables(report: PlanReport) -> Iterator[_Table]:
-    yield _inputs(report)
-    for found in report.forecasts:
-        yield _speeds(found, report.grid)
+    if report.here is None:
+        yield _inputs(report)
+        for found in report.forecasts:
+            yield _speeds(found, report.grid)
     yield _best(report)
-    yield _break_even(report)
-    if report.links:
-        yield _links(report)
-
-
-def _tables_here(report: PlanReport) -> Iterator[_Table]:
-    yield _best(report)
+    if report.here is None:
+        yield _break_even(report)
     if report.links:
         yield _links(report)
 
