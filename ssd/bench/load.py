@@ -15,6 +15,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from ssd.bench.figures import Row
 from ssd.bench.outputs import bar
 from ssd.client import AsyncClient, Prompt
@@ -190,21 +192,13 @@ def _spread(name: str, seconds: Sequence[float]) -> Row:
     """Return mean, median, deviation and 99th percentile in ms; nothing if there are no values."""
     if not seconds:
         return {}
-    times = sorted(1e3 * value for value in seconds)
+    times = [1e3 * value for value in seconds]
     return {
         f"mean_{name}_ms": statistics.fmean(times),
         f"median_{name}_ms": statistics.median(times),
         f"std_{name}_ms": statistics.pstdev(times),
-        f"p99_{name}_ms": percentile(times, 0.99),
+        f"p99_{name}_ms": float(np.quantile(times, 0.99)),
     }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values, interpolated between its two neighbours."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _speculation(answers: Sequence[Answer]) -> Row:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ssd.bench.load import Answer, Pass, drive, equal_answers, load_figures, most_open, percentile, poisson
+from ssd.bench.load import Answer, Pass, drive, equal_answers, load_figures, most_open, poisson
 from ssd.client import Prompt
 from ssd.config.params import SamplingParams
 from ssd.ipc.public import Metrics
@@ -110,6 +110,5 @@ def test_ids_are_compared_where_both_were_completed() -> None:
     assert found == {"answers": 2, "equal_to_ar": 1}
 
 
-def test_percentiles_lie_between_values() -> None:
-    assert [percentile([0.0, 10.0], share) for share in (0.0, 0.25, 1.0)] == [0, 2.5, 10]
-    assert percentile([4.0], 0.99) == 4.0
+def test_a_percentile_of_one_value_is_that_value() -> None:
+    assert load_figures([Pass([TWO], 1.0)])["p99_ttft_ms"] == pytest.approx(300)
