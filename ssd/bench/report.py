@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ssd.bench.emulated import Emulation
 
+_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "chunk_gap": "chunk gap", "e2el": "E2E"}
 # Title of a table ("" is the first) -> its columns: key of a row -> heading.
 _TABLES = {
     "": {
@@ -37,16 +38,9 @@ _TABLES = {
         "equal_to_ar": "ids = ar",
     },
     "latencies in ms": {
-        "median_ttft_ms": "TTFT",
-        "p99_ttft_ms": "p99",
-        "median_tpot_ms": "TPOT",
-        "p99_tpot_ms": "p99",
-        "median_itl_ms": "ITL",
-        "p99_itl_ms": "p99",
-        "median_chunk_gap_ms": "chunk gap",
-        "p99_chunk_gap_ms": "p99",
-        "median_e2el_ms": "E2E",
-        "p99_e2el_ms": "p99",
+        f"{figure}_{key}_ms": heading
+        for key, title in _LATENCIES.items()
+        for figure, heading in (("median", title), ("p99", "p99"))
     },
     "rounds": {
         "acceptance_length": "tokens",
