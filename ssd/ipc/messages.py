@@ -5,7 +5,7 @@ these messages). Each section below is one connection; the `Direction`s at the e
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -378,7 +378,9 @@ def internal(union: Any) -> public.Direction:
 
 PEER_TO_TARGET = internal(Hello | Readers | Submit | Abort)
 TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
-TARGET_TO_DRAFT = internal(Ready | Refused | Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin | Leave)
+Told: TypeAlias = Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin
+"""Messages of a target to a draft, on this machine or another one."""
+TARGET_TO_DRAFT = internal(Ready | Refused | Told | Leave)
 RANK_STEP = internal(RankStep)
 CHILD_TO_SUPERVISOR = internal(Status | Loading | DraftWanted | FrontendReport)
 SUPERVISOR_TO_CHILD = internal(Drain | TargetLost | Watch)

@@ -14,11 +14,12 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ssd.config.params import MAX_IN_FLIGHT, MAX_LOOKAHEAD, Speculation, TokenId
 from ssd.errors import RequestError
 from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
-from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Rejoin, Release, Retune
+from ssd.ipc.messages import Admit, Launched, Outcomes, Rejoin, Release, Retune, Told
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
 
 LINK_VERSION = 201
@@ -153,20 +154,7 @@ class Beat(LinkMessage, frozen=True):
 
 DRAFT_TO_RECEIVER = Direction(LINK_VERSION, msgspec.msgpack.Decoder(Offer | Joined | Published))
 RECEIVER_TO_DRAFT = Direction(
-    LINK_VERSION,
-    msgspec.msgpack.Decoder(
-        Terms
-        | TargetVocabulary
-        | NotAccepted
-        | Beat
-        | Admit
-        | Outcomes
-        | Launched
-        | Retune
-        | Release
-        | Rehearse
-        | Rejoin
-    ),
+    LINK_VERSION, msgspec.msgpack.Decoder(Terms | TargetVocabulary | NotAccepted | Beat | Told)
 )
 
 
@@ -281,11 +269,4 @@ class LinkBoard(DraftBoard):
         for start in range(0, len(entries), ENTRIES):
             self._send(Published(entries[start : start + ENTRIES]))
         if counted:
-            self._send(
-                Published(
-                    progress=counted["progress"],
-                    steps=counted["steps"],
-                    nanoseconds=counted["nanoseconds"],
-                    grown=counted["grown"],
-                )
-            )
+            self._send(replace(Published(), **counted))

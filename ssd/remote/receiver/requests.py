@@ -40,9 +40,6 @@ class Requests:
         self.tokens = 0  # committed with a draft
         self.debt = 0.0
 
-    def clear(self) -> None:
-        self._known.clear()
-
     # -- the target's messages --------------------------------------------------------------------------------------
 
     def told(self, message: Message, rtt: float) -> list[Message]:
@@ -65,7 +62,7 @@ class Requests:
             for request in message.requests:
                 self._known.pop(request, None)
         elif isinstance(message, Rejoin):
-            self.clear()
+            self._known.clear()
         return [message]
 
     @property
