@@ -135,7 +135,7 @@ class _Board:
         self._memory = mmap.mmap(descriptor, size_bytes(slots))
         words: Words = np.frombuffer(self._memory, dtype=np.int64)
         self._header = words[:_HEADER_WORDS]
-        self._slots = words[_HEADER_WORDS:].reshape(slots, ENTRIES, _WORDS)
+        self.slots = words[_HEADER_WORDS:].reshape(slots, ENTRIES, _WORDS)  # in place: a device may look up there
 
 
 class DraftBoard:
@@ -202,7 +202,7 @@ class BoardWriter(_Board, DraftBoard):
             row[CHECKSUM] = _summed(row)
             found.append(row)
         self._version += 1
-        where = self._slots[slot]
+        where = self.slots[slot]
         for entry in entries:
             where[entry, VERSION] = 0
         if failpoints.is_armed("draft.mid_write"):
@@ -216,7 +216,7 @@ class BoardWriter(_Board, DraftBoard):
         failpoints.reach("draft.after_commit")
 
     def clear(self, slot: int) -> None:
-        self._slots[slot, :, VERSION] = 0
+        self.slots[slot, :, VERSION] = 0
 
     def count(self, progress: int, steps: int = 0, nanoseconds: int = 0, grown: int = 0) -> None:
         self._header[_PROGRESS] += progress
@@ -241,16 +241,11 @@ class BoardReader(_Board):
         self.vocab_size = vocab_size
         self.rejected = self.stale = 0
 
-    def lookup(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> list[int] | None:
-        """Return the ids cached for an outcome, at most `most`; None on a miss. See `find`."""
-        found = self.find(slot, key, most)
-        return None if found is None else found.ids
-
     def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
         """Return the entry for an outcome with the ids that exist now, at most `most`; None on a miss.
 
         An entry whose chain has no token yet has no ids."""
-        entries = self._slots[slot]
+        entries = self.slots[slot]
         # Few entries have the same token, so few keys are left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
             before = entries[index, VERSION]
@@ -272,23 +267,18 @@ class BoardReader(_Board):
         """Return the place of an entry that `find` returned.
 
         Use it for statistics only: the draft may overwrite the entry meanwhile."""
-        return Place(*self._slots[slot, entry, _PLACE].tolist())
+        return Place(*self.slots[slot, entry, _PLACE].tolist())
 
     def prepared(self, slot: int, key: Key) -> dict[int, int]:
         """Return the fan-out by accepted length, over the entries for the key's round.
 
         Count the look-up in `stale` if the slot has entries, but none for that round. Use the result for statistics
         only: it may lack entries that are being written."""
-        rows = self._slots[slot]
+        rows = self.slots[slot]
         written = rows[:, VERSION] != 0
         mine = written & (rows[:, EPOCH:_ACCEPTED] == key[: _ACCEPTED - EPOCH]).all(axis=1)
         self.stale += bool(written.any() and not mine.any())
         return dict(rows[mine][:, [_ACCEPTED, FAN_OUT]].tolist())
-
-    @property
-    def slots(self) -> Words:
-        """Return the entries in place, int64 [slots, ENTRIES, words], for look-ups on a device."""
-        return self._slots
 
     def link(self) -> LinkFigures | None:
         """Return the figures of the link; None without a link, or if a figure is impossible."""

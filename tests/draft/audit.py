@@ -19,6 +19,7 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.sampling import Law
+from tests.boards import lookup
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, Texts, config, params
 from tests.exactness.plain import Plain
 from tests.models import tiny
@@ -164,12 +165,12 @@ class Auditor:
     def _check_published(self, tree: Tree) -> None:
         """What the board says at any depth is what the draft alone would write after that outcome."""
         for chain in tree.chains:
-            ids = self._draft.board.lookup(tree.slot, tree.key(chain.fork, chain.tokens[0])) or []
+            ids = lookup(self._draft.board, tree.slot, tree.key(chain.fork, chain.tokens[0])) or []
             assert len(ids) == min(chain.computed, tree.lookahead) or (self._retuned and len(ids) <= chain.computed)
             self._check_text(tree, [*tree.tokens, *tree.trunk[: chain.fork], chain.tokens[0]], ids)
             self.depths.add(len(ids))
         if tree.answers is not None:
-            ids = self._draft.board.lookup(tree.slot, tree.answers) or []
+            ids = lookup(self._draft.board, tree.slot, tree.answers) or []
             assert ids == tree.trunk[: len(ids) if self._retuned else tree.lookahead]
             self._check_text(tree, tree.tokens, ids)
             self.trunks.add(len(ids))

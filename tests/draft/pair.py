@@ -41,6 +41,7 @@ from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.proposer import BoardProposer, NoProposer
 from ssd.verifier.verification import FeatureExport, PlainVerification
+from tests.boards import lookup
 
 PAGE_SIZE = 4
 VOCABULARY = 131
@@ -187,7 +188,7 @@ class ScriptedTarget:
         it."""
         key = Key(self.draft.epoch, self.request, self.round, len(self.tokens), accepted, token)
         sd = self.speculation.mode == "sd"
-        found = [] if sd else self.draft.board.lookup(self.request, key, most) or []
+        found = [] if sd else lookup(self.draft.board, self.request, key, most) or []
         self.tokens += [*self.in_flight[:accepted], token]
         self.round += 1
         self.in_flight = found
@@ -206,7 +207,7 @@ class ScriptedTarget:
     def launch(self, most: int) -> None:
         """Verify at most `most` tokens of the backup."""
         assert self._missed is not None
-        self.in_flight = self.draft.board.lookup(self.request, self._missed, most) or []
+        self.in_flight = lookup(self.draft.board, self.request, self._missed, most) or []
         self._missed = None
         self.draft.hear(Launched([Launch(self.request, self.round, len(self.in_flight))]))
 

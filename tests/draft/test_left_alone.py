@@ -54,7 +54,7 @@ def scribbling(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..
 
     def scribble(slot: int, entries: Sequence[int], *rest: Any) -> None:
         publish(slot, entries, *rest)
-        writer._slots[slot, list(entries), -1] += 1
+        writer.slots[slot, list(entries), -1] += 1
 
     return scribble
 

@@ -273,7 +273,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(seed=numbers, how=st.sampled_from(SCRIBBLES))
     def scribble(self, seed: int, how: str) -> None:
         """Over the board: ids that could be, any word, whole entries to where they do not belong, and its counters."""
-        dice, slots = random.Random(seed), self.reader._slots
+        dice, slots = random.Random(seed), self.reader.slots
         if how == "counters":
             self.reader._header[dice.randrange(4)] = dice.choice((-1, 0, 1, -(2**63), 2**63 - 1))
             return

@@ -26,6 +26,7 @@ from ssd.ipc.public import Metrics, pack, unpack
 from ssd.kernels.rounds import look_up
 from ssd.verifier.overlap import ENTRY
 from ssd.verifier.proposer import Counters
+from tests.boards import lookup
 
 ROOT = Path(__file__).parents[2]
 SLOTS, VOCAB = 3, 1000
@@ -96,19 +97,19 @@ def test_round_trip(shared: Shared, slot: int, by_entry: dict[int, list[int]]) -
     keys = [KEY._replace(token=entry) for entry in by_entry]
     shared.writer.publish(slot, list(by_entry), keys, list(by_entry.values()))
     for key, chain in zip(keys, by_entry.values(), strict=True):
-        assert shared.reader.lookup(slot, key) == chain
-        assert shared.reader.lookup(slot, key, 2) == chain[:2]
-        assert shared.reader.lookup((slot + 1) % SLOTS, key) is None
+        assert lookup(shared.reader, slot, key) == chain
+        assert lookup(shared.reader, slot, key, 2) == chain[:2]
+        assert lookup(shared.reader, (slot + 1) % SLOTS, key) is None
 
 
 def test_a_chain_grows_under_the_readers_eyes(shared: Shared) -> None:
     """Registered, then a depth at a time (anytime publishing); a later write replaces the earlier one."""
-    assert shared.reader.lookup(0, KEY) is None
+    assert lookup(shared.reader, 0, KEY) is None
     for depth in range(MAX_LOOKAHEAD + 1):
         shared.writer.publish(0, [5], [KEY], [list(range(depth))])
-        assert shared.reader.lookup(0, KEY) == list(range(depth))
+        assert lookup(shared.reader, 0, KEY) == list(range(depth))
     shared.writer.publish(0, [5], [KEY], [[8]])
-    assert shared.reader.lookup(0, KEY) == [8]
+    assert lookup(shared.reader, 0, KEY) == [8]
 
 
 def test_an_entry_says_its_place_among_those_prepared(shared: Shared) -> None:
@@ -127,15 +128,15 @@ def test_an_entry_says_its_place_among_those_prepared(shared: Shared) -> None:
 def test_another_outcome_is_a_miss(shared: Shared, field: str, change: int) -> None:
     """A stale epoch, another request, round or base, another accepted length or token."""
     shared.writer.publish(1, [0], [KEY], [[1, 2, 3]])
-    assert shared.reader.lookup(1, KEY._replace(**{field: getattr(KEY, field) + change})) is None
-    assert shared.reader.lookup(1, KEY) == [1, 2, 3] and shared.reader.rejected == 0
+    assert lookup(shared.reader, 1, KEY._replace(**{field: getattr(KEY, field) + change})) is None
+    assert lookup(shared.reader, 1, KEY) == [1, 2, 3] and shared.reader.rejected == 0
 
 
 def test_a_cleared_slot_is_empty_and_its_neighbours_are_not(shared: Shared) -> None:
     for slot in range(SLOTS):
         shared.writer.publish(slot, [0, 63], [KEY, KEY._replace(token=1)], [[1], [2]])
     shared.writer.clear(1)
-    assert [shared.reader.lookup(slot, KEY) for slot in range(SLOTS)] == [[1], None, [1]]
+    assert [lookup(shared.reader, slot, KEY) for slot in range(SLOTS)] == [[1], None, [1]]
 
 
 def test_no_step_is_counted_before_its_time_is(shared: Shared) -> None:
@@ -195,7 +196,7 @@ def test_counters_that_cannot_be_are_none(shared: Shared, counter: int, word: in
 def test_ids_outside_the_vocabulary_are_refused_and_counted(shared: Shared, chain: list[int]) -> None:
     """Although their checksum is right: the writer itself is wrong."""
     shared.writer.publish(0, [0], [KEY], [chain])
-    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+    assert lookup(shared.reader, 0, KEY) is None and shared.reader.rejected == 1
 
 
 @pytest.mark.parametrize("depth", [-1, -(2**63), MAX_LOOKAHEAD + 1, 2**62])
@@ -204,7 +205,7 @@ def test_an_impossible_depth_is_refused_and_counted(shared: Shared, depth: int) 
     entry = shared.entry(0, 0)
     entry[layout.DEPTH] = depth
     entry[layout.CHECKSUM] = layout._checksum(entry[None])[0]
-    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+    assert lookup(shared.reader, 0, KEY) is None and shared.reader.rejected == 1
 
 
 def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared) -> None:
@@ -212,7 +213,7 @@ def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared) -> None:
     for word, bit in product(range(WORDS), range(64)):
         shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
         shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
-        assert shared.reader.lookup(0, KEY) in ([[1, 2, 3]] if word == layout.VERSION else [None])
+        assert lookup(shared.reader, 0, KEY) in ([[1, 2, 3]] if word == layout.VERSION else [None])
 
 
 @settings(max_examples=500)
@@ -228,7 +229,7 @@ def test_a_torn_entry_never_gives_a_wrong_answer(
     first = entry.copy()
     shared.writer.publish(0, [0], [KEY], [two])
     entry[:] = np.where(mask, first, entry)
-    assert shared.reader.lookup(0, KEY) in (one, two, None)
+    assert lookup(shared.reader, 0, KEY) in (one, two, None)
 
 
 def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
@@ -240,9 +241,9 @@ def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
         for first in range(MAX_LOOKAHEAD - 2 * step):
             for size in (1, 3, 17):
                 ids[[first, first + step, first + 2 * step]] += np.array([size, -2 * size, size])
-                assert shared.reader.lookup(0, KEY) is None
+                assert lookup(shared.reader, 0, KEY) is None
                 ids[:] = 500
-    assert shared.reader.lookup(0, KEY) == [500] * MAX_LOOKAHEAD
+    assert lookup(shared.reader, 0, KEY) == [500] * MAX_LOOKAHEAD
 
 
 @settings(max_examples=300)
@@ -254,8 +255,8 @@ def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribbl
     shared.words[HEADER : HEADER + size // 8] = np.frombuffer((scribble * size)[:size], dtype=np.int64)
     row = shared.entry(0, data.draw(st.integers(0, ENTRIES - 1)))
     seen = Key(*row[layout.KEY].tolist())
-    assert shared.reader.lookup(0, KEY) is None
-    assert shared.reader.lookup(0, seen) is None
+    assert lookup(shared.reader, 0, KEY) is None
+    assert lookup(shared.reader, 0, seen) is None
 
 
 @settings(max_examples=300)
@@ -265,13 +266,13 @@ def test_garbage_under_the_right_key_is_refused_and_counted(
 ) -> None:
     start_over(shared)
     shared.entry(0, 9)[:] = [1, *KEY, 1, 2, depth, checksum, *ids]
-    assert shared.reader.lookup(0, KEY) is None and shared.reader.rejected == 1
+    assert lookup(shared.reader, 0, KEY) is None and shared.reader.rejected == 1
 
 
 def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
     shared.writer.publish(0, [3, 8], [KEY, KEY], [[1, 2], [1, 2]])
     shared.entry(0, 3)[layout.IDS] = 5
-    assert shared.reader.lookup(0, KEY) == [1, 2] and shared.reader.rejected == 1
+    assert lookup(shared.reader, 0, KEY) == [1, 2] and shared.reader.rejected == 1
 
 
 @given(st.data())
@@ -320,7 +321,7 @@ def test_a_writer_in_another_process_is_never_read_torn(shared: Shared) -> None:
         seen: set[int] = set()
         while len(seen) < 100:
             assert writer.poll() is None
-            ids = shared.reader.lookup(0, KEY)
+            ids = lookup(shared.reader, 0, KEY)
             if ids is not None:
                 numbers = range(ids[0], MAX_LOOKAHEAD * VOCAB, VOCAB)
                 written = [number for number in numbers if chain(number) == ids]

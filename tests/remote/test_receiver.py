@@ -40,6 +40,7 @@ from ssd.remote.receiver.process import Receiver
 from ssd.remote.receiver.relay import Relay
 from ssd.remote.receiver.sessions import DRAFT_RATE, Sessions
 from tests.attacks.zeromq import connected
+from tests.boards import lookup
 from tests.scripted_engine import PATIENCE_S
 
 EPOCH, SLOTS, VOCABULARY = 7, 2, 50
@@ -124,7 +125,7 @@ class World:
         self.say(Published(progress=1))
         before = self.board.telemetry().progress
         self.turn(lambda: self.board.telemetry().progress > before)
-        return self.board.lookup(slot, Key(EPOCH, request, round, base, 0, token))
+        return lookup(self.board, slot, Key(EPOCH, request, round, base, 0, token))
 
 
 def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:

@@ -15,6 +15,7 @@ from ssd.errors import UsageError
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.system import failpoints
+from tests.boards import lookup
 
 KEY = Key(1, 2, 3, 4, 0, 5)
 REACH = """
@@ -132,5 +133,5 @@ def test_what_the_board_shows_at_each_point_of_a_write(
     failpoints.arm(f"{point}=stop")
     with pytest.raises(_Here):
         writer.publish(0, [0], [KEY], [[7, 8]])
-    assert reader.lookup(0, KEY) == found
+    assert lookup(reader, 0, KEY) == found
     assert reader.rejected == 0

@@ -130,7 +130,7 @@ def test_entries_that_are_not_sound_are_counted(changed: bool) -> None:
     own = world.runner.sample([row], [Law()])
     assert own is not None
     world.writer.publish(2, [7], [Key(1, 9, 4, 1, 0, own[0])], [[5, 6 if changed else VOCAB]])
-    world.writer._slots[2, 7, IDS] += changed
+    world.writer.slots[2, 7, IDS] += changed
     link = FollowedRow(row, Law(), 0, (1, 9, 4), K, 30)
     assert world.device.launch([row], [Law()])
     shape = world.device.shape([1 + K])
