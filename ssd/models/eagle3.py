@@ -5,6 +5,7 @@ and serves as features that the target has not computed yet."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -48,10 +49,8 @@ class PairModel:
     device: torch.device
     width: int
     fused: int
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """Return features [n, width] of the target's hidden states [n, fused], those of lower layers first."""
-        raise NotImplementedError
+    fuse: Callable[[Tensor], Tensor]
+    """Makes features [n, width] of the target's hidden states [n, fused], those of lower layers first."""
 
 
 class Eagle3(PairModel):
@@ -70,7 +69,7 @@ class Eagle3(PairModel):
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
         self.head, self._embed = predicting(config, weights, shape, device, embedding, not own)
         self.width, self.fused = width, FUSED * target_width(config)
-        self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
+        self.fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         layer = weights.below(name)
         self._token_norm, self._feature_norm, self._forward_norm = (
@@ -81,9 +80,6 @@ class Eagle3(PairModel):
         self._feed_forward = FeedForward(config, layer.below("mlp"))
         self._eps, self._normed_residual = eps, flag(config, "norm_before_residual")
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-
-    def fuse(self, states: Tensor) -> Tensor:
-        return self._fuse(states)
 
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
         features = self._feature_norm(context.features)

@@ -32,15 +32,12 @@ class MTPHead(PairModel):
         self.shape, self.dtype, self.device, self.head = model.shape, dtype, device, getattr(model, "head", None)
         self.width = self.fused = width = int(config["hidden_size"])
         eps, norm = number(config, "rms_norm_eps", 1e-6), type(model._norm)
-        self._target_norm, self._token_norm, self._feature_norm = (
+        self.fuse, self._token_norm, self._feature_norm = (
             norm(weights(name, width), eps)
             for name in (TARGET_NORM, "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
         )
         self._embed = model._embed
         model._embed = weights.linear(weights.stacked([("mtp.fc", width)], 2 * width), None)
-
-    def fuse(self, states: Tensor) -> Tensor:
-        return self._target_norm(states)
 
     def forward(self, token_ids: Tensor, context: FeatureContext) -> Tensor:
         pairs = torch.cat((self._token_norm(self._embed(token_ids)), self._feature_norm(context.features)), dim=-1)
