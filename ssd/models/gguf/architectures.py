@@ -143,7 +143,11 @@ _GPT2 = Architecture(
         "ffn_up": "mlp.c_fc",
         "ffn_down": "mlp.c_proj",
     },
-    fields={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    fields={
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "feed_forward_length": "n_inner",
+        "context_length": "n_positions",
+    },
     constants={"activation_function": "gelu_new"},
     top={
         "token_embd": "transformer.wte",

@@ -247,10 +247,6 @@ def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
     }
 
 
-def _gpt2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    return {"n_inner": config["intermediate_size"], "n_positions": config["max_position_embeddings"]}
-
-
 def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
     """Return the window, and the rotation of the published models, whose borders of YaRN are not rounded."""
     window = said["attention.sliding_window"]
@@ -286,6 +282,6 @@ def _lfm2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dic
     return {"layer_types": [FULL if count else CONVOLUTION for count in heads], "num_key_value_heads": max(heads)}
 
 
-_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt2": _gpt2, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
+_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
 _OWN |= {**dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _qwen35), "lfm2": _lfm2}
 """Architecture -> the fields of its config that are neither copied nor constant."""
