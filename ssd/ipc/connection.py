@@ -60,10 +60,7 @@ class Connection:
         # Not IMMEDIATE: it drops what a peer sent before it left, and may abort this process in the middle of a message
         # (libzmq issue 3663). Still nothing is queued for an absent peer, because `offer` asks the monitor.
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, sockets.HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, sockets.HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, sockets.INTERNAL_BYTES + CURVE_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        sockets.limit(self._socket, sockets.INTERNAL_BYTES + CURVE_BYTES, linger_ms=0)
         if address.startswith("tcp:"):
             sockets.notice_silence(self._socket, silent_ms)
         if keys is not None:

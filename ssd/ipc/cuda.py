@@ -33,10 +33,6 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
-class _Uuid(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * UUID_BYTES),)
-
-
 def allocate(device: int, size: int) -> int:
     """Allocate `size` uninitialised bytes and return their address."""
     address = _Address()
@@ -96,9 +92,9 @@ def write(device: int, address: int, content: bytes) -> None:
 
 def uuid(device: int) -> bytes:
     """Return a device's UUID, which is the same in every process, unlike its number."""
-    found = _Uuid()
-    _call("cuDeviceGetUuid_v2", ctypes.byref(found), _device(device))
-    return bytes(found.bytes)
+    found = (ctypes.c_ubyte * UUID_BYTES)()
+    _call("cuDeviceGetUuid_v2", found, _device(device))
+    return bytes(found)
 
 
 def check_reach(device: int, other: bytes) -> None:

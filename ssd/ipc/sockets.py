@@ -64,9 +64,7 @@ def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     return listener
 
 
-def dealer(
-    context: zmq.Context[Any], address: str, identity: bytes | None = None, max_bytes: int = INTERNAL_BYTES
-) -> zmq.Socket[bytes]:
+def dealer(context: zmq.Context[Any], address: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
     """Return a connected DEALER. Up to HIGH_WATER_MARK messages wait until the connection is up.
 
     Not IMMEDIATE: with it libzmq 4.3.5 discards unread messages when the peer disconnects, and has been seen to
@@ -74,7 +72,7 @@ def dealer(
     socket = context.socket(zmq.DEALER)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
-    _limit(socket, max_bytes, linger_ms=0)
+    limit(socket, INTERNAL_BYTES, linger_ms=0)
     socket.connect(address)
     return socket
 
@@ -83,7 +81,7 @@ def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[
     """Return a bound XPUB. It keeps `most` messages for a subscriber that does not read and drops the rest."""
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report every subscription, not only the first
-    _limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
+    limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SNDHWM, most)
     socket.bind(address)
     return socket
@@ -103,7 +101,7 @@ def subscription(socket: zmq.Socket[bytes]) -> bool | None:
 def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     """Return a SUB to everything that is published at `address`."""
     socket = context.socket(zmq.SUB)
-    _limit(socket, INTERNAL_BYTES, linger_ms=0)
+    limit(socket, INTERNAL_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.connect(address)
     return socket
@@ -120,11 +118,12 @@ def notice_silence(socket: zmq.Socket[bytes], silent_ms: int = 60_000) -> None:
 def _unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    _limit(socket, max_bytes, linger_ms=1000)
+    limit(socket, max_bytes, linger_ms=1000)
     return socket
 
 
-def _limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
+def limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
+    """Bound the queues of a socket and the size of its messages."""
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)

@@ -51,7 +51,7 @@ class Driver:
         count._obj.value = len(self.gpus)
 
     def _cuDeviceGetUuid_v2(self, found: Any, device: Any) -> None:
-        found._obj.bytes[0] = self.gpus[device.value]
+        found[0] = self.gpus[device.value]
 
     def _cuDeviceCanAccessPeer(self, able: Any, *_: Any) -> None:
         able._obj.value = int(self.peers)
