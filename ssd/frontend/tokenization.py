@@ -23,7 +23,7 @@ from ssd.frontend.detokenization import TemplateFacts, Vocabulary
 from ssd.frontend.fill_in import FillIn, fill_in
 from ssd.frontend.parsers.plain import in_plain_text
 from ssd.ipc.public import MAX_TEXT, CalledTool, ChatMessage, ChatOptions
-from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded
+from ssd.models.checkpoint import MAX_TOKENIZER, read_bounded, read_json
 from ssd.models.vocabularies import BYTE, byte_alphabet
 from ssd.system import registered
 
@@ -48,7 +48,7 @@ class Tokenizer:
         config, self._no_chat = {}, ""
         if self._tokenizer is not None:
             try:
-                config = _load_config(directory / "tokenizer_config.json")
+                config = read_json(file) if (file := directory / "tokenizer_config.json").is_file() else {}
             except UsageError as error:  # it costs chat only
                 self._no_chat = str(error)
         self._special = {
@@ -306,18 +306,6 @@ def _load_tokenizer(path: Path) -> _Tokenizer | None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _load_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(read_bounded(path))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"cannot read {path}: expected an object")
-    return config
 
 
 def _content(token: object) -> str | None:

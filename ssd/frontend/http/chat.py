@@ -12,7 +12,7 @@ from msgspec import UNSET
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TextPart, TokenizeRequest, Tool
+from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TokenizeRequest, Tool
 from ssd.frontend.http.errors import invalid, missing
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
@@ -55,7 +55,8 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
             fits = [call for call in open if call_id in ("", call.id) and (call_id or said.name in (None, call.name))]
             open = [call for call in open if call not in fits[:1]]
             call_id = fits[0].id if fits else call_id
-        text = content if isinstance(content, str) else "".join(map(_text, content or ()))
+        parts = [content] if isinstance(content, str) else content or ()
+        text = "".join(part if isinstance(part, str) else part.text for part in parts)
         if max(len(text), len(said.reasoning_content or "")) > MAX_TEXT:
             raise invalid("messages", f"a message has more than {MAX_TEXT} characters")
         found.append(
@@ -87,10 +88,6 @@ def _calls(messages: Sequence[Said]) -> list[list[CalledTool]]:
         if len(made) > MAX_CALLS:
             raise invalid("messages", f"a message has {len(made)} calls of tools; at most {MAX_CALLS} are taken")
     return calls
-
-
-def _text(part: str | TextPart) -> str:
-    return part if isinstance(part, str) else part.text
 
 
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:

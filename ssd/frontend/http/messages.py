@@ -536,15 +536,9 @@ async def _count_tokens(service: Service, exchange: Exchange) -> None:
 
 
 _TYPES = MessageRequest, MessageAnswer, MessageAnswer
+_COUNTED = MessageRequest, Counted
+_route = partial(Route, "POST", error=error_object)
 ROUTES = [
-    Route("POST", "/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES, error=error_object),
-    Route(
-        "POST",
-        "/v1/messages/count_tokens",
-        _count_tokens,
-        "The tokens of a conversation's prompt.",
-        MessageRequest,
-        Counted,
-        error=error_object,
-    ),
+    _route("/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES),
+    _route("/v1/messages/count_tokens", _count_tokens, "The tokens of a conversation's prompt.", *_COUNTED),
 ]

@@ -85,12 +85,9 @@ def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
             schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}
 
 
-def _name(route: Route) -> str:
-    return "_".join([route.method.lower(), *re.findall(r"\w+", route.path)])
-
-
 def _operation(route: Route, named: dict[Any, Any], keys: bool) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": _name(route), "summary": route.summary}
+    name = "_".join([route.method.lower(), *re.findall(r"\w+", route.path)])
+    operation: dict[str, Any] = {"operationId": name, "summary": route.summary}
     content = {}
     if route.answer is not None:
         content["application/json"] = {"schema": named.get(route.answer, {"type": "object"})}
