@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import click
 from click.core import ParameterSource
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 from ssd.cli.command import GroupedCommand
 from ssd.cli.options import engine_options, table_options
 from ssd.cli.session import loading, process_setup
-from ssd.cli.sources import REPLICAS, config_option, read_config, speculative_config_option
+from ssd.cli.sources import READ, REPLICAS, config_option, speculative_config_option
 from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
@@ -93,13 +92,7 @@ def serve(config: EngineConfig) -> None:
 
 
 @click.command(cls=GroupedCommand, examples=_SERVE_RAY)
-@click.argument(
-    "config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=read_config,
-    is_eager=True,
-    expose_value=False,
-)
+@click.argument("config", **READ)
 @engine_options()
 @speculative_config_option
 @server_options()

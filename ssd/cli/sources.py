@@ -78,13 +78,17 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     ctx.default_map = {name: as_flag(value, known[name]) for name, value in given.items() if name in known}
 
 
+READ: dict[str, Any] = {
+    "type": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "callback": read_config,
+    "is_eager": True,
+    "expose_value": False,
+}
+"""Settings of an option or an argument whose file is read."""
 config_option = main_option(
     "--config",
     envvar="SSD_CONFIG",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=read_config,
-    is_eager=True,
-    expose_value=False,
+    **READ,
     help="TOML file with options, as in `max-num-seqs = 16`; flags and SSD_* count more.",
 )
 
