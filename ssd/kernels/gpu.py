@@ -76,11 +76,8 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     """Return options for launching a kernel with `PDL`.
 
     With `SSD_PDL=1` the kernel starts before the last one ends, on GPUs that can."""
-    return {"PDL": True, "launch_pdl": True} if os.environ.get("SSD_PDL") == "1" and _launches_early(device) else {}
-
-
-def _launches_early(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    asked = os.environ.get("SSD_PDL") == "1" and device.type == "cuda"
+    return {"PDL": True, "launch_pdl": True} if asked and torch.cuda.get_device_capability(device) >= (9, 0) else {}
 
 
 @cache

@@ -90,8 +90,8 @@ def cache_pages(
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]
     texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
-    need = need._replace(working=need.working + draft_probs + texts, page=need.page + states)
-    need = need._replace(working=need.working + state_bytes(options, target.model))
+    beside = draft_probs + texts + state_bytes(options, target.model)
+    need = need._replace(working=need.working + beside, page=need.page + states)
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
     draft_need = _drafts_need(options, speculation, target, drafts)
