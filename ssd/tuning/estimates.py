@@ -91,8 +91,8 @@ class Measurements:
     of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
     turn, None if equal. `overhead` is the time of a round with a draft beside its forwards. `acceptance[i]` is the rate
     of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `misses` is
-    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured. `ends`: in `sd` the draft ends a
-    speculation where it is unsure."""
+    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured. `ends`: in `sd` the draft ends
+    the speculation of a row that is alone where it is unsure."""
 
     verify: Cost
     step: Cost

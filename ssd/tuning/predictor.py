@@ -149,8 +149,9 @@ def _reached(measured: Measurements, depth: int) -> list[float]:
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
     """Predict tokens per second of mode `sd`: draft K tokens, then verify them.
 
-    A draft that ends is predicted as the best K up to this one. What it brings more is learned as the plan's error."""
-    if measured.ends:
+    A draft that ends (for one row) is predicted as the best K up to this one; what it brings more is learned as the
+    plan's error."""
+    if measured.ends and batch == 1:
         fixed = replace(measured, ends=False)
         return max(predicted_sd(fixed, batch, k) for k in range(1, lookahead + 1))
     verify_s = measured.alone_s(batch * (1 + lookahead)) + measured.overhead
@@ -192,7 +193,7 @@ def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[S
             found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
         elif mode == "sd":
             numbers = choices.lookaheads
-            if measured.ends and len(numbers) > 1:
+            if measured.ends and batch == 1 and len(numbers) > 1:
                 numbers = (min(numbers[-1], _MOST_ENDING),)
             speeds = ((k, predicted_sd(measured, batch, k)) for k in numbers)
             found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]

@@ -90,11 +90,11 @@ class WaitCosts:
         return expected_tokens(self.estimates.acceptance.value, drafted) - 1 - self.pricing()(drafted)
 
     def least(self, lookahead: int) -> float:
-        """Return the probability of all draft tokens of a row below which another one does not pay in mode `sd`.
+        """Return the probability of all draft tokens below which another one does not pay in `sd`, for a row alone.
 
-        A token costs a row's share of a draft step, and its share of a verification of `lookahead` draft tokens."""
+        A token costs a draft step, and its share of a verification of `lookahead` draft tokens."""
         step = self.estimates.costs.of("step")
-        drafting = 0.0 if step is None else self._worth() * step.at(self.batch) / self.batch
+        drafting = 0.0 if step is None else self._worth() * step.at(1)
         price = self.pricing()(lookahead) / lookahead + drafting
         return min(max(0.0, price / max(1e-9, self.estimates.acceptance.value)), 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Items
 from itertools import chain
 from typing import NamedTuple
@@ -247,12 +247,12 @@ class RoundEvidence:
         self._settled, self._settled_at, self._waited = rows, self._runs_since or ended, ended - began
         return self._waited
 
-    def verified(self, now: float, results: Items[Result]) -> None:
-        """Learn from a verification that ended at `now`."""
+    def verified(self, now: float, results: Items[Result], ending: Container[int]) -> None:
+        """Learn from a verification that ended at `now`; the draft might end the speculations of requests `ending`."""
         timed = self._time(now, results) if self._settled_at and results and self.learns else None
         for result in results:
             if result.sequence.speculation.mode != "ar":
-                self._learn(result)
+                self._learn(result, result.sequence.request in ending)
         if timed is not None and self._remote:
             self._note_gain(timed)
         self._ended_at, self._running = now, [result.sequence.request for result in results]
@@ -323,7 +323,7 @@ class RoundEvidence:
                 return None
         return setting_of(first)
 
-    def _learn(self, result: Result) -> None:
+    def _learn(self, result: Result, ending: bool) -> None:
         """Record how many of the verified draft tokens were accepted."""
         sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
         learner = self._estimates.learners[sequence.kind]
@@ -341,7 +341,7 @@ class RoundEvidence:
         self._session.seen.drafted += drafted > 0
         self._session.seen.accepted += accepted
         if self.learns:
-            if _may_end(sequence, self._estimates):  # the draft was surer than usual of all tokens but the first
+            if ending:  # the draft was surer than usual of all tokens but the first
                 drafted, accepted = min(drafted, 1), min(accepted, 1)
             learner.outcome(drafted, accepted)
             self._estimates.acceptance.note_outcome(drafted, accepted)
@@ -368,6 +368,7 @@ class BoardProposer(Proposer):
         self.session = DraftSession(board, send, draft_probs)
         self._memory = memory
         self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
+        self._ending = set[int]()  # requests whose next speculation the draft may end
         self._trace, self.tuning = trace, tuning or Tuning()
         self.tuning.estimates.ends = not remote  # another machine is asked for all K at once
         self._costs = WaitCosts(self.tuning.estimates)
@@ -434,6 +435,7 @@ class BoardProposer(Proposer):
         speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
         begun = self._introductions.with_outcomes(speculated)
         self._costs.batch = self._costs.verified = len(results)
+        ended, self._ending = self._ending, set()
         rows = [self._look_up(result, result.sequence is begun) for result in speculated]
         told = [row for row in rows if row.request in self.session.tracked]
         needing = told
@@ -444,7 +446,7 @@ class BoardProposer(Proposer):
             self._misses.hold(told)
         elif told:
             self.session.tell(Outcomes(told))
-        self._evidence.verified(now, results)  # the draft is at work: there is time to learn
+        self._evidence.verified(now, results, ended)  # the draft is at work: there is time to learn
 
     def _look_up(self, result: Result, begins: bool) -> Verified:
         """Take the cached speculation, or leave the row to the memory or its backup."""
@@ -470,8 +472,9 @@ class BoardProposer(Proposer):
             self._misses.rows[sequence.request] = MissedRow(sequence, key, policy)
             in_flight = None
         least = 0.0
-        if in_flight is None and _may_end(sequence, self._costs.estimates):
+        if in_flight is None and _may_end(sequence, self._costs.estimates, self._costs.batch):
             least = self._costs.least(sequence.speculation.num_speculative_tokens)
+            self._ending.add(sequence.request)
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight, least)
 
     def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
@@ -516,9 +519,12 @@ class BoardProposer(Proposer):
         return (sum(prepared.values()), key.accepted) if verdict == "k_not_covered" else ()
 
 
-def _may_end(sequence: Sequence, estimates: Estimates) -> bool:
-    """Return True if the draft may end a speculation before K tokens: in `sd`, unless the request asked for K."""
-    return estimates.ends and sequence.speculation.mode == "sd" and not sequence.asked.num_speculative_tokens
+def _may_end(sequence: Sequence, estimates: Estimates, batch: int) -> bool:
+    """Return True if the draft may end a speculation before K tokens: in `sd`, unless the request asked for K.
+
+    Not in a batch: a step for the rows that have not ended takes as long as one for all, and all rows wait for it."""
+    alone = estimates.ends and batch == 1
+    return alone and sequence.speculation.mode == "sd" and not sequence.asked.num_speculative_tokens
 
 
 def _memory_helped(results: Items[Result]) -> bool:

@@ -134,25 +134,34 @@ def test_our_kernels_end_where_the_engine_does(
 def test_answers_are_those_of_plain_decoding_and_a_target_does_not_wait_for_more(
     world: World, temperature: float, sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of four, K open. No wait ends by its limit: a target that missed the end would wait for it."""
+    """Requests alone and in a batch, K open. No wait ends by its limit: a target that missed the end would wait for it.
+    In the batch no end is asked for, as long as other rows run."""
     settings, reasons, ended = config(Speculation("sd", sampler=sampler)), set[Mark](), list[bool]()
-    find = DraftSession.find
+    asked, find = list[int](), DraftSession.find
 
     def found(self: DraftSession, *given: Any) -> Cached | None:
         result = find(self, *given)
         ended.append(result is not None and result.ended)
         return result
 
+    def least(costs: WaitCosts, lookahead: int) -> float:
+        asked.append(costs.batch)
+        return 0.3
+
     monkeypatch.setattr(DraftSession, "find", found)
-    monkeypatch.setattr(WaitCosts, "least", lambda self, lookahead: 0.3)
+    monkeypatch.setattr(WaitCosts, "least", least)
     monkeypatch.setattr(MissedRows, "note_reason", lambda self, request, reason, *figures: reasons.add(reason))
-    pair = Pair(settings, world.target, Draft(settings, world.draft))
-    texts = pair.run(PROMPTS, params(len(PROMPTS), 40, temperature))
-    if sampler == "coupled" or temperature == 0.0:
-        assert texts.ids == plainly(world, PROMPTS, temperature, 40).ids
-    rounds = sum(metrics.rounds for metrics in texts.metrics)
-    drafted = sum(metrics.drafted_tokens for metrics in texts.metrics)
-    assert 0 < drafted < K / 2 * rounds and all(metrics.accepted_tokens for metrics in texts.metrics)
-    assert Mark.SILENT not in reasons and any(ended)
-    first, *later = pair.proposer.tuning.estimates.learners[kind_of(temperature)]._acceptance
-    assert first.count and not any(mean.count for mean in later), "of these the draft was surer than usual"
+    accepted = 0
+    for prompts in ([PROMPTS[0]], [PROMPTS[1]], PROMPTS):
+        pair = Pair(settings, world.target, Draft(settings, world.draft))
+        texts = pair.run(prompts, params(len(prompts), 40, temperature))
+        if sampler == "coupled" or temperature == 0.0:
+            assert texts.ids == plainly(world, prompts, temperature, 40).ids
+        accepted += sum(metrics.accepted_tokens for metrics in texts.metrics)
+        first, *later = pair.proposer.tuning.estimates.learners[kind_of(temperature)]._acceptance
+        assert first.count
+        if len(prompts) == 1:
+            (metrics,) = texts.metrics
+            assert 0 < metrics.drafted_tokens < K / 2 * metrics.rounds and any(ended)
+        assert any(mean.count for mean in later) == (len(prompts) > 1), "of these it is surer than usual if it may end"
+    assert accepted and set(asked) == {1} and Mark.SILENT not in reasons

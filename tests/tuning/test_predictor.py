@@ -170,6 +170,7 @@ def test_a_draft_that_ends_has_one_plan_in_turn_which_is_worth_the_best_k() -> N
     (asked,) = ranked_plans(ends, 1, Choices(("sd",), (8,)))
     assert asked.lookahead == 8, "a number that was asked for stays"
     assert {plan.lookahead for plan in ranked_plans(ends, 1, Choices(("ssd",), K))} == set(K)
+    assert ranked_plans(ends, 2, Choices(("sd",), K)) == ranked_plans(CPU, 2, Choices(("sd",), K)), "not in a batch"
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
