@@ -110,5 +110,6 @@ def test_ids_are_compared_where_both_were_completed() -> None:
     assert found == {"answers": 2, "equal_to_ar": 1}
 
 
-def test_a_percentile_of_one_value_is_that_value() -> None:
+def test_percentiles_lie_between_values() -> None:
+    assert load_figures([Pass([ONE, TWO], 1.0)])["p99_ttft_ms"] == pytest.approx(100 + 0.99 * 200)
     assert load_figures([Pass([TWO], 1.0)])["p99_ttft_ms"] == pytest.approx(300)

@@ -163,5 +163,7 @@ def test_answers_are_those_of_plain_decoding_and_a_target_does_not_wait_for_more
         if len(prompts) == 1:
             (metrics,) = texts.metrics
             assert 0 < metrics.drafted_tokens < K / 2 * metrics.rounds and any(ended)
+        else:
+            assert all(metrics.accepted_tokens for metrics in texts.metrics)
         assert any(mean.count for mean in later) == (len(prompts) > 1), "of these it is surer than usual if it may end"
     assert accepted and set(asked) == {1} and Mark.SILENT not in reasons
