@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from ssd.system.files import cache_dir, lock
 
@@ -123,22 +125,20 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
     with (
         tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=final.parent) as scratch,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-        _process_group() as group,
+        _process_group() as start,
     ):
 
         def run(*arguments: str) -> None:
-            done = subprocess.run(
+            process = start(
                 ["sh", "-c", f'ulimit -S -t {_MOST_SECONDS}; exec "$@"', "sh", *command, *_FLAGS, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                text=True,
-                process_group=group,
                 env={**os.environ, "TMPDIR": scratch},
-                timeout=_PATIENCE_S,
             )
-            if done.returncode:
-                raise ChildProcessError(done.stderr.strip() or f"it ends with status {done.returncode}")
+            _, errors = process.communicate(timeout=_PATIENCE_S)
+            if process.returncode:
+                raise ChildProcessError(errors.strip() or f"it ends with status {process.returncode}")
 
         def compile_file(file: Path) -> str:
             to = f"{scratch}/{file.stem}.o"
@@ -159,14 +159,26 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
 
 
 @contextmanager
-def _process_group() -> Iterator[int]:
-    """Yield a process group that is killed when the block ends, or with this process, however that ends.
+def _process_group() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Yield a `Popen` for programs of a group that is killed when the block or this process ends, however it does.
 
     Its leader waits for the end of a pipe that this process alone keeps open. To kill a compiler would not do: the
-    programs that it starts, as `cc1`, would go on."""
+    programs that it starts, as `cc1`, would go on. After the end no program starts any more: ChildProcessError."""
     command = ["sh", "-c", "read -r _; kill -s KILL 0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as leader:
-        yield leader.pid
+        starting = Lock()
+
+        def start(arguments: Sequence[str], **how: Any) -> subprocess.Popen[str]:
+            with starting:  # a program is in the group before that is killed, or does not start
+                if leader.returncode is not None:
+                    raise ChildProcessError("its process group has ended")
+                return subprocess.Popen(arguments, text=True, process_group=leader.pid, **how)
+
+        try:
+            yield start
+        finally:
+            with starting:
+                leader.communicate()
 
 
 def _processor() -> str:

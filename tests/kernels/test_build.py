@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,25 @@ def test_compilers_end_with_the_process_that_needs_them(number: signal.Signals, 
     (fresh / "kernels" / "tmpold").mkdir(parents=True)
     process = compiling(logging_compiler(fresh, "exit 1"))
     assert process.communicate()[0] == "None\n" and kept(fresh) == set()
+
+
+def test_compilers_that_start_while_others_are_killed_end_too() -> None:
+    """As when an interrupt comes between two files."""
+    ended = list[int]()
+
+    def compile_files(start: Callable[..., subprocess.Popen[str]]) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                ended.append(start(["sleep", "20"]).wait())
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            with build._process_group() as start:
+                compiling = [pool.submit(compile_files, start) for _ in range(4)]
+                time.sleep(0.01)
+            for one in compiling:
+                one.result()
+    assert {*ended} == {-signal.SIGKILL}
 
 
 def test_processor_time_ends_a_compiler_not_the_time_that_others_take(
