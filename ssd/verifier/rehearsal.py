@@ -31,8 +31,9 @@ _READING, _READING_CHAINS = (1, 2, 4, 8), (1, 4, 16)  # sizes that show what tex
 _USUAL_CHAINS = 4
 _CORE_SAMPLES = 3  # verifications on each number of cores
 _LOOKS = 2  # passes over all sizes; the lesser time of each size counts
-# Seconds of a forward after which no larger size is measured: the last two sizes give the slope.
-_LONGEST_S = 0.06
+# Seconds of a pass over the sizes after which no larger one is measured: the last two sizes give the slope.
+_PASS_S = 0.8
+_SLOW_S = 0.06  # of a verification: on fewer cores it is not measured
 # Tree steps that are counted, and seconds that they may take before the measurement is given up.
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
@@ -167,10 +168,12 @@ def _verifications(
     target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable, text: int = NEAR
 ) -> Iterator[None]:
     """Fill a table with the time of a verification of each size behind a text."""
+    passed = 0.0
     for size in target.sizes(sizes):
-        table.set(size, target.verify(size, text))
+        taken = target.verify(size, text)
+        table.set(size, taken)
         yield
-        if table.seconds[size] > _LONGEST_S:
+        if (passed := passed + taken) > _PASS_S:
             break
 
 
@@ -182,7 +185,7 @@ def _by_cores(target: TargetRehearsal, costs: Costs, team: CoreTeam) -> Iterator
                 team.limit(count)
                 costs.cores[count] = min(target.verify(1), costs.cores.get(count, math.inf))
                 yield
-            if costs.cores[count] > _LONGEST_S:
+            if costs.cores[count] > _SLOW_S:
                 break
     finally:
         team.limit(team.all)

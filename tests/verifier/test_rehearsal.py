@@ -126,6 +126,17 @@ def test_a_verification_is_timed_on_each_number_of_cores(slower: int, monkeypatc
     assert torch.get_num_threads() == 6
 
 
+def test_a_slow_target_is_measured_up_to_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of 1.5 billion parameters: the first sizes say little of those of a batch."""
+    monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
+    costs, machine = Costs(), ScriptedVerifications(1.0)
+    machine._most = 64
+    monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: 0.06 + 0.005 * tokens)
+    for _ in rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None):
+        pass
+    assert {4, 8, 12, 16} < {*costs.tables["verify"].seconds} and 24 not in costs.tables["verify"].seconds
+
+
 def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
     costs, machine = Costs(), ScriptedVerifications(1.0)
