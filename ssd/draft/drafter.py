@@ -76,7 +76,7 @@ class Drafter:
         model = runner.model
         self.runner = runner
         self.pool = PagePool(config.draft_num_pages, config.page_size, state_slots=runner.state_slots)
-        sizes = cells(config), MAX_LOOKAHEAD + 1, model.dtype, model.device
+        sizes = cells(config), MAX_LOOKAHEAD + 1, runner.cache.keys.dtype, model.device
         self.chain_cache = chain_cache or ChainCache.new(model.shape, *sizes)
         self.max_position = model.shape.max_position
         self.vocabulary = DraftVocabulary(model, vocab_size, noise)

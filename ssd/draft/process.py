@@ -35,7 +35,7 @@ from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Refused, Rejoin
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
-from ssd.kernels import build
+from ssd.kernels import build, cpu
 from ssd.models import mtp, registry
 from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import MAX_TOKENIZER, inspect, read_bounded
@@ -214,7 +214,9 @@ def _load(
     else:
         room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
         sizes = config.draft_num_pages, config.page_size, config.deterministic
-        runner = pacing.runner(takes, model, *sizes, attention, state_room=room)
+        eight_bits = weights.quantize == "light" and draft_kind(checkpoint) is None and cpu.present(device)
+        cache_dtype = "int8" if eight_bits else "auto"
+        runner = pacing.runner(takes, model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
     try:
         _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:

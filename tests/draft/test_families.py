@@ -91,6 +91,19 @@ def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path)
     draft.assert_empty()
 
 
+@pytest.mark.parametrize("family", ["mistral window", "qwen2", "gemma2", "gemma4_text", "gpt_oss"])
+def test_a_draft_with_keys_and_values_in_8_bits_is_right_if_it_is_the_target(family: str, tmp_path: Path) -> None:
+    """Chains keep theirs as pages do, or what a winning chain leaves in pages would be something else."""
+    kind, knobs = ALL[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
+    target, drafts = (Runner(model, 400, PAGE_SIZE, cache_dtype="int8") for _ in range(2))
+    settings = config(Speculation("ssd", 4, (2,), "jit"))
+    prompts = [tiny.token_ids(n, n) for n in (3, 16, 41)]
+    texts = Pair(settings, target, Draft(settings, drafts)).run(prompts, params(3, 1 + 6 * 5))
+    assert [(m.rounds, m.accepted_tokens, m.hits, m.misses) for m in texts.metrics] == [(6, 24, 5, 0)] * 3
+    assert texts.ids == Pair(config(Speculation("ar")), target).run(prompts, params(3, 1 + 6 * 5)).ids
+
+
 def test_a_draft_without_positions_for_all_of_a_text_stops_at_its_last(tmp_path: Path) -> None:
     target = tiny.runner(tiny.model("gpt2", tmp_path / "target"), torch.float64, pages=400, page_size=PAGE_SIZE)
     short = tiny.runner(tiny.model("gpt2", tmp_path / "draft", max_position_embeddings=40), torch.float64)
