@@ -17,7 +17,7 @@ from ssd.bench.outputs import COLOURS, check_plot, console, grid, save_plot
 from ssd.bench.quantities import Duration, Rates, Real, Times, Wholes, time_text
 from ssd.cli.options import engine_options
 from ssd.config.emulation import ForwardTime
-from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.config.params import DRAFTED, MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.planning import profile as profiles
@@ -119,7 +119,9 @@ def plan(
     gains = None
     if here is not None:
         gains = tuple(_gain(found) if given else here.gain(found.batch) for found in forecasts)
-    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying, here, gains, links)
+    scaled = {} if here is None or given else here.on_more_cores()
+    more_cores = {count: forecast(found, 1, grid) for count, found in scaled.items()}
+    report = PlanReport(profile, pair, sources, grid, forecasts, break_evens, paying, here, gains, links, more_cores)
     if plot is not None:
         _draw(plot, pair, forecasts, profile.name)
         click.echo(f"wrote {plot}", err=True)
@@ -223,7 +225,8 @@ class PlanReport:
     """All results of a plan.
 
     `sources`: the origin of each figure of the profile. `here`: measurements on this machine, and `gains`: a draft's
-    gain there; None with --paper or --profile. `links`: forecasts with the draft on another machine, at batch 1."""
+    gain there; None with --paper or --profile. At batch 1: `links`, forecasts with the draft on another machine, and
+    `more_cores`, by number, on more cores than this machine has."""
 
     profile: Profile
     pair: Pair
@@ -234,7 +237,8 @@ class PlanReport:
     paying_batches: Ranges
     here: MeasuredPair | None
     gains: tuple[Gain, ...] | None
-    links: tuple[LinkForecast, ...] = ()
+    links: tuple[LinkForecast, ...]
+    more_cores: Mapping[int, Forecast]
 
 
 def _as_json(report: PlanReport) -> dict[str, Any]:
@@ -249,6 +253,7 @@ def _as_json(report: PlanReport) -> dict[str, Any]:
         "paying_batches": report.paying_batches,
         "links": [found._asdict() for found in report.links],
         "cores": [] if report.here is None else [found._asdict() for found in report.here.by_cores()],
+        "more_cores": [{"cores": count, **found.speeds} for count, found in report.more_cores.items()],
     }
 
 
@@ -288,6 +293,8 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
         yield f"{', '.join(_said(name) for name, of in told.items() if of == source)}: {source}."
     if speeds := report.here.by_cores():
         yield _by_cores(speeds)
+    if report.more_cores:
+        yield _on_more_cores(report.more_cores)
     if report.here.rough:
         yield "Other programs disturbed the measuring: these figures are rough. Try again on a quieter machine."
     else:
@@ -306,6 +313,14 @@ def _by_cores(speeds: Sequence[CoreSpeed]) -> str:
     said = f"ar at batch 1 by cores, tok/s: {measured} measured" + (f", {predicted} predicted" if predicted else "")
     last = cores_that_help(speeds)
     return said + (f"; beyond {last} a doubling brings under a tenth." if last else ".")
+
+
+def _on_more_cores(found: Mapping[int, Forecast]) -> str:
+    """Return a sentence with the predicted speeds of both modes with a draft, and from where `ssd` is the fastest."""
+    modes = "; ".join(f"{mode} " + ", ".join(f"{f.speeds[mode]:.0f}" for f in found.values()) for mode in DRAFTED)
+    said = f"On {', '.join(map(str, found))} cores, predicted tok/s at batch 1: {modes}"
+    first = next((count for count, one in found.items() if _fastest(one.speeds) == "ssd"), None)
+    return f"{said}: ssd is the fastest from {first} on." if first else f"{said}: ssd is not the fastest."
 
 
 def _verdict(gains: Sequence[Gain], is_guessed: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
 from ssd.kernels import build
+from ssd.planning.grid import Pair
 from ssd.planning.profile import Misses, Points, Profile
 from ssd.tuning import draft_format, knowledge
 from ssd.tuning.choice import DRAFT_MARGIN
@@ -61,7 +62,8 @@ def cores_that_help(speeds: Sequence[CoreSpeed]) -> int | None:
 class MeasuredPair:
     """Measurements of a pair on this machine, read from `file`: as a profile, and in the tuner.
 
-    `rough`: other programs disturbed the measuring."""
+    `rough`: other programs disturbed the measuring. `cores`: seconds of a verification of one token by cores. `shares`:
+    the number of the target's own cores, and of all."""
 
     profile: Profile
     file: Path
@@ -70,22 +72,44 @@ class MeasuredPair:
     asked: Speculation
     kind: int
     cores: Mapping[int, float]
+    shares: tuple[int, int]
 
     def by_cores(self) -> list[CoreSpeed]:
         """Return the speed of plain decoding by cores, as far as measured, and predicted up to `_MOST_CORES`.
 
         The prediction adds time that no core shortens to time that all share, by the last two that were measured."""
-        seconds, measured = dict(self.cores), {*self.cores}
-        if len(seconds) > 1:
-            fewer, most = sorted(seconds)[-2:]
-            # The table's time of a row on all cores may come from another moment; both lines of a plan must agree.
-            now = self.profile.pair().alone_s(1) / seconds[most]
-            seconds = {count: now * taken for count, taken in seconds.items()}
-            shared = max(0.0, (seconds[fewer] - seconds[most]) / (1 / fewer - 1 / most))
-            alone = max(0.0, seconds[most] - shared / most)
-            more = (1 << power for power in range(_MOST_CORES.bit_length()))
-            seconds |= {count: alone + shared / count for count in more if count > most}
-        return [CoreSpeed(count, 1 / seconds[count], count in measured) for count in sorted(seconds)]
+        # The table's time of a row on all cores may come from another moment; both lines of a plan must agree.
+        now = self.profile.pair().alone_s(1) / self.cores[max(self.cores)] if len(self.cores) > 1 else 1.0
+        seconds = {count: now * taken for count, taken in self.cores.items()}
+        seconds |= {count: now * self._taken(count) for count in self._more_cores()}
+        return [CoreSpeed(count, 1 / seconds[count], count in self.cores) for count in sorted(seconds)]
+
+    def on_more_cores(self) -> dict[int, Pair]:
+        """Return the pair as predicted by cores. Ahead the draft keeps its own; in turn its steps gain as `ar` does."""
+        own, every = self.shares
+        found = {}
+        for count in self._more_cores() if own < every else ():
+            turn, ahead = (
+                self._taken(n) / self._taken(here) for n, here in ((count, every), (count + own - every, own))
+            )
+            found[count] = replace(
+                self.profile,
+                verify=_scaled(self.profile.verify, ahead),
+                verify_alone=_scaled(self.profile.verify_alone, turn),
+                step_alone=_scaled(self.profile.step_alone, turn),
+            ).pair()
+        return found
+
+    def _more_cores(self) -> list[int]:
+        """List the numbers of cores that are predicted; none unless two were measured."""
+        counts = [1 << power for power in range(_MOST_CORES.bit_length())]
+        return [count for count in counts if len(self.cores) > 1 and count > max(self.cores)]
+
+    def _taken(self, count: int) -> float:
+        """Return the seconds of a verification: a part that no core shortens, and one that all share."""
+        fewer, most = sorted(self.cores)[-2:]
+        shared = max(0.0, (self.cores[fewer] - self.cores[most]) / (1 / fewer - 1 / most))
+        return max(0.0, self.cores[most] - shared / most) + shared / count
 
     def gain(self, batch: int) -> Gain:
         """Return the gain that the tuner expects of a draft for `batch` requests."""
@@ -141,13 +165,18 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         assumed=assumed,
         source={"tables": str(file), **({"rough": "other programs disturbed the measuring"} if rough else {})},
     )
-    return MeasuredPair(profile, file, rough, tuning, config.speculation, kind, known.cores)
+    shares = config.core_counts("target")
+    return MeasuredPair(profile, file, rough, tuning, config.speculation, kind, known.cores, shares)
 
 
 def draft_format_here(config: EngineConfig) -> str | None:
     """Return the format that the draft computes in: its only one, or the fastest measured here; None if unknown."""
     found = draft_format.chosen(config, str(build.library()))
     return None if found is None else str(found)
+
+
+def _scaled(points: Any, by: float) -> Points:
+    return tuple((size, by * seconds) for size, seconds in points)
 
 
 def _points(table: Mapping[int, float]) -> Points:

@@ -183,6 +183,10 @@ class Here:
         knowledge.write(self.file, knows)
 
 
+def file_here(config: EngineConfig) -> Path:
+    return knowledge.file_of(config, str(build.library()))
+
+
 def config_of(here: Here) -> EngineConfig:
     return resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),), target_cpus="0"))
 
@@ -190,9 +194,7 @@ def config_of(here: Here) -> EngineConfig:
 @pytest.fixture
 def here(tmp_path: Path) -> Here:
     target, draft = (str(tiny.llama(tmp_path / name)) for name in ("target", "draft"))
-    file = knowledge.file_of(
-        resolve(EngineOptions(target=target, draft=(draft,), target_cpus="0")), str(build.library())
-    )
+    file = file_here(resolve(EngineOptions(target=target, draft=(draft,), target_cpus="0")))
     return Here(("--target", target, "--draft", draft, "--target-cpus", "0"), file, Path(draft))
 
 
@@ -231,6 +233,34 @@ def test_it_says_what_cores_bring_and_predicts_more_of_them(here: Here) -> None:
     assert "60 on 1, 100 on 2 measured, 150 on 4, 200 on 8, 240 on 16 predicted." in said
     here.measured(Knowledge(LAWS, TABLES, cores={1: 0.010, 2: 0.0095}))
     assert "predicted; beyond 1 a doubling brings under a tenth." in " ".join(here.plan().stdout.split())
+
+
+def test_it_predicts_from_how_many_cores_on_a_draft_ahead_is_the_fastest(here: Here) -> None:
+    """In turn both models have all cores; ahead the target has those that its draft leaves, as many as here."""
+    here.measured(Knowledge(LAWS, TABLES, cores={1: 0.020, 2: 0.012}))
+    assert here.planned()["more_cores"] == [], "models that share no core were not measured on others"
+    config = resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),)))
+    own, every = config.core_counts("target")
+    here = Here(here.flags[:4], file_here(config), here.draft)
+    here.measured(Knowledge(LAWS, TABLES, cores={1: 0.020, 2: 0.012}))
+    found = {one.pop("cores"): one for one in here.planned()["more_cores"]}
+    assert [*found] == [4, 8, 16] * (own < every)
+    for cores, speeds in found.items():
+        of_draft = every - own
+        turn, ahead = ((0.004 + 0.016 / n) / (0.004 + 0.016 / m) for n, m in ((cores, every), (cores - of_draft, own)))
+        verify, step, beside = (
+            {size: by * seconds for size, seconds in TABLES[name].items()}
+            for name, by in (("verify", turn), ("step", turn), ("verify_beside", ahead))
+        )
+        learner = Learner()
+        learner.recall(LAWS[0])
+        costs = CostTable(beside), CostTable(TABLES["step_beside"])
+        pair = Pair(*costs, (0.7, 0.8), learner.misses(), 0.0, CostTable(verify), CostTable(step), draft_gpus=0.0)
+        assert speeds == pytest.approx(forecast(pair, 1, GRID).speeds)
+    fastest = [cores for cores, speeds in found.items() if max(speeds, key=speeds.__getitem__) == "ssd"]
+    ends = f"ssd is the fastest from {fastest[0]} on." if fastest else "ssd is not the fastest."
+    assert (ends in " ".join(here.plan().stdout.split())) == (own < every)
+    assert here.planned("--step", "0.1ms")["more_cores"] == [], "figures by hand say nothing of cores"
 
 
 def test_the_last_line_says_whether_a_draft_pays_and_agrees_with_auto(here: Here) -> None:
