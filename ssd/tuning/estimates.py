@@ -30,7 +30,6 @@ _LONGEST_STEP_S = 60.0
 _BOUNDS = (0.0, 0.7)
 KINDS = len(_BOUNDS) + 1
 
-
 Setting = tuple[Mode, int, int]
 """Mode, K and the number of chains; it identifies a plan."""
 

@@ -33,7 +33,6 @@ Size = Annotated[int, Meta(ge=1, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Table = Annotated[dict[Size, Seconds], Meta(max_length=512)]
 
-
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 

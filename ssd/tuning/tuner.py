@@ -25,8 +25,8 @@ from ssd.tuning.predictor import (
     speed_of,
 )
 
-# Rounds of a window, after which its plan is judged; windows between two rankings of all plans, which take milliseconds
-# (at first after 1, 2, 4, ... windows); and the most windows open at once.
+# Rounds of a window, after which its plan is judged; windows between two rankings of all plans (at first after 1, 2, 4,
+# ... windows, but for plans of `ssd` that are far behind, which take 9 ms, Xeon); and the most windows open at once.
 _WINDOW, _RANK_EVERY, _OPEN = 16, 64, 64
 # A plan with a draft is judged after this many rounds already, if their speed is below this share of the speed
 # predicted for plain decoding.
@@ -279,10 +279,14 @@ class Tuning:
             lookahead = 0 if choices.modes[0] not in DRAFTED else key.lookahead or 2
             one_each = (1,) * (lookahead + 1) if key.budget > lookahead else single_chain(lookahead)
             return SpeculationPlan(choices.modes[0], lookahead, key.fan_out or one_each, 0.0)
-        seldom = self.windows % _RANK_EVERY == 0 or self.windows & (self.windows - 1) == 0
-        if place not in self._ranked or (present is not None and seldom):
-            self._ranked[place] = ranked_plans(measured, batch, choices)
-        chooser = self._chooser(batch)
+        chooser, known = self._chooser(batch), self._ranked.get(place, [])
+        due = self.windows % _RANK_EVERY == 0 or self.windows & (self.windows - 1) == 0
+        if not known or (present is not None and due):
+            learned = self._dice is None or self.windows > 2
+            ahead = [plan for plan in known if plan.mode == "ssd" and learned and self.windows % _RANK_EVERY]
+            far = [] if not ahead or {*ahead} & {*chooser.candidates(known, present)} else ahead
+            modes = tuple(mode for mode in choices.modes if mode != "ssd" or not far)
+            self._ranked[place] = [*ranked_plans(measured, batch, choices._replace(modes=modes)), *far]
         near = chooser.candidates(self._ranked[place], present)
         share = MemoryShare(self._memory_s.value, self._other_tokens.value)
         return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present, share)

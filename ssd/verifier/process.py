@@ -38,8 +38,6 @@ log = logging.getLogger("ssd.target")
 # comes later is measured while there is no request.
 _DRAFT_LOADS_S = 60.0
 _CALL_AGAIN_S = 0.25  # seconds until the supervisor is asked for a draft again: the last one may just be ending
-
-
 _VECTORS = 16  # embeddings in a message: at most a quarter of it
 
 

@@ -13,9 +13,10 @@ from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Speculation
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
-from ssd.tuning import knowledge
-from ssd.tuning.estimates import DecodingRound, DraftTelemetry, kind_of
+from ssd.tuning import knowledge, tuner
+from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Measurements, kind_of
 from ssd.tuning.knowledge import Agreement, Knowledge
+from ssd.tuning.predictor import Choices, SpeculationPlan, ranked_plans
 from ssd.tuning.tuner import PlanKey, Tuning, batch_class, setting_of
 
 AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=(), backup="jit"), Speculation("ssd", 0, (), "jit")
@@ -130,6 +131,27 @@ def test_pearl_is_one_chain_at_the_k_that_is_chosen_for_it(rate: float) -> None:
     assert {one.fan_out for one in World(0.6).play(50, msgspec.structs.replace(asked, num_speculative_tokens=3))} == {
         (0, 0, 0, 1)
     }
+
+
+def test_plans_ahead_that_are_far_behind_are_ranked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranking them takes most of the time. With a tuner that knows nothing yet they are at first."""
+    ranked, windows = list[tuple[int, bool]](), 70
+
+    def noted(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
+        ranked.append((world.tuning.windows, "ssd" in choices.modes))
+        return ranked_plans(measured, batch, choices)
+
+    monkeypatch.setattr(tuner, "ranked_plans", noted)
+    for slower, dice, all_of in (
+        (6.0, None, {0, 64}),
+        (6.0, Random(1), {0, 1, 2, 64}),
+        (1.0, None, {0, 1, 2, 4, 8, 16, 32, 64}),
+    ):
+        world = World(0.6, slower=slower, tuning=Tuning(dice=dice))
+        ranked.clear()
+        world.play(16 * windows)
+        assert {window for window, _ in ranked} == {0, 1, 2, 4, 8, 16, 32, 64}
+        assert {window for window, ahead in ranked if ahead} == all_of
 
 
 def test_without_measurements_pearl_is_one_chain_too() -> None:

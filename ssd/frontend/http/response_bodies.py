@@ -30,7 +30,6 @@ class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
 
 _ItemText = Text | Annotated[list[ItemPart], Meta(max_length=1024)] | None
 
-
 _left_out = ignored("a tool of this type is left out")
 _items_left_out = ignored("an item of this type is left out")
 
