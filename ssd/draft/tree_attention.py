@@ -8,7 +8,7 @@ import math
 import mmap
 from array import array
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from ssd.execution.batch import Recurs
 from ssd.execution.kv_cache import Block, KVCache, Span, allocate, last
 from ssd.execution.paged import PagedContext
 from ssd.execution.tables import TableContext, uploaded
-from ssd.kernels import cpu
 from ssd.kernels.attention import KVSpans, View
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend_own, attend_part, merge, minus_infinity, very_low
@@ -27,7 +26,6 @@ from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.layers.recurrent import Recurrence
 from ssd.models.interface import Shape
-from ssd.models.sizes import STEP_BYTES
 
 
 class ChainCache:
@@ -47,8 +45,7 @@ class ChainCache:
         cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device, kept: int = 0
     ) -> ChainCache:
         """Make a cache with memory of its own, of `cells` and the `kept` ones; `dtype` is that of the pages."""
-        make, more = partial(_zeros, dtype=dtype, device=device), STEP_BYTES if dtype == torch.int8 else 0
-        (_, keys), (_, values) = (allocate(shape, (cells + kept, depth), more, make) for _ in range(2))
+        keys, values = (allocate(shape, (cells + kept, depth), _zeros, dtype, device)[1] for _ in range(2))
         return cls(list(zip(keys, values, strict=True)), kept)
 
     @cached_property
@@ -135,7 +132,7 @@ class TreeContext:
         """Take `attention`, the backend for the shared paths; without one they are read span by span."""
         self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
         self._scale, self._chains = cache.head_dim**-0.5, chains
-        kernels = bool(chains) and attention is None and (cache.keys.dtype == torch.int8 or cpu.serve(cache.keys))
+        kernels = bool(chains) and attention is None and cache.served
         self._places = _places(chains, cache, chain_cache) if kernels else None
         if cache.keys.device.type != "cpu":  # now: a copy sent after the launches would wait for them
             self.positions, self._cells, self._depths, self._seen  # noqa: B018

@@ -11,6 +11,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
+from ssd.kernels import cpu
 from ssd.kernels.attention import slots_of
 from ssd.layers.paged import to_fp8
 from ssd.models.interface import Shape
@@ -30,12 +31,13 @@ Block = tuple[Tensor, Tensor]
 
 
 def allocate(
-    shape: Shape, rows: tuple[int, ...], more: int, make: Callable[[tuple[int, ...]], Tensor]
+    shape: Shape, rows: tuple[int, ...], make: Callable[..., Tensor], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[Tensor]]:
     """Make memory for the keys or the values of all layers; return it and its blocks.
 
-    A block is [layers, *rows, kv_heads, head_dim + more]. It is all of the memory, but if layers differ in size, each
-    has its own block in a flat memory. `make` returns a tensor of a shape."""
+    A block is [layers, *rows, kv_heads, head_dim], in int8 with STEP_BYTES more. It is all of the memory, but if layers
+    differ in size, each has its own block in a flat memory. `make` returns a tensor, as torch.empty does."""
+    make, more = partial(make, dtype=dtype, device=device), STEP_BYTES if dtype == torch.int8 else 0
     if not shape.sizes:
         whole = make((shape.layers, *rows, shape.kv_heads, shape.head_dim + more))
         return whole, [whole]
@@ -57,13 +59,17 @@ class KVCache:
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.head_dim = shape.head_dim
-        rows, more = (num_pages * page_size,), STEP_BYTES if dtype == torch.int8 else 0
         # Not zeroed: untouched pages cost no memory on a CPU, and nothing reads a slot before it is written.
-        make = partial(torch.empty, dtype=dtype, device=device)
-        (self.keys, keys), (self.values, values) = (allocate(shape, rows, more, make) for _ in range(2))
+        made = [allocate(shape, (num_pages * page_size,), torch.empty, dtype, device) for _ in range(2)]
+        (self.keys, keys), (self.values, values) = made
         self.blocks: list[Block] = list(zip(keys, values, strict=True))
         self.layers = [layer for block in self.blocks for layer in zip(*block, strict=True)]
         self.pages, self.page_size = num_pages, page_size
+
+    @property
+    def served(self) -> bool:
+        """Return True if our kernels for CPUs read and write the cache."""
+        return self.keys.dtype == torch.int8 or cpu.serve(self.keys)
 
     def blank(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros. Pages that nothing wrote are read faster than any text, as they have no memory yet."""

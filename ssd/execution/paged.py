@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ssd.execution.batch import BaseContext, Row, tokens_of
 from ssd.execution.kv_cache import KVCache, Span, last
-from ssd.kernels import cpu
 from ssd.kernels.attention import KVSpans, View
 from ssd.kernels.decoder import Views
 from ssd.layers.attention import PLAIN, Scores, attend, attend_each, attend_own, minus_infinity
@@ -45,7 +44,7 @@ class PagedContext(BaseContext):
         self._paths: list[AttentionPath]
         if not rows:
             self._put, self._paths = lambda layer, k, v: None, []
-        elif cache.keys.dtype == torch.int8 or cpu.serve(cache.keys):
+        elif cache.served:
             spans = _spans(cache, rows, self.places)
             self._put, self._paths, self.view = spans.put, [KernelPath(spans)], View(spans)
         else:

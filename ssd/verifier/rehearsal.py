@@ -170,8 +170,7 @@ def _verifications(
     """Fill a table with the time of a verification of each size behind a text."""
     passed = 0.0
     for size in target.sizes(sizes):
-        taken = target.verify(size, text)
-        table.set(size, taken)
+        table.set(size, taken := target.verify(size, text))
         yield
         if (passed := passed + taken) > _PASS_S:
             break

@@ -236,7 +236,7 @@ def test_it_says_what_cores_bring_and_predicts_more_of_them(here: Here) -> None:
 
 
 def test_it_predicts_from_how_many_cores_on_a_draft_ahead_is_the_fastest(here: Here) -> None:
-    """In turn both models have all cores; ahead the target has those that its draft leaves, as many as here."""
+    """In `sd` both models use all cores. In `ssd` the draft keeps as many as here, and the target has the others."""
     here.measured(Knowledge(LAWS, TABLES, cores={1: 0.020, 2: 0.012}))
     assert here.planned()["more_cores"] == [], "models that share no core were not measured on others"
     config = resolve(EngineOptions(target=here.flags[1], draft=(str(here.draft),)))
