@@ -7,22 +7,13 @@
 #define SEGMENT 128 /* keys of a part of the softmax, as in attention.py */
 #define TOGETHER 64 /* queries for which a segment is read once */
 #define FETCHED 32  /* keys or values that are asked for before they are needed, a multiple of KEYS */
-#define SIDE 4      /* queries that are computed together with keys that were turned */
 #define TURNING 8   /* queries that are worth turning the keys */
 #define FEW 2       /* segments that are not worth a division among threads */
 #define ITEMS 4     /* items for each thread that divide the work well enough */
 
-/* The vector of one register, and how many of a value's stay in registers. */
-#define PART 2
-#if defined(__AVX512F__)
-typedef lanes piece;
-#elif defined(__AVX__)
-typedef float piece __attribute__((vector_size(32)));
-#else
-typedef float piece __attribute__((vector_size(16)));
-#endif
+#define PART 2      /* registers of a value whose sums stay in registers */
 #define QUERIES (sizeof(piece) == 32 ? 4 : 8) /* with the same keys, whose sums stay in registers */
-#define SIZE (int64_t)(sizeof(piece) / sizeof(float))
+#define SIDE (sizeof(piece) == 32 ? 2 : 4)    /* the same with keys that were turned */
 
 /* Reads a value once for all queries. Left alone, GCC 12 reads it again for each. */
 #if defined(__x86_64__)
@@ -119,18 +110,28 @@ static void turn(const float *k, int64_t stride, int64_t dim, float *to) {
         }
     }
 #endif
+#if defined(__x86_64__) && defined(WIDTH)
+    for (; i + 4 <= dim; i += 4)
+        for (int j = 0; j < KEYS; j += 4) {
+            __m128 x[4];
+            for (int r = 0; r < 4; r++) x[r] = _mm_loadu_ps(k + (j + r) * stride + i);
+            _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+            for (int r = 0; r < 4; r++) _mm_storeu_ps(to + (i + r) * KEYS + j, x[r]);
+        }
+#endif
     for (; i < dim; i++)
         for (int j = 0; j < KEYS; j++) to[i * KEYS + j] = k[j * stride + i];
 }
 
-/* The products of a few queries with keys that were turned, bit for bit those of `product`. */
-INLINED void turned_products(const float *const *q, const float *turned, int64_t dim, int queries, lanes *found) {
-    lanes sums[4][SIDE];
+/* The products of a few queries with a piece of the keys that were turned, bit for bit those of `product`. */
+INLINED void turned_products(const float *const *q, const float *turned, int64_t dim, int queries, piece *found) {
+    piece sums[4][SIDE];
     for (int first = 0; first < 4; first++) {
-        lanes own[SIDE][4] = {0};
+        piece own[SIDE][4] = {0};
         for (int64_t i = first; i < dim; i += LANES)
             for (int quarter = 0; quarter < 4 && i + 4 * quarter < dim; quarter++) {
-                const lanes k = load(turned + (i + 4 * quarter) * KEYS);
+                piece k = piece_at(turned + (i + 4 * quarter) * KEYS);
+                IN_REGISTER(k);
                 for (int r = 0; r < queries; r++) own[r][quarter] += q[r][i + 4 * quarter] * k;
             }
         for (int r = 0; r < queries; r++) sums[first][r] = (own[r][0] + own[r][1]) + (own[r][2] + own[r][3]);
@@ -144,7 +145,7 @@ static void encode(const float *x, int64_t dim, char *cell) {
     for (int64_t i = 0; i < dim; i += LANES) {
         const lanes part = load_some(x + i, dim - i < LANES ? dim - i : LANES);
         const lanes size = (lanes)((places)part & INT32_MAX);
-        sizes = pick(size > sizes, size, sizes), spoilt += part * 0.0f;
+        sizes = pick(greater(size, sizes), size, sizes), spoilt += part * 0.0f;
     }
     const float step = largest((const float *)&sizes, LANES) / 127.0f + sum(spoilt);
     const float inverse = step > 1e-38f ? 1.0f / step : 0.0f;
@@ -353,12 +354,14 @@ static void attend_some(const wave_t *of, int64_t t, int64_t stop, int64_t segme
             float *to = scores + head * some * SEGMENT + j;
             int64_t i = 0;
             if (some >= TURNING) turn(k, stride, dim, turned);
-            for (; some >= TURNING && i + SIDE <= some; i += SIDE) {
-                lanes found[SIDE];
-                if (dim == 64) turned_products(q + head * some + i, turned, 64, SIDE, found);
-                else turned_products(q + head * some + i, turned, dim, SIDE, found);
-                for (int r = 0; r < SIDE; r++) store(to + (i + r) * SEGMENT, found[r]);
-            }
+            for (; some >= TURNING && i + SIDE <= some; i += SIDE)
+                for (int64_t from = 0; from < KEYS; from += SIZE) {
+                    piece found[SIDE];
+                    if (dim == 64) turned_products(q + head * some + i, turned + from, 64, SIDE, found);
+                    else if (dim == 128) turned_products(q + head * some + i, turned + from, 128, SIDE, found);
+                    else turned_products(q + head * some + i, turned + from, dim, SIDE, found);
+                    for (int r = 0; r < SIDE; r++) memcpy(to + (i + r) * SEGMENT + from, &found[r], sizeof found[r]);
+                }
             for (; i < some; i++) store(to + i * SEGMENT, product(q[head * some + i], k, stride, dim));
         }
     for (int64_t i = 0; i < kv * some; i++) {

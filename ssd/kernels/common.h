@@ -14,6 +14,16 @@ typedef int32_t places __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef float quarter __attribute__((vector_size(16)));
 
+/* The vector of one register. */
+#if defined(__AVX512F__)
+typedef lanes piece;
+#elif defined(__AVX__)
+typedef float piece __attribute__((vector_size(32)));
+#else
+typedef quarter piece;
+#endif
+#define SIZE (int64_t)(sizeof(piece) / sizeof(float))
+
 static inline lanes load(const float *x) {
     lanes v;
     memcpy(&v, x, sizeof v);
@@ -54,6 +64,18 @@ static inline float float_of(int32_t bits) {
     return x;
 }
 
+/* Comparisons, register by register: those of wider vectors GCC 12 does number by number. */
+#define COMPARED(name, sign)                                                                                           \
+    INLINED places name(lanes x, lanes y) {                                                                            \
+        piece a[LANES / SIZE], b[LANES / SIZE];                                                                        \
+        memcpy(a, &x, sizeof a), memcpy(b, &y, sizeof b);                                                              \
+        for (int i = 0; i < LANES / SIZE; i++) a[i] = (piece)(a[i] sign b[i]);                                         \
+        memcpy(&x, a, sizeof x);                                                                                       \
+        return (places)x;                                                                                              \
+    }
+COMPARED(greater, >)
+COMPARED(equal, ==)
+
 /* Added to a number below 2^22, it leaves the number, rounded, in the last bits of the sum. */
 static const float UNITS = 12582912.0f; /* 1.5 * 2^23 */
 
@@ -64,7 +86,7 @@ static inline lanes pick(places which, lanes yes, lanes no) {
 static inline float largest(const float *x, int64_t size) {
     lanes most = (lanes){0} - INFINITY;
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) most = pick(load(x + i) > most, load(x + i), most);
+    for (; i + LANES <= size; i += LANES) most = pick(greater(load(x + i), most), load(x + i), most);
     float all = -INFINITY;
     for (; i < size; i++) all = x[i] > all ? x[i] : all;
     for (int lane = 0; lane < LANES; lane++) all = most[lane] > all ? most[lane] : all;
@@ -75,8 +97,8 @@ static inline float largest(const float *x, int64_t size) {
    -87.3 it is 1e-38; NaN stays NaN. */
 static inline lanes exponential(lanes x) {
     const lanes least = x * 0.0f - 87.3f, most = x * 0.0f + 88.0f;
-    x = pick(x < least, least, x);
-    x = pick(x > most, most, x);
+    x = pick(greater(least, x), least, x);
+    x = pick(greater(x, most), most, x);
     const lanes shifted = x * 1.44269504f + UNITS, n = shifted - UNITS;
     const lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;

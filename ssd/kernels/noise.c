@@ -15,8 +15,8 @@ static inline words mixed(words x) {
    differs from E / u (W. Kahan's). Small u are their own E. */
 static inline lanes gumbels(words hash) {
     const lanes drawn = (__builtin_convertvector(hash & 0x7FFFFFFFu, lanes) + 0.5f) * 0x1p-31f;
-    const lanes most = drawn * 0.0f + (1.0f - 0x1p-24f), u = pick(drawn > most, most, drawn), y = 1.0f - u;
-    const lanes e = pick(y == 1.0f, u, -logarithm(y) * (u / (1.0f - y)));
+    const lanes most = drawn * 0.0f + (1.0f - 0x1p-24f), u = pick(greater(drawn, most), most, drawn), y = 1.0f - u;
+    const lanes e = pick(equal(y, (lanes){0} + 1.0f), u, -logarithm(y) * (u / (1.0f - y)));
     return -logarithm(e);
 }
 

@@ -6,11 +6,12 @@
 
 #ifdef WIDTH
 
-/* A chunk of inputs: their scale, their sum, the sum of their integers, and the integers: of 16 bits all last bytes come
-   before the others. Rows are rounded in tiles: a tile's chunks follow each other, each with all its rows. */
+/* A chunk of inputs: their scale, their sum, `shift`, and their integers: of 16 bits all last bytes come before the
+   others. `shift` is the weight's zero times the sum of the integers. Rows are rounded in tiles: a tile's chunks follow
+   each other, each with all its rows. */
 typedef struct {
     float scale, sum;
-    int32_t total, unused;
+    int32_t shift, unused;
     int8_t integers[];
 } chunk_t;
 
@@ -25,7 +26,7 @@ static int64_t tile_of(int64_t rows, int64_t parts) {
     return (rows + tiles - 1) / tiles;
 }
 
-INLINED void round_chunk(const float *x, int64_t size, int64_t parts, chunk_t *to) {
+INLINED void round_chunk(const float *x, int64_t size, int64_t parts, int64_t zero, chunk_t *to) {
     const float levels = parts == 1 ? 127.0f : 32639.0f; /* 127 * 256 + 127 */
     int32_t most = 0, total = 0, rounded[CHUNK]; /* the order of sizes is that of their bits; NaN is the largest */
     for (int64_t i = 0; i < size; i++) {
@@ -39,7 +40,7 @@ INLINED void round_chunk(const float *x, int64_t size, int64_t parts, chunk_t *t
     if (parts == 2)
         for (int64_t i = 0; i < size; i++) to->integers[size + i] = (int8_t)((rounded[i] + 128) >> 8);
     to->scale = largest / levels;
-    to->total = total;
+    to->shift = (int32_t)zero * total;
     to->sum = to->scale * (float)total;
 }
 
@@ -52,8 +53,8 @@ static void round_tile(const void *arguments, int64_t item) {
     for (int64_t i = 0; i < chunks; i++)
         for (int64_t row = first; row < stop; row++, to += size) {
             const float *from = of->x + row * of->stride + i * chunk;
-            if (chunk == CHUNK) round_chunk(from, CHUNK, of->by->parts, (chunk_t *)to);
-            else round_chunk(from, chunk, of->by->parts, (chunk_t *)to);
+            if (chunk == CHUNK) round_chunk(from, CHUNK, of->by->parts, of->by->zero, (chunk_t *)to);
+            else round_chunk(from, chunk, of->by->parts, of->by->zero, (chunk_t *)to);
         }
 }
 
@@ -68,10 +69,38 @@ INLINED void plane_of(const char *weight, int64_t i, int pair, int bits, bytes t
     if (bits > CODE_BITS) EACH_HALF codes[half] = plane ? codes[half] >> 4 : codes[half] & 15;
 }
 
+#ifdef DOT8
+/* `chunk_sums` for codes of 6 bits, as they are. */
+INLINED void sums_of_six(const char *x, const char *weight, int pair, int64_t chunk, int parts, int rows,
+                         ints sums[ROWS][2]) {
+    const int64_t size = sizeof(chunk_t) + parts * chunk;
+    ints own[2][ROWS][2] = {0};
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < chunk; i += 8) {
+        bytes first[2], second[2];
+        codes_of(weight, i, pair, 6, (bytes){0}, first);
+        codes_of(weight, i + 4, pair, 6, (bytes){0}, second);
+        if (!pair) prefetch(weight + i * CHANNELS * 6 / 8, CHANNELS * 6);
+        EACH_ROW EACH_PART {
+            int32_t fours[2];
+            memcpy(fours, x + r * size + sizeof(chunk_t) + part * chunk + i, sizeof fours);
+            EACH_HALF own[part][r][half] = dot8(own[part][r][half], first[half], second[half], fours);
+        }
+    }
+    EACH_ROW EACH_HALF sums[r][half] = parts == 2 ? own[0][r][half] + (own[1][r][half] << 8) : own[0][r][half];
+}
+#endif
+
 /* sums[r][half]: the integers of one chunk of each row times a pair's codes, which are unpacked once for all. */
 INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chunk, int bits, bytes table, int parts,
                         int rows, ints sums[ROWS][2]) {
     const int64_t size = sizeof(chunk_t) + parts * chunk;
+#ifdef DOT8
+    if (bits == 6) {
+        sums_of_six(x, weight, pair, chunk, parts, rows, sums);
+        return;
+    }
+#endif
     bytes codes[2];
 #pragma GCC unroll 2
     for (int plane = bits > CODE_BITS; plane >= 0; plane--) {
@@ -95,8 +124,12 @@ INLINED void chunk_sums(const char *x, const char *weight, int pair, int64_t chu
 }
 
 /* Keeps the sums of many rows in memory while registers are short. Left alone, GCC 12 spills within the loop over the
-   inputs: four rows of 16-bit inputs take 7 % longer. */
-#define LEAVE_REGISTERS(sums) if (parts * rows > 6) __asm__ volatile("" : "+m"(sums))
+   inputs: four rows of 16-bit inputs take 7 % longer. AVX2 has half as many registers. */
+#define LEAVE_REGISTERS(sums) if (parts * rows > (WIDTH == 8 ? 4 : 6)) __asm__ volatile("" : "+m"(sums))
+
+/* Makes the compiler load a chunk's inputs again for the second pair. Left alone, GCC 12 copies them to the stack, number
+   by number: five rows take 22 % longer. */
+#define READ_AGAIN(x) if (WIDTH == 8) __asm__ volatile("" : "+r"(x))
 
 /* Adds the products with one chunk of each row. */
 INLINED void chunk_pair(const product_t *by, const char *x, const char *weight, int pair, int64_t chunk, int bits,
@@ -105,11 +138,12 @@ INLINED void chunk_pair(const product_t *by, const char *x, const char *weight, 
     const int64_t size = sizeof(chunk_t) + parts * chunk;
     ints integers[ROWS][2];
     LEAVE_REGISTERS(*sums);
+    READ_AGAIN(x);
     chunk_sums(x, weight, pair, chunk, bits, table, parts, rows, integers);
     LEAVE_REGISTERS(*sums);
     EACH_ROW {
         const chunk_t *own = (const chunk_t *)(x + r * size);
-        const ints shift = every((int32_t)by->zero * own->total);
+        const ints shift = every(own->shift);
         EACH_HALF {
             const ints exact = offsets ? integers[r][half] : integers[r][half] - shift;
             floats sum = sums->of[r][half];

@@ -13,8 +13,8 @@ static int64_t first_largest(const float *x, int64_t size, float temperature, co
         if (noise) v = v / temperature + (left >= LANES ? load(noise + i) : load_some(noise + i, left));
         if (left < LANES)
             for (int64_t lane = left; lane < LANES; lane++) v[lane] = -INFINITY;
-        const places better = v > most;
-        unsound |= v != v;
+        const places better = greater(v, most);
+        unsound |= ~equal(v, v);
         most = pick(better, v, most);
         where = (better & (int32_t)(i / LANES)) | (~better & where);
     }
@@ -42,7 +42,7 @@ static inline lanes scored(const float *x, int64_t size, float temperature, cons
             for (int64_t lane = 0; lane < left; lane++)
                 v[lane] = noise ? x[i + lane] / temperature + noise[i + lane] : x[i + lane];
         store(scores + i, v);
-        most = pick(v > most, v, most);
+        most = pick(greater(v, most), v, most);
     }
     return most;
 }
@@ -59,7 +59,7 @@ int64_t add_best(const float *x, int64_t size, float temperature, const float *n
     for (int64_t begin = 0; begin < size; begin += BLOCK) {
         const int64_t here = size - begin < BLOCK ? size - begin : BLOCK;
         const lanes most = scored(x + begin, here, temperature, noise ? noise + begin : NULL, scores);
-        if (found == count && !any(most > best[count - 1])) continue;
+        if (found == count && !any(greater(most, (lanes){0} + best[count - 1]))) continue;
         for (int64_t i = 0; i < here; i++) {
             const float score = scores[i] == scores[i] ? scores[i] : -INFINITY;
             if (found == count && !(score > best[count - 1])) continue;

@@ -2,7 +2,8 @@
    between processors. WIDTH is missing where there are no such instructions, and with it all products.
 
    `dot4` multiplies codes (4 bytes for each of WIDTH channels, CODE_BITS bits used of each) by four signed bytes, and
-   adds up a channel's four products. Its `partial` sums hold 8 calls, and `whole` makes them sums of 32 bits. */
+   adds up a channel's four products. Its `partial` sums hold 8 calls, and `whole` makes them sums of 32 bits. `dot8`, if
+   DOT8 is defined, multiplies codes of 6 bits of eight inputs. */
 
 #pragma once
 
@@ -108,7 +109,17 @@ static inline partial dot4(partial sums, bytes codes, int32_t four) {
     return sums + (partial)_mm256_maddubs_epi16((__m256i)codes, (__m256i)every(four));
 #endif
 }
-static inline ints whole(partial sums) { return ((ints)sums << 16 >> 16) + ((ints)sums >> 16); }
+static inline ints whole(partial sums) {
+#if WIDTH == 16
+    return (ints)_mm512_madd_epi16((__m512i)sums, (__m512i)((partial){0} + 1));
+#else
+    return (ints)_mm256_madd_epi16((__m256i)sums, (__m256i)((partial){0} + 1));
+#endif
+}
+#define DOT8 /* 4 * 63 * 128 = 32,256 fits 16 bits */
+static inline ints dot8(ints sums, bytes first, bytes second, const int32_t fours[2]) {
+    return sums + whole(dot4(dot4((partial){0}, first, fours[0]), second, fours[1]));
+}
 #endif
 
 #else

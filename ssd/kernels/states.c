@@ -93,8 +93,9 @@ static void normalise(const float *x, float *y, int64_t heads, int64_t dim, floa
 /* ln(1 + e^x). Where 1 + e^x is rounded, so is what the logarithm is divided by (W. Kahan). */
 static inline lanes softplus(lanes x) {
     const lanes power = exponential(x), more = 1.0f + power, rounded = more - 1.0f;
-    const lanes small = pick(rounded > 0.0f, logarithm(more) * (power / pick(rounded > 0.0f, rounded, more)), power);
-    return pick(x > 20.0f, x, small);
+    const places exact = ~greater(rounded, (lanes){0});
+    const lanes small = pick(exact, power, logarithm(more) * (power / pick(exact, more, rounded)));
+    return pick(greater(x, (lanes){0} + 20.0f), x, small);
 }
 
 /* What a token's update needs: its keys and queries of length 1, and for each head e^g and the sigmoid of b. */
