@@ -62,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Map x [..., size] -> x / sqrt(mean(x^2) + eps) * weight."""
     size = weight.shape[0]
     x, stride = _rows(x, size)
-    y = torch.empty(x.shape)
+    y = torch.empty(x.shape, dtype=torch.float32)
     call().rms_norm(x.data_ptr(), stride, weight.data_ptr(), y.data_ptr(), x.numel() // size, size, eps)
     return y
 
@@ -77,7 +77,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size]."""
     check(gate_up)
     gate_up = gate_up.contiguous()
-    y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=torch.float32)
     call().silu_mul(gate_up.data_ptr(), y.data_ptr(), *y.shape)
     return y
 
@@ -88,7 +88,7 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     check(x)
     if gate.shape != x.shape:
         raise ValueError(f"gates {list(gate.shape)} of numbers {list(x.shape)}")
-    gate, x, y = gate.contiguous(), x.contiguous(), torch.empty(x.shape)
+    gate, x, y = gate.contiguous(), x.contiguous(), torch.empty(x.shape, dtype=torch.float32)
     call().sigmoid_mul(gate.data_ptr(), x.data_ptr(), y.data_ptr(), *y.shape)
     return y
 
@@ -98,7 +98,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     That is x * cos + (x with its halves swapped) * sin."""
     x = by_heads(x)
-    y, (n, heads, dim) = torch.empty(x.shape), x.shape
+    y, (n, heads, dim) = torch.empty(x.shape, dtype=torch.float32), x.shape
     call().rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), n, heads, dim)
     return y
 
@@ -106,7 +106,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
     """Return Gumbel noise float32 [n, size] for keys int32 [n, 2], of `ids` int64 [size] or from id `first` on."""
     keys, ids = keys.contiguous(), None if ids is None else ids.contiguous()
-    y = torch.empty(keys.shape[0], size if ids is None else ids.shape[0])
+    y = torch.empty(keys.shape[0], size if ids is None else ids.shape[0], dtype=torch.float32)
     call().gumbel(keys.data_ptr(), first, library.pointer(ids), y.data_ptr(), *y.shape)
     return y
 
@@ -171,7 +171,7 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         (x, stride), n = _rows(x, self._inputs), x.shape[0]
-        y = torch.empty(n, int(self.struct.columns))
+        y = torch.empty(n, int(self.struct.columns), dtype=torch.float32)
         memory = scratch(n * self.row_bytes)
         call().multiply(byref(self.struct), x.data_ptr(), stride, y.data_ptr(), n, memory.data_ptr())
         return y
@@ -186,14 +186,14 @@ class Product:
             raise TypeError(f"places {places.dtype} {list(places.shape)}")
         places = places.contiguous()
         check_places(places.tolist(), self._outputs)
-        y = torch.empty(places.shape[0], self._inputs)
+        y = torch.empty(places.shape[0], self._inputs, dtype=torch.float32)
         call().look_up(byref(self.struct), places.data_ptr(), y.data_ptr(), places.shape[0])
         return y
 
     def dots(self, x: Tensor, places: Tensor) -> Tensor:
         """Multiply x [n, in] by the rows at `places` int64 [k] -> [n, k]. Nothing checks `places`."""
         x, places = _rows(x, self._inputs)[0].contiguous(), places.contiguous()
-        y, memory = torch.empty(x.shape[0], places.shape[0]), scratch(self.dots_bytes)
+        y, memory = torch.empty(x.shape[0], places.shape[0], dtype=torch.float32), scratch(self.dots_bytes)
         addresses = x.data_ptr(), places.data_ptr(), places.shape[0], y.data_ptr(), x.shape[0], memory.data_ptr()
         call().dots(byref(self.struct), *addresses)
         return y

@@ -127,7 +127,7 @@ class Decoder:
         if x.shape != (views.tokens, self.width) or not x.is_contiguous():
             raise ValueError(f"{views.tokens} contiguous tokens of {self.width} numbers expected, not {list(x.shape)}")
         self.check(views, n)
-        y = torch.empty(x.shape)
+        y = torch.empty(x.shape, dtype=torch.float32)
         memory = library.scratch(self.scratch_bytes(views))
         addresses = *self.tables, address(views.positions), x.data_ptr(), None, y.data_ptr()
         structs = views.structs, len(views.structs), memory.data_ptr()

@@ -181,7 +181,7 @@ def find_groups(weight: Tensor) -> Groups | None:
     if inputs % _FOUND_GROUP or not multiply_floats(weight):
         return None
     weight, codes = weight.contiguous(), torch.empty(outputs, inputs, dtype=torch.uint8)
-    steps, offsets = torch.empty(2, outputs, inputs // _FOUND_GROUP)
+    steps, offsets = torch.empty(2, outputs, inputs // _FOUND_GROUP, dtype=torch.float32)
     addresses = codes.data_ptr(), steps.data_ptr(), offsets.data_ptr()
     for bits, zero in _FOUND:
         if call().find_groups(weight.data_ptr(), outputs, inputs, bits, *addresses):
@@ -195,7 +195,7 @@ def rounded_to_4_bits(weight: Tensor) -> Groups | None:
     if inputs % _FOUND_GROUP or not multiply_floats(weight):
         return None
     weight, codes = weight.contiguous(), torch.empty(outputs, inputs, dtype=torch.uint8)
-    lines, units = torch.empty(outputs, 2, inputs // _FOUND_GROUP), torch.empty(outputs, 2, 1)
+    lines, units = weight.new_empty(outputs, 2, inputs // _FOUND_GROUP), weight.new_empty(outputs, 2, 1)
     addresses = codes.data_ptr(), lines.data_ptr(), units.data_ptr()
     call().round_groups(weight.data_ptr(), outputs, inputs, *addresses)
     (steps, offsets), own = lines.unbind(1), units.unbind(1)

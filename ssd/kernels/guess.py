@@ -101,7 +101,7 @@ class GuessStep:
         if not self._least <= min(tokens) <= max(tokens) < self._known:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
-        made, numbers = torch.empty(n, self._width), array("q", tokens)
+        made, numbers = torch.empty(n, self._width, dtype=torch.float32), array("q", tokens)
         structs = (library.Ask * asked)(
             *(
                 library.Ask(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)

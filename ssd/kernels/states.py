@@ -86,7 +86,7 @@ def convolve(
         raise ValueError(
             f"states {list(states.shape)} and inputs {list(changes.shape)} for weights {list(weight.shape)}"
         )
-    packed, y = _packed(rows), torch.empty(changes.shape)
+    packed, y = _packed(rows), torch.empty(changes.shape, dtype=torch.float32)
     of = Convolution(_changes(packed, states, kept, changes), states.data_ptr(), weight.data_ptr(), pointer(bias))
     of.y, of.channels, of.window, of.silu = y.data_ptr(), channels, window, silu
     call().convolve(byref(of))
@@ -113,7 +113,7 @@ def gated_delta(
         raise ValueError(f"queries {list(queries.shape)} of states {list(states.shape)}")
     if changes.shape[1] != keys + heads * value_dim + 2 * heads or len(queries) != len(changes):
         raise ValueError(f"changes {list(changes.shape)} and queries {list(queries.shape)}")
-    packed, y = _packed(rows), torch.empty(len(changes), heads * value_dim)
+    packed, y = _packed(rows), torch.empty(len(changes), heads * value_dim, dtype=torch.float32)
     memory = scratch(4 * len(packed.entries) * 2 * (keys + heads))
     of = Delta(_changes(packed, states, kept, changes), states.data_ptr(), queries.data_ptr(), queries.stride(0))
     of.decay, of.dt_bias, of.y, of.prepared = (part.data_ptr() for part in (decay, dt_bias, y, memory))

@@ -89,10 +89,10 @@ class _OneDnnProduct:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
         # A tensor, as torch would make one from a number in every call.
-        self._levels = torch.tensor(_LEVELS)
+        self._levels = torch.tensor(_LEVELS, dtype=torch.float32)
         # Added to a 16-bit integer, this makes a float32 whose last two bytes are that integer: at 1.5 * 2^23 the unit
         # in the last place is 1.
-        self._to_bytes = torch.full((weight.shape[1],), 1.5 * 2**23 + 256 * _ZERO_POINT + _ZERO_POINT)
+        self._to_bytes = torch.full((weight.shape[1],), 1.5 * 2**23 + 257 * _ZERO_POINT, dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
         n, width = x.shape
@@ -107,7 +107,7 @@ class _OneDnnProduct:
 
 def round_to_int8(weight: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Return `weight` as int8 [out, in] from -levels to levels, and the channels' scales float32 [out]."""
-    rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0])
+    rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0], dtype=torch.float32)
     parts = zip(weight.split(_CHANNELS), rounded.split(_CHANNELS), scales.split(_CHANNELS), strict=True)
     for part, part_rounded, part_scales in parts:
         part_scales.copy_(part.abs().amax(1)).clamp_min_(_TINY).div_(levels)
@@ -137,5 +137,5 @@ def _weight_levels() -> int:
     Found by a trial. Without VNNI pairs of 8-bit products are added in 16 bits, which overflow with weights of more
     than 7 bits."""
     weight, rows = torch.full((16, 64), 127, dtype=torch.int8), torch.full((1, 64), 255, dtype=torch.uint8)
-    product = _multiply(rows, 0, _pack(weight), torch.ones(16), torch.zeros(16, dtype=torch.long))
+    product = _multiply(rows, 0, _pack(weight), torch.ones(16, dtype=torch.float32), torch.zeros(16, dtype=torch.long))
     return LEVELS if bool((product == 64 * 127 * 255).all()) else 63

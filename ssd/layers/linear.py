@@ -36,7 +36,6 @@ class Linear:
 
         `parts`: bytes that inputs are rounded to, if the weight has few bits and `takes` it; 0: none are."""
         self.out_features, self.in_features = weight.shape
-        self.product: Callable[[Tensor], Tensor]
         groups = find_groups(weight) if isinstance(weight, Tensor) else weight
         if not isinstance(weight, Tensor) and fuses(weight.device):
             self.product = _packed_product(weight, bias)
@@ -67,9 +66,15 @@ def tell_unpacked(what: str, dtype: torch.dtype) -> None:
 def _dense_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     if cpu.multiply_floats(weight):
         return cpu.float_product(weight, bias)
-    if _can_pack(weight):
-        return _OneDnnProduct(weight, bias)
-    return partial(F.linear, weight=weight, bias=bias)
+    if not (weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()):
+        return partial(F.linear, weight=weight, bias=bias)
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return partial(_in_float32, _dense_product(weight.float(), None if bias is None else bias.float()))
+    return _OneDnnProduct(weight, bias)
+
+
+def _in_float32(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return product(x.float()).to(x.dtype)
 
 
 class _OneDnnProduct:
@@ -97,14 +102,6 @@ class _OneDnnProduct:
         Found by a trial. In 16 bits rounding hides most differences, so a trial would miss them."""
         x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
-
-
-def _can_pack(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
-    )
 
 
 class Rows(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +78,34 @@ def test_a_row_does_not_depend_on_how_many_there_are(shape: tuple[int, int], dty
         assert torch.equal(linear(x[-count:]), together[-count:]), count
     alone = torch.cat([linear(x[row : row + 1]) for row in range(ROWS)])
     assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bfloat16_on_a_processor_without_it(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear computes in float32 and rounds once; rows do not depend on each other."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    weight, bias, x = tensors(shape, torch.bfloat16)
+    linear, exact = Linear(weight.clone(), bias), Linear(weight.float(), bias.float())
+    together = linear(x)
+    assert torch.equal(together, exact(x.float()).bfloat16())
+    assert torch.equal(torch.cat([linear(x[row : row + 1]) for row in range(ROWS)]), together)
+
+
+@pytest.fixture
+def another_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("another_default")
+def test_the_default_type_changes_nothing() -> None:
+    """Results have the type of the input, and room for it."""
+    weight, bias, x = tensors((576, 1536), torch.float32)
+    found = Linear(weight.clone(), bias)(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, F.linear(x, weight, bias), atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
