@@ -112,14 +112,17 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
 
 
 def _with_activations(options: ChosenOptions, target: checkpoint.Checkpoint) -> ChosenOptions:
-    """Return the options with the inputs that llama.cpp's products have too, if the target is in GGUF's blocks."""
     if options.activations != "auto":
         return options
+    if few := rounds_to_8_bits(target, options.device, options.dtype):
+        log.info("inputs of products have 8 bits, as in llama.cpp; --activations int16 is closer to float32 and slower")
+    return replace(options, activations="int8" if few else "int16")
+
+
+def rounds_to_8_bits(target: checkpoint.Checkpoint, device: str, dtype: str) -> bool:
+    """Return True if inputs of products have 8 bits by default, as llama.cpp's: GGUF's blocks on a CPU in float32."""
     blocks = any(isinstance(one, GgufTensor) and one.dtype in GGUF_FORMS for one in target.tensors.values())
-    if not blocks or options.device != "cpu" or options.dtype != "float32":
-        return replace(options, activations="int16")
-    log.info("inputs of products have 8 bits, as in llama.cpp; --activations int16 is closer to float32, and slower")
-    return replace(options, activations="int8")
+    return blocks and device == "cpu" and dtype == "float32"
 
 
 def _check_arithmetic(options: ChosenOptions) -> None:

@@ -120,7 +120,7 @@ def test_a_draft_borrows_scales_too(tmp_path: Path) -> None:
     tiny.edit(draft, shared_with_target=["lm_head.weight"])
     found = []
     for lender in (target, floats):
-        runner = load_runner(str(draft), torch.float32, tiny.CPU, 64, lender=str(lender))
+        runner = load_runner(str(draft), torch.float32, tiny.CPU, 64, lender=str(lender), activations="float32")
         found.append(runner.forward([Row([1, 2, 3], 0, range(2), outputs=3)]))
     assert torch.equal(*found)
 

@@ -24,11 +24,12 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
+from ssd.layers.linear import Activations
 from ssd.tuning import knowledge
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.tuner import Tuning
-from tests.models import tiny
+from tests.models import ggufs, tiny
 from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
@@ -494,6 +495,18 @@ def in_8_bits(weight: torch.Tensor) -> torch.Tensor:
     return (weight / scales).round() * scales
 
 
+def test_a_target_computes_with_the_inputs_that_it_is_served_with(tmp_path: Path) -> None:
+    """Those of 8 bits in GGUF's blocks."""
+    ggufs.write(tmp_path / "tiny.gguf", "Q4_1", tiny.tokenizer(tmp_path))
+
+    def logits(activations: Activations | None) -> torch.Tensor:
+        runner = load_runner(str(tmp_path / "tiny.gguf"), torch.float32, tiny.CPU, 64, activations=activations)
+        return runner.forward([Row(tiny.token_ids(9, seed=1), 0, range(1), outputs=9)])
+
+    assert torch.equal(logits(None), logits("int8"))
+    assert not torch.equal(logits(None), logits("float32"))
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("plan", [StudentPlan(layers=(0, 2), vocab=80), StudentPlan(width=16, depth=2)], ids=str)
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
@@ -505,7 +518,7 @@ def test_the_engine_runs_what_was_trained(family: str, plan: StudentPlan, store:
         rounded = in_8_bits(parameter.data) if store == "int8" and linear(name) else parameter.data.bfloat16().float()
         parameter.data = rounded
     student.write(target, tmp_path, store)
-    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
+    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target), activations="float32")
     ids = tiny.token_ids(20, seed=1)
     found = runner.forward([Row(ids, 0, range(2), outputs=20)])
     with torch.inference_mode():
@@ -527,7 +540,7 @@ def test_what_is_trained_for_4_bits_is_what_the_engine_runs(family: str, tmp_pat
     student.write(target, tmp_path, "int4")
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["model.layers.0.mlp.down_proj.weight_packed"].shape == (64, 16)
-    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target))
+    runner = load_runner(str(tmp_path), torch.float32, tiny.CPU, 64, lender=str(target), activations="float32")
     ids = tiny.token_ids(20, seed=1)
     found = runner.forward([Row(ids, 0, range(2), outputs=20)])
     with torch.inference_mode():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,26 @@ def test_the_command_makes_a_drafter(target: Path, tmp_path: Path) -> None:
     assert "tokens per round" in (tmp_path / "draft" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("family", [tiny.llama, tiny.qwen3], ids=["llama", "qwen3"])
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llama": tiny.llama,
+    "llama with biases": partial(tiny.llama, attention_bias=True),
+    "qwen2": partial(tiny.model, "qwen2"),
+    "qwen3": tiny.qwen3,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_drafter_of_all_layers_of_its_target_says_what_that_says(family: Callable[..., Path], tmp_path: Path) -> None:
+    target = tiny.tokenizer(family(tmp_path / "target", num_hidden_layers=3, vocab_size=300))
+    runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
+    student = kv_injection.build(target, KVInjectionPlan((0, 1, 2)), runner, [])
+    text = Conversation([*range(9, 30)], 6)
+    expected = score(runner, [text])
+    for step, found in enumerate(student.logits([text], 2)):
+        torch.testing.assert_close(found[step:], expected[step:], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_keys_and_values_of_the_text_begin_as_the_targets(family: Callable[..., Path], tmp_path: Path) -> None:
     """And what is written says the same in the engine."""
     target = tiny.tokenizer(family(tmp_path / "target", num_hidden_layers=3, vocab_size=300))
@@ -208,7 +228,7 @@ def test_a_plan_that_does_not_fit_is_refused(
 
 
 def test_layers_with_more_than_the_drafters_have_are_refused(tmp_path: Path) -> None:
-    target = tiny.tokenizer(tiny.llama(tmp_path / "target", num_hidden_layers=3, vocab_size=300, attention_bias=True))
+    target = tiny.tokenizer(tiny.llama(tmp_path / "target", num_hidden_layers=3, vocab_size=300, mlp_bias=True))
     runner = load_runner(str(target), torch.float32, torch.device("cpu"), 1024)
-    with pytest.raises(UsageError, match=r"the target has model.layers.0.self_attn.k_proj.bias, which the layers of"):
+    with pytest.raises(UsageError, match=r"the target has model.layers.0.mlp.down_proj.bias, which the layers of"):
         kv_injection.build(target, KVInjectionPlan((0, 2)), runner, [])

@@ -140,9 +140,7 @@ class ShardWriter:
         checkpoint = inspect(hub.resolve(target))
         longest = longest_text(checkpoint)
         dtype, device = getattr(torch, workers.dtype), device_of(workers.device)
-        options: dict[str, Any] = {"activations": "int16"}
-        if device.type == "cuda":
-            options = {"rows": workers.batch, "layers": plan.features}
+        options: dict[str, Any] = {"rows": workers.batch, "layers": plan.features} if device.type == "cuda" else {}
         runner = load_runner(target, dtype, device, longest, copies=workers.batch, **options)
         self._tokenizer = Tokenizer(checkpoint.directory)
         stop = stop_token_ids(checkpoint)

@@ -56,13 +56,13 @@ class Projections(nn.Module):
 
     def __init__(self, config: LlamaConfig, inputs: int = 1) -> None:
         super().__init__()
-        width, self._dim = config.hidden_size, config.head_dim
+        width, self._dim, biased = config.hidden_size, config.head_dim, config.attention_bias
         self._kv_heads = config.num_key_value_heads
         inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
-        self.q_proj = nn.Linear(inputs * width, inner, bias=False)
-        self.k_proj = nn.Linear(inputs * width, keys, bias=False)
-        self.v_proj = nn.Linear(inputs * width, keys, bias=False)
-        self.o_proj = nn.Linear(inner, width, bias=False)
+        self.q_proj = nn.Linear(inputs * width, inner, bias=biased)
+        self.k_proj = nn.Linear(inputs * width, keys, bias=biased)
+        self.v_proj = nn.Linear(inputs * width, keys, bias=biased)
+        self.o_proj = nn.Linear(inner, width, bias=biased)
 
 
 class PairAttention(Projections):

@@ -39,8 +39,10 @@ from tools.distill.training import Example, arithmetic, padded
 _CROSS_ENTROPY, _DISTANCE = 0.1, 0.9
 # Tokens without hidden states, as held-out places are counted, and the K of the figures.
 _COUNTED, _LOOKAHEAD = (0, 1, 2, 4), 4
-# Families whose layers are those of a Llama, but for normed heads.
-_FAMILIES = ("llama", "mistral", "qwen3")
+# Families whose layers are those of a Llama, but for normed heads and biases.
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# A Llama with `attention_bias` has this bias, too. Qwen2 lacks it: it begins at zero.
+_OUTPUT_BIAS = "self_attn.o_proj.bias"
 # Places between two held-out blocks.
 _HELD_OUT_STRIDE = 8
 
@@ -180,6 +182,9 @@ class KVInjectionStudent(nn.Module):
         copied = set()
         for ours, theirs in lent.items():
             for name, parameter in self.get_submodule(ours).named_parameters():
+                if name == _OUTPUT_BIAS and f"{theirs}.{name}" not in target.tensors:
+                    parameter.data.zero_()
+                    continue
                 parameter.data.copy_(weights(f"{theirs}.{name}", *parameter.shape))
                 copied.add(f"{theirs}.{name}")
         for name in sorted(target.tensors.keys() - copied):
@@ -371,7 +376,10 @@ def _over(target: Path, plan: KVInjectionPlan, runner: Runner, ids: Tensor) -> K
     checkpoint, config = inspect(target), config_of(target)
     config.num_hidden_layers = len(plan.layers)
     config.rope_parameters = getattr(AutoConfig.from_pretrained(target), "rope_parameters", config.rope_parameters)
-    normed = f"model.layers.{plan.layers[0]}.self_attn.q_norm.weight" in checkpoint.tensors
+    normed, config.attention_bias = (
+        f"model.layers.{plan.layers[0]}.self_attn.{name}" in checkpoint.tensors
+        for name in ("q_norm.weight", "q_proj.bias")
+    )
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     table = weights(EMBEDDING, config.vocab_size, config.hidden_size)
     head = weights(HEAD, *table.shape) if HEAD in checkpoint.tensors else table

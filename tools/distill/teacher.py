@@ -11,6 +11,7 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
+from ssd.launch.resolve import rounds_to_8_bits
 from ssd.layers.linear import Activations
 from ssd.models import hub, registry
 from ssd.models.checkpoint import inspect
@@ -28,18 +29,22 @@ def load_runner(
     tokens: int,
     lender: str | None = None,
     copies: int = 2,
-    activations: Activations = "float32",
+    activations: Activations | None = None,
     rows: int = 0,
     layers: Collection[int] = (),
 ) -> Runner:
     """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`.
+
+    `activations`: inputs of layers whose weights have few bits; None: those that the engine takes by default.
 
     With `rows`, forwards of one token of each of up to so many texts have graph shapes, captured on a GPU. They show
     hidden states after `layers` alone."""
     checkpoint = inspect(hub.resolve(model))
     if lender is not None:
         checkpoint = with_list(borrowed(checkpoint, inspect(hub.resolve(lender))))
-    loaded = registry.load(checkpoint, dtype, device, tokens, activations=activations)
+    few = rounds_to_8_bits(checkpoint, device.type, str(dtype).removeprefix("torch."))
+    inputs = activations or ("int8" if few else "int16")
+    loaded = registry.load(checkpoint, dtype, device, tokens, activations=inputs)
     pages = copies * -(-tokens // PAGE)
     if not rows:
         return Runner(loaded, pages, PAGE)
