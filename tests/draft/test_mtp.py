@@ -75,7 +75,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ]
     ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
     random, plain = heads.runner(directory, torch.float64), heads.PlainHead(directory)
-    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=400, depth=2 * LOOKAHEAD)
+    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=600, depth=2 * LOOKAHEAD)
     plain.save()
     alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
     return World(
@@ -101,7 +101,7 @@ def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mo
         texts = world.run(mode, head, temperature)
         assert texts.ids == world.alone[temperature]
         accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
-    assert accepted[1] > 1 > 0.5 > accepted[0]
+    assert accepted[1] > 1.2 > 0.5 > accepted[0]
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

@@ -35,7 +35,7 @@ def load_runner(
 ) -> Runner:
     """Load a model with room for `copies` times `tokens` tokens; a draft may share tensors of `lender`.
 
-    `activations`: inputs of layers whose weights have few bits; None: those that the engine takes by default.
+    `activations` says how inputs are rounded where weights have few bits; with None, as the engine does by default.
 
     With `rows`, forwards of one token of each of up to so many texts have graph shapes, captured on a GPU. They show
     hidden states after `layers` alone."""
