@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS
@@ -15,7 +16,9 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.speculation import forks as outcomes
 from ssd.tuning.estimates import Learner, LinearFit
 
-_NEXT = -1  # of a chain that has no board entry yet
+_NEXT = -1  # the entry of a chain that waits
+# Least probability of a listed outcome: one that never gets a chain would never be seen to be right.
+_LEAST = 1e-6
 
 
 class Growing(NamedTuple):
@@ -66,48 +69,50 @@ class ChainScheduler:
                 _, tree.reached = self._chances.outcomes(_note_node(tree, node), tree.reached, tree.acceptance.value)
             tree.ended = tree.reached < tree.least
 
-    def growing(self, trees: Collection[Tree]) -> list[Growing]:
-        """Choose the chains that the next step makes longer: those worth its time."""
-        wanting = [(gain, tree.request, chain.entry) for gain, tree, chain in self._placed(trees) if gain > 0]
-        if not wanting:
-            return []
-        wanting.sort(reverse=True)
-        count = worth_growing([gain for gain, _, _ in wanting], self._step.cost())
-        chosen = {(request, entry) for _, request, entry in wanting[:count]}
-        found = [Growing(tree, [c for c in tree.chains if (tree.request, c.entry) in chosen]) for tree in trees]
-        return [growing for growing in found if growing.chains]
+    def growing(self, trees: Collection[Tree]) -> tuple[list[Growing], list[Growing]]:
+        """Choose the chains that the next step makes longer, those worth its time; return them, and the new ones.
 
-    def fork(self, trees: Collection[Tree]) -> list[Growing]:
-        """Start a chain for every outcome that has become predictable, likeliest first; return the new ones."""
-        found = [(tree, chain) for tree in trees for chain in self._new_chains(tree)]
-        if not found:
-            return []
-        found.sort(key=lambda new: new[1].probability, reverse=True)
-        new: dict[int, Growing] = {}
-        cells = self._cells(trees)
-        for tree, chain in found:
-            if chain.entry < self._most:
-                chain.cell = cells(chain.probability)
-                if chain.cell is not None:
-                    tree.chains.add(chain)
-                    new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
+        A new outcome gets a cell and a board entry when it pays. One for which there is no room is given up."""
+        wanting = [(self._gain(tree, chain), tree, chain) for tree in trees for chain in self._wanting(tree)]
+        wanting = [wants for wants in wanting if wants[0] > 0]
+        wanting.sort(key=itemgetter(0), reverse=True)
+        count = worth_growing([gain for gain, _, _ in wanting], self._step.cost())
+        chosen = [(tree, chain) for _, tree, chain in wanting[:count]]
+        started = self._started(trees, [(tree, chain) for tree, chain in chosen if chain.entry == _NEXT])
+        placed = {id(chain) for _, chain in chosen if chain.cell is not None}
+        if chosen and not placed:
+            return self.growing(trees)  # there was room for none of them
+        found = [Growing(tree, [chain for chain in tree.chains if id(chain) in placed]) for tree in trees]
+        return [growing for growing in found if growing.chains], started
+
+    def _wanting(self, tree: Tree) -> list[Chain]:
+        """Return the chains that could grow: those that have a cell, and those that wait for one, likeliest first."""
+        if tree.joint:
+            self._allocate(tree)
+        else:
+            tree.chains.waiting += self._listed(tree)
+        return [*(chain for chain in tree.chains if chain.cell is not None), *tree.chains.waiting]
+
+    def _started(self, trees: Collection[Tree], chosen: Sequence[tuple[Tree, Chain]]) -> list[Growing]:
+        """Give new chains cells and board entries, the likeliest first; drop those for which there is no room."""
+        new, ranks = dict[int, Growing](), dict[int, Counter[int]]()
+        cells, begun = self._cells(trees), {id(chain) for _, chain in chosen}
+        for tree, chain in sorted(chosen, key=lambda one: one[1].probability, reverse=True):
+            if tree.request not in ranks:
+                ranks[tree.request] = Counter(other.fork for other in tree.chains)
+                tree.chains.waiting = [other for other in tree.chains.waiting if id(other) not in begun]
+            if tree.chains.entries < self._most and (cell := cells(chain.probability)) is not None:
+                ranks[tree.request][chain.fork] += 1
+                chain.cell, chain.rank = cell, ranks[tree.request][chain.fork]
+                tree.chains.add(chain)
+                new.setdefault(tree.request, Growing(tree, [])).chains.append(chain)
+        for tree, _ in new.values():
+            for chain in tree.chains:
+                chain.fan_out = ranks[tree.request][chain.fork]
         return list(new.values())
 
-    def _new_chains(self, tree: Tree) -> list[Chain]:
-        """Return chains for the new outcomes, without cells."""
-        found = self._likeliest(tree) if tree.joint else self._listed(tree)
-        if not found:
-            return []
-        fan_outs, ranks = Counter(chain.fork for chain in found), Counter[int]()
-        for chain in found:
-            ranks[chain.fork] += 1
-            chain.rank, chain.fan_out = ranks[chain.fork], fan_outs[chain.fork]
-            if chain.entry == _NEXT:
-                chain.entry, tree.chains.entries = tree.chains.entries, tree.chains.entries + 1
-        return found
-
     def _listed(self, tree: Tree) -> list[Chain]:
-        """Return chains for the F_k likeliest new outcomes of each accepted length k."""
+        """Return chains for the F_k likeliest new outcomes of each accepted length k, none likelier than one before."""
         listed = listed_outcomes(tree)
         if not listed:
             return []
@@ -116,24 +121,28 @@ class ChainScheduler:
             ranks[fork] += 1
             chance = outcome_probability(fork, tree.verified, ranks[fork], tree.acceptance.value, misses)
             found.append(Chain(fork, [token], None, _NEXT, chance))
+        least = dict.fromkeys(ranks, _LEAST)
+        for chain in reversed(found):
+            chain.probability = least[chain.fork] = max(chain.probability, least[chain.fork])
         return found
 
-    def _likeliest(self, tree: Tree) -> list[Chain]:
-        """Return chains for the new outcomes among the `budget` likeliest of the whole trunk, likeliest first.
+    def _allocate(self, tree: Tree) -> None:
+        """Let chains wait for the new outcomes among the `budget` likeliest of the whole trunk.
 
-        Older chains not among these lose their cells, and without a computed token their board entries, too. Chains
-        with draft probabilities stay: the arena has them for `budget` entries alone."""
+        Older chains not among these lose their cells. Chains with draft probabilities stay: the arena has them for
+        `budget` entries alone."""
         new = []
         for fork in _new_forks(tree):
             node, reached = _note_node(tree, fork), tree.chains.reached
             likely, tree.chains.reached = self._chances.outcomes(node, reached, tree.acceptance.value)
             new += [Chain(fork, [token], None, _NEXT, chance) for token, chance in likely.items()]
         if not new:
-            return []
-        staying = {chain.entry for chain in tree.chains if tree.rule.needs_draft_probs and chain.computed}
-        placed = [chain for chain in tree.chains if chain.cell is not None and chain.entry not in staying]
-        room = max(0, tree.speculation.budget - len(staying))
-        kept = nlargest(room, [*placed, *new], key=lambda chain: chain.probability)
+            return
+        own = list(tree.chains)
+        staying = len(own) if tree.rule.needs_draft_probs else 0
+        placed = [] if staying else [chain for chain in own if chain.cell is not None]
+        rivals = [*placed, *tree.chains.waiting, *new]
+        kept = nlargest(max(0, tree.speculation.budget - staying), rivals, key=lambda chain: chain.probability)
         chosen = {id(chain) for chain in kept}
         lost = [chain for chain in placed if id(chain) not in chosen]
         cells = [chain.cell for chain in lost if chain.cell is not None]
@@ -141,12 +150,7 @@ class ChainScheduler:
         self._forget(cells)
         for chain in lost:
             chain.cell = None
-        found = [chain for chain in kept if chain.entry == _NEXT]
-        empty = [chain for chain in lost if not chain.computed]
-        for chain, before in zip(found, empty, strict=False):
-            chain.entry = before.entry
-            tree.chains.remove(before)
-        return found
+        tree.chains.waiting = [chain for chain in kept if chain.entry == _NEXT]
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
         """Return a function that takes a cell for a chain: a free one, or that of a less likely chain.
@@ -160,7 +164,7 @@ class ChainScheduler:
             if free is not None:
                 return free
             if losers is None:
-                placed = [chain for _, _, chain in self._placed(trees)]
+                placed = [chain for tree in trees for chain in tree.chains if chain.cell is not None]
                 losers = sorted(placed, key=lambda chain: chain.probability, reverse=True)
             if not losers or losers[-1].probability >= probability:
                 return None
@@ -171,12 +175,6 @@ class ChainScheduler:
             return taken
 
         return cell
-
-    def _placed(self, trees: Collection[Tree]) -> list[tuple[float, Tree, Chain]]:
-        """Return (gain of another token, tree, chain) for the chains that have a cell."""
-        return [
-            (self._gain(tree, chain), tree, chain) for tree in trees for chain in tree.chains if chain.cell is not None
-        ]
 
     def _gain(self, tree: Tree, chain: Chain) -> float:
         """Return the gain of another token of a chain; 0 for a chain that is long enough.

@@ -214,11 +214,12 @@ class DraftEngine:
             self._team.use(all_cores=in_turn)
 
     def _fork(self) -> list[Growing]:
-        """Start chains for the outcomes that have become predictable; return all chains that this step grows."""
-        for tree, chains in self._scheduler.fork(self.trees.values()):
+        """Start chains for the likeliest outcomes that are known; return all chains that this step grows."""
+        growing, started = self._scheduler.growing(self.trees.values())
+        for tree, chains in started:
             # Posted without tokens: the target learns which outcomes were prepared, even those that come too late.
             self._publisher.chains(tree, chains)
-        return self._scheduler.growing(self.trees.values())
+        return growing
 
     def _publish(self, paths: Sequence[PathRow], growing: Sequence[Growing], found: Sequence[list[Guess]]) -> None:
         """Extend paths and chains by the guesses of a forward, and publish the tokens that the target can use."""

@@ -9,7 +9,6 @@ Plain values only: tensors occur in guesses alone."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,7 +50,7 @@ class Chain:
 
     The first `computed` tokens have keys and values in `cell` of the chain cache; `cell` is None once a likelier chain
     took it. `guesses[i]` predicts the token after tokens[i]. `entry` is the number of its board entry, `probability`
-    that of its outcome. t* is the `rank`-th, from 1, of `fan_out` bonus tokens prepared for this fork."""
+    that of its outcome. t* is the `rank`-th, from 1, of `fan_out` bonus tokens that have a chain at this fork."""
 
     fork: int
     tokens: list[int]
@@ -67,11 +66,12 @@ class Chain:
 class Chains:
     """Owns the chains of one trunk, in the order of their board entries, and the nodes at which they fork.
 
-    `entries` counts the board entries that chains got. `nodes` are by fork, those that a joint allocation has seen.
-    `reached` is the probability that the trunk tokens before the next fork are right."""
+    Chains are `waiting` until a step grows them. `entries` counts the board entries that chains got. `nodes` are by
+    fork, those that a joint allocation has seen. `reached` is the probability that the trunk tokens before the next
+    fork are right."""
 
     def __init__(self) -> None:
-        self._chains: list[Chain] = []
+        self._chains, self.waiting = list[Chain](), list[Chain]()
         self.entries, self.nodes, self.reached = 0, dict[int, Node](), 1.0
         self._forks = 0
 
@@ -79,10 +79,9 @@ class Chains:
         return iter(self._chains)
 
     def add(self, chain: Chain) -> None:
-        insort(self._chains, chain, key=lambda one: one.entry)
-
-    def remove(self, chain: Chain) -> None:
-        self._chains.remove(chain)
+        """Give a chain the next board entry."""
+        chain.entry, self.entries = self.entries, self.entries + 1
+        self._chains.append(chain)
 
     def of(self, accepted: int, token: int) -> Chain | None:
         """Return the chain that was prepared for an outcome, if there is one."""
@@ -96,7 +95,7 @@ class Chains:
 
     def clear(self) -> list[Chain]:
         """Begin with a new trunk; return the chains of the old one."""
-        over, self._chains, self._forks = self._chains, [], 0
+        over, self._chains, self.waiting, self._forks = self._chains, [], [], 0
         self.entries, self.nodes, self.reached = 0, {}, 1.0
         return over
 
@@ -104,8 +103,9 @@ class Chains:
         """Keep the chains that fork after at most `kept` trunk tokens, before `next_token`; return the others.
 
         A chain whose first token is `next_token` is not kept, either."""
-        over = [c for c in self if c.fork > kept or (c.fork == kept and c.tokens[0] == next_token)]
+        over = [c for c in self if _is_cut(c, kept, next_token)]
         self._chains = [chain for chain in self if chain not in over]
+        self.waiting = [chain for chain in self.waiting if not _is_cut(chain, kept, next_token)]
         self._forks = min(self._forks, kept + 1)
         self.nodes = {node: known for node, known in self.nodes.items() if node <= kept}
         if kept in self.nodes:
@@ -116,13 +116,20 @@ class Chains:
         """Begin the trunk `count` tokens later, which had the probability `passed`; return the chains before that."""
         over = [chain for chain in self if chain.fork < count]
         self._chains = [chain for chain in self if chain.fork >= count]
+        self.waiting = [chain for chain in self.waiting if chain.fork >= count]
         for entry, chain in enumerate(self):
-            chain.fork, chain.entry = chain.fork - count, entry
+            chain.entry = entry
+        for chain in (*self, *self.waiting):
+            chain.fork -= count
             chain.probability = min(1.0, chain.probability / passed)
         self.entries, self._forks = len(self._chains), max(0, self._forks - count)
         self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
         self.reached = min(1.0, self.reached / passed)
         return over
+
+
+def _is_cut(chain: Chain, kept: int, next_token: int | None) -> bool:
+    return chain.fork > kept or (chain.fork == kept and chain.tokens[0] == next_token)
 
 
 class Tree:
@@ -235,7 +242,9 @@ class Tree:
         return list(row.tokens) or self.trunk
 
     def retune(self, speculation: Speculation) -> None:
-        """Use another K and other fan-outs from now on; existing chains stay."""
+        """Use another K and other fan-outs from now on; existing chains stay, also those that wait, but for `sd`."""
+        if speculation.mode != "ssd":
+            self.chains.waiting = []
         self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens
         self._grow_trunk()
 

@@ -144,7 +144,7 @@ def measured_here(config: EngineConfig, temperature: float) -> MeasuredPair:
         known = replace(known, tables=known.rough)
     prior, kind = knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge), kind_of(temperature)
     learner, assumption = _agreement(known, prior, kind)
-    tuning = Tuning(config.one_bus)
+    tuning = Tuning()
     tuning.recall(known, prior)
     assumed = {"overhead_s": "part of the forwards", "target_gpus": "one", "draft_gpus": "one"}
     shared = config.one_bus or config.draft_device == "cpu"

@@ -64,7 +64,6 @@ class LinkedTree(Tree):
         self.trunk += chain.tokens[: chain.computed]
         self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
         self.in_flight = len(self.trunk)
-        self.chains.remove(chain)
         self.chains.cut(end, chain.tokens[0])
 
 

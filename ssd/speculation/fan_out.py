@@ -49,21 +49,19 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
     """Return F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
 
     An empty `fan_out` gives 0; one number serves every k. The last of a list belongs to full acceptance. With fewer
-    than K tokens in flight, full acceptance also gets the numbers of the lengths that cannot occur, up to `MOST` in
-    all: its probability then includes theirs. More than K tokens may be in flight after K was lowered."""
+    than K tokens in flight, full acceptance gets F_k if that is more. More than K tokens may be in flight after K was
+    lowered."""
     if not fan_out:
         return 0
     last = len(fan_out) - 1
-    if last == 0:
-        return fan_out[0]
     if accepted < in_flight:
-        return fan_out[min(accepted, last - 1)]
-    return max(fan_out[-1], min(MOST, sum(fan_out[in_flight:])))
+        return fan_out[min(accepted, max(0, last - 1))]
+    return max(fan_out[-1], fan_out[min(in_flight, last)])
 
 
 def most_candidates(fan_out: Sequence[int]) -> int:
     """Return the largest F_k for any number of tokens in flight; `MOST` if no fan-out is fixed."""
-    return max(*fan_out, fan_out_at(0, 0, fan_out)) if fan_out else MOST
+    return max(fan_out, default=MOST)
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:

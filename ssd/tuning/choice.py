@@ -1,8 +1,9 @@
 """Chooses a plan by its predicted and its measured speed, with Thompson sampling.
 
-A plan's error is log(measured speed / predicted speed). The belief about it is a normal distribution. Every
-window of rounds narrows it, time widens it (a Kalman filter). A choice draws an error from every belief, so it mostly
-tries out plans whose error is uncertain (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
+A plan's error is log(measured speed / predicted speed): a part that its mode's plans share, a part in proportion to
+its chains, and one of its own. The belief about each part is a normal distribution. Every window of rounds narrows it,
+time widens it (a Kalman filter). A choice draws an error from every belief, so it mostly tries out plans whose error is
+uncertain (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ from ssd.tuning.predictor import Setting, SpeculationPlan
 # time, and a window's from its tokens, which is divided by the root of their number.
 _MODE_ERROR: dict[Mode, float] = {"ngram": 0.01, "sd": 0.05, "ssd": 0.07}
 _PLAN_ERROR, _WINDOW_ERROR, _TOKEN_ERROR = 0.02, 0.03, 0.6
+# The error of `_CHAINS_UNIT` chains of a row, its mean and deviation before any measurement. A cost table knows the
+# forwards, not what else a chain costs; and of plans that are nearly alike, the one with the fewest chains is best.
+CHAINS, _CHAINS_UNIT, _CHAINS_MEAN, _CHAINS_ERROR = "chains", 32, -0.02, 0.1
 # Each window adds this variance to the beliefs about all plans, since speeds change.
 _FORGETTING = 1e-5
-# Candidates are the first plans of a ranking, without those expected to be slower than the best by this share.
+# Candidates are the first plans by expectation, without those expected to be slower than the best by this share.
 _CANDIDATES, _HOPELESS = 6, 0.3
 # Least gain, as a share, for a change of plan: after it the draft must read a text or prepare outcomes anew.
 _STAY = 0.01
@@ -41,8 +45,8 @@ NO_MEMORY = MemoryShare(0.0, 1.0)
 class Belief:
     """The belief about an error: mean and variance of a normal distribution."""
 
-    def __init__(self, variance: float) -> None:
-        self.mean, self.variance, self._widest = 0.0, variance, variance
+    def __init__(self, deviation: float, mean: float = 0.0) -> None:
+        self.mean, self.variance, self._widest = mean, deviation**2, deviation**2
 
     def forget(self) -> None:
         self.variance = min(self._widest, self.variance + _FORGETTING)
@@ -55,35 +59,39 @@ class Belief:
 class Chooser:
     """Owns the beliefs about the plans for one batch size, and chooses among them.
 
-    A plan's error is the sum of its mode's error and its own. `dice` None: choose the expected best plan."""
+    `dice` None: choose the expected best plan. A chooser `like` another one begins with the means of its beliefs."""
 
-    def __init__(self, dice: Random | None = None) -> None:
+    def __init__(self, dice: Random | None = None, like: Chooser | None = None) -> None:
         self._dice = dice
-        self._modes = {mode: Belief(error**2) for mode, error in _MODE_ERROR.items()}
+        self._common: dict[str, Belief] = {mode: Belief(error) for mode, error in _MODE_ERROR.items()}
+        self._common[CHAINS] = Belief(_CHAINS_ERROR, _CHAINS_MEAN)
         self._plans: dict[Setting, Belief] = {}
+        for name, error in like.errors() if like is not None else ():
+            self.recall(name, error)
 
-    def recall(self, mode: str, error: float) -> None:
-        """Take the error that an earlier process found for a mode as this mode's mean."""
-        for known in _MODE_ERROR.keys() & {mode}:
-            self._modes[known].mean = error
+    def recall(self, name: str, error: float) -> None:
+        """Take the error that was found before, for a mode or for `CHAINS`, as the present mean."""
+        if name in self._common:
+            self._common[name].mean = error
 
-    def errors(self) -> list[tuple[Mode, float]]:
-        return [(mode, belief.mean) for mode, belief in self._modes.items()]
+    def errors(self) -> list[tuple[str, float]]:
+        return [(name, belief.mean) for name, belief in self._common.items()]
 
     def expected(self, plan: SpeculationPlan) -> float:
         """Return the expected tokens per second of a plan."""
-        return plan.speed * math.exp(self._modes[plan.mode].mean + self._plan(plan).mean)
+        return plan.speed * math.exp(sum(share * belief.mean for share, belief in self._parts(plan)))
 
     def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
-        """Return the plans to choose from: the present one, the first few and the first of each mode.
+        """Return the plans to choose from: the present one, and of those that are expected to be fastest the first few
+        and the first of each mode.
 
-        `plans` are fastest first. A plan expected to be far slower than the best is left out, unless it is the present
-        one."""
+        A plan expected to be far slower than the best is left out, unless it is the present one."""
         modes, found = set[Mode](), list[SpeculationPlan]()
-        least = (1 - _HOPELESS) * max(map(self.expected, plans))
+        speeds = {plan: self.expected(plan) for plan in plans}
+        plans = sorted(plans, key=speeds.__getitem__, reverse=True)
         for rank, plan in enumerate(plans):
             first = rank < _CANDIDATES or plan.mode not in modes
-            if plan.setting == present or (first and self.expected(plan) >= least):
+            if plan.setting == present or (first and speeds[plan] >= (1 - _HOPELESS) * speeds[plans[0]]):
                 found.append(plan)
             modes.add(plan.mode)
         return found
@@ -92,10 +100,11 @@ class Chooser:
         self, plans: Sequence[SpeculationPlan], present: Setting | None, memory: MemoryShare = NO_MEMORY
     ) -> SpeculationPlan:
         """Return the plan to follow next. A plan's speed counts for the rounds without the suffix memory alone."""
-        drawn = {mode: belief.drawn(self._dice) for mode, belief in self._modes.items()}
+        drawn = {belief: belief.drawn(self._dice) for belief in self._common.values()}
 
         def promise(plan: SpeculationPlan) -> float:
-            error = drawn[plan.mode] + self._plan(plan).drawn(self._dice)
+            parts = self._parts(plan)
+            error = sum(share * (drawn[b] if b in drawn else b.drawn(self._dice)) for share, b in parts)
             margin = _STAY * (plan.setting == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
             return margin - math.log(memory.seconds + memory.other_tokens / plan.speed * math.exp(-error))
 
@@ -103,15 +112,20 @@ class Chooser:
 
     def note(self, plan: SpeculationPlan, speed: float, tokens: int) -> None:
         """Learn that rounds of a plan brought `tokens` tokens at `speed` tokens per second."""
-        for belief in (*self._modes.values(), *self._plans.values()):
+        self._plans.setdefault(plan.setting, Belief(_PLAN_ERROR))
+        for belief in (*self._common.values(), *self._plans.values()):
             belief.forget()
-        mode, own = self._modes[plan.mode], self._plans.setdefault(plan.setting, Belief(_PLAN_ERROR**2))
-        surprise = math.log(speed / plan.speed) - mode.mean - own.mean
-        variance = mode.variance + own.variance + _WINDOW_ERROR**2 + _TOKEN_ERROR**2 / tokens
-        for belief in (mode, own):
-            weight = belief.variance / variance
+        parts = self._parts(plan)
+        surprise = math.log(speed / self.expected(plan))
+        variance = sum(share**2 * belief.variance for share, belief in parts)
+        variance += _WINDOW_ERROR**2 + _TOKEN_ERROR**2 / tokens
+        for share, belief in parts:
+            weight = share * belief.variance / variance
             belief.mean += weight * surprise
-            belief.variance *= 1 - weight
+            belief.variance *= 1 - share * weight
 
-    def _plan(self, plan: SpeculationPlan) -> Belief:
-        return self._plans.get(plan.setting) or Belief(_PLAN_ERROR**2)
+    def _parts(self, plan: SpeculationPlan) -> list[tuple[float, Belief]]:
+        """Return the beliefs whose sum is the plan's error, each with its share."""
+        own = self._plans.get(plan.setting) or Belief(_PLAN_ERROR)
+        chains = sum(plan.fan_out) / _CHAINS_UNIT if plan.mode == "ssd" else 0.0
+        return [(1.0, self._common[plan.mode]), (1.0, own), (chains, self._common[CHAINS])]

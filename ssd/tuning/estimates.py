@@ -21,6 +21,8 @@ _POSITIONS, _RANKS = 8, 16
 # tokens of prompt lookup, which count as `_LOOKUP_SAMPLES` rounds. `_EXPONENTS` bound r.
 _ACCEPTANCE, _MISSES, _LOOKUP, _LOOKUP_SAMPLES, _EXPONENTS = 0.5, (0.4, 0.6), (0.05, 0.1), 64, (0.4, 1.2)
 _FEW = 5
+# The host's work for a chain in a round (10 to 25 us, EPYC of family 25); what it takes here the plans' errors learn.
+_CHAIN_S = 15e-6
 _RECALLED = 40  # most samples that a rate of an earlier process counts as
 # Smoothing of the long-run speed, and of the means that decide about waits; the latter begin as so many rounds.
 _LONG_RUN, _RECENT, _RECENT_ROUNDS = 0.03, 0.1, 10
@@ -88,10 +90,10 @@ class Measurements:
 
     `verify` is the time of a verification by the tokens of the whole batch and `step` that of a tree step by the chains
     of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
-    turn, None if equal. `overhead` is the time of a round with a draft beside its forwards. `acceptance[i]` is the rate
-    of the (i + 1)-th draft token if all before it were accepted; the last one also serves later tokens. `misses` is
-    (c, r) of the power law c F^-r. `missed` is None until enough misses were measured. `ends`: in `sd` the draft ends
-    the speculation of a row that is alone where it is unsure."""
+    turn, None if equal. `overhead` is the time of a round with a draft beside its forwards, `chain_s` that of a chain.
+    `acceptance[i]` is the rate of the (i + 1)-th draft token if all before it were accepted; the last one also serves
+    later tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None until enough misses were measured.
+    `ends`: in `sd` the draft ends the speculation of a row that is alone where it is unsure."""
 
     verify: Cost
     step: Cost
@@ -103,6 +105,7 @@ class Measurements:
     missed: AfterMiss | None = None
     lookup: LookupGain = NO_GAIN
     ends: bool = False
+    chain_s: float = 0.0
 
     def round_s(self, tokens: float) -> float:
         """Return the seconds of a round that verifies `tokens` tokens while the draft works ahead."""
@@ -250,8 +253,8 @@ class Learner:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Return the acceptance rates by position that have enough samples; without any, the first one's."""
-        return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (self._acceptance[0].value,)
+        """Return the acceptance rates by position that have enough samples; without any, a middling one."""
+        return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (_ACCEPTANCE,)
 
     def misses(self) -> tuple[float, float]:
         """Return (c, r) of the power law c F^-r, fitted to the ranks that were tried often enough.
@@ -368,4 +371,5 @@ class Estimates:
             step_alone=in_turn,
             lookup=learner.lookup,
             ends=ends,
+            chain_s=_CHAIN_S,
         )

@@ -57,7 +57,7 @@ class Knowledge(msgspec.Struct, frozen=True):
     """The contents of a pair's file.
 
     `laws` has an agreement for each kind of law, `tables`, `text` and `cores` what `ssd.tuning.costs.Costs` has, and
-    `errors` log(measured speed / predicted speed) by batch and mode. `rough` are tables that other work disturbed: no
+    `errors` those of a `ssd.tuning.choice.Chooser` by batch and name. `rough` are tables that other work disturbed: no
     engine begins with them. A prior has `laws` alone."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()

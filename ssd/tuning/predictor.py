@@ -5,7 +5,7 @@ The speed of a plan in mode `ssd` follows Theorem 7 and Corollary 16, its batch 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -15,9 +15,6 @@ from ssd.config.params import DRAFTED, MAX_IN_FLIGHT, MAX_LOOKAHEAD, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out, single_chain
 from ssd.tuning.estimates import AfterMiss, Measurements, Setting
 
-# Plans whose speeds differ by less than this share are alike; the one with the fewest chains is taken. If both models
-# share a memory bus, chains slow the target by more than the tables show, so a larger difference counts as alike.
-ALIKE, ALIKE_ON_ONE_BUS = 0.003, 0.03
 # Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
 # K where the draft ends a speculation by itself. With the token before them a row has eight tokens, which our kernels
@@ -48,10 +45,10 @@ class _WorkAhead(NamedTuple):
 
 
 def _work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> _WorkAhead:
-    chains = sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
-    step = max(1e-6, measured.step.at(batch * chains))  # a clock may see nothing
+    chains = batch * sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
+    step = max(1e-6, measured.step.at(chains))  # a clock may see nothing
     # Tree steps in the time of a verification with one draft token; deeper verifications must earn their own time.
-    steps = measured.round_s(2 * batch) / step
+    steps = (measured.round_s(2 * batch) - measured.chain_s * chains) / step
     # An unfinished step brings no token, and the first step of a round often computes path tokens, too.
     depths = [min(float(lookahead), steps * spread - 0.5) if steps * spread >= 1 else 0.0 for spread in _SPREAD]
     depth = sum(depths) / len(depths)
@@ -74,12 +71,11 @@ def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Seque
         tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
         return tokens / (measured.round_s(verified) + any_miss * missed.waited)
 
-    # `measured.missed` includes tokens that missed rows took from chains of other outcomes. Without time for a single
-    # step there are no such chains.
-    if measured.missed is not None and depth > 0:
-        return speed(measured.missed)
     fresh = measured.step.at(batch)
-    return max(speed(AfterMiss(measured.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
+    waits = [AfterMiss(measured.tokens(wait), wait * fresh, wait) for wait in range(lookahead + 1)]
+    # `measured.missed` includes tokens that missed rows took from chains of other outcomes. Without time for a single
+    # step there are no such chains. It is of other plans, too: with few chains a miss may not wait at all.
+    return max(map(speed, [measured.missed, waits[0]] if measured.missed is not None and depth > 0 else waits))
 
 
 def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:
@@ -175,18 +171,16 @@ class Choices(NamedTuple):
     """The plans that a request leaves open: `modes`, K among `lookaheads`, and fan-outs.
 
     `fan_out` has one number or F_0..F_K if it is fixed; otherwise a sequence may have at most `chains` chains: PEARL's
-    single one, or at least one for every accepted length. Speeds that differ by less than the share `alike` count as
-    equal."""
+    single one, or at least one for every accepted length."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...]
     fan_out: tuple[int, ...] = ()
     chains: int = 32
-    alike: float = ALIKE
 
 
 def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
-    """Return the best plan of each mode and K, fastest first."""
+    """Return the plans of each mode and K, in `ssd` with each number of chains, fastest first."""
     found = []
     for mode in choices.modes:
         if mode not in DRAFTED:
@@ -198,35 +192,22 @@ def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[S
             speeds = ((k, predicted_sd(measured, batch, k)) for k in numbers)
             found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
         else:
-            found += [_best_ahead(measured, batch, choices, k) for k in choices.lookaheads]
+            lists = ((k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(measured, choices, k))
+            found += [SpeculationPlan("ssd", k, f, predicted(measured, batch, k, f)) for k, f in lists]
     return sorted(found, key=lambda plan: plan.speed, reverse=True)
-
-
-def _best_ahead(measured: Measurements, batch: int, choices: Choices, lookahead: int) -> SpeculationPlan:
-    """Return the plan of mode `ssd` with this K that has the fewest chains among the fastest."""
-    lists = _fan_outs(measured, choices, lookahead)
-    plans = [SpeculationPlan("ssd", lookahead, f, predicted(measured, batch, lookahead, f)) for f in lists]
-    fastest = max(plan.speed for plan in plans)
-    return min(
-        (plan for plan in plans if plan.speed >= (1 - choices.alike) * fastest), key=lambda plan: sum(plan.fan_out)
-    )
 
 
 def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[tuple[int, ...]]:
     if choices.fan_out:
         return [choices.fan_out]
-    trees = [best_fan_out(measured, lookahead, budget) for budget in _budgets(lookahead + 1, choices.chains)]
-    return [single_chain(lookahead), *trees]
+    lists, budget = [single_chain(lookahead)], lookahead + 1
+    while budget <= choices.chains:
+        lists.append(best_fan_out(measured, lookahead, budget))
+        budget += max(2, budget // 2)
+    return list(dict.fromkeys(lists))  # those cut to `MOST` may be equal
 
 
 def best_fan_out(measured: Measurements, lookahead: int, budget: int) -> tuple[int, ...]:
     """Return the list of Theorem 12 for one K and at most `budget` chains, none above `MOST`."""
     best = optimal_fan_out(measured.rate(lookahead), measured.misses[1], lookahead, budget)
     return tuple(min(count, MOST) for count in best)
-
-
-def _budgets(fewest: int, most: int) -> Iterator[int]:
-    budget = fewest
-    while budget <= most:
-        yield budget
-        budget += max(2, budget // 2)

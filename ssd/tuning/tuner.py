@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
@@ -10,20 +12,11 @@ from msgspec.structs import replace
 
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
 from ssd.speculation.fan_out import single_chain
-from ssd.tuning.choice import Chooser, MemoryShare
+from ssd.tuning.choice import CHAINS, Chooser, MemoryShare
 from ssd.tuning.costs import NEAR
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean, Measurements
 from ssd.tuning.knowledge import MOST_ERROR, Knowledge
-from ssd.tuning.predictor import (
-    ALIKE,
-    ALIKE_ON_ONE_BUS,
-    Choices,
-    Setting,
-    SpeculationPlan,
-    predicted_plain,
-    ranked_plans,
-    speed_of,
-)
+from ssd.tuning.predictor import Choices, Setting, SpeculationPlan, predicted_plain, ranked_plans, speed_of
 
 # Rounds of a window, after which its plan is judged; windows between two rankings of all plans (at first after 1, 2, 4,
 # ... windows, but for plans of `ssd` that are far behind, which take 9 ms, Xeon); and the most windows open at once.
@@ -113,13 +106,13 @@ class _Window:
 class Tuning:
     """Keeps the present plan for every kind of request, by the pair's `estimates`. The proposer reports every round.
 
-    `one_bus`: target and draft share a memory bus. `dice` None: no plan is tried out (`ssd.tuning.choice`). `on_trial`:
-    the present round tries another number of cores, and says nothing of plans."""
+    `dice` None: no plan is tried out (`ssd.tuning.choice`). `on_trial`: the present round tries another number of
+    cores, and says nothing of plans."""
 
     on_trial = False
 
-    def __init__(self, one_bus: bool = False, dice: Random | None = None) -> None:
-        self._alike, self._dice = ALIKE_ON_ONE_BUS if one_bus else ALIKE, dice
+    def __init__(self, dice: Random | None = None) -> None:
+        self._dice = dice
         self.estimates = Estimates()
         self._choosers: dict[int, Chooser] = {}
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
@@ -135,17 +128,19 @@ class Tuning:
         """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
         self.estimates.recall(known, prior)
         for name, error in known.errors.items():
-            batch, _, mode = name.partition(" ")
-            if batch.isdecimal():
-                self._chooser(int(batch)).recall(mode, error)
+            batch, _, part = name.partition(" ")
+            # Without one for chains it is of a version whose errors of `ssd` include that.
+            mixed = part == "ssd" and f"{batch} {CHAINS}" not in known.errors
+            if re.fullmatch("[1-9][0-9]{0,6}", batch) and not mixed:
+                self._chooser(int(batch)).recall(part, error)
 
     def knowledge(self) -> Knowledge:
         """Return the present knowledge, for a file."""
         costs, laws = self.estimates.costs, tuple(learner.agreement() for learner in self.estimates.learners)
         errors = {
-            f"{batch} {mode}": min(max(error, -MOST_ERROR), MOST_ERROR)
+            f"{batch} {part}": min(max(error, -MOST_ERROR), MOST_ERROR)
             for batch, own in self._choosers.items()
-            for mode, error in own.errors()
+            for part, error in own.errors()
         }
         return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.cores, costs.text)
 
@@ -297,7 +292,7 @@ class Tuning:
         Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
         plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements(key)
         ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
-        best_of = {other.mode: other for other in reversed(ranked)}  # the fastest of each mode comes last
+        best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:
             return [(plan, chooser.expected(plan))]
@@ -326,11 +321,12 @@ class Tuning:
         if key.mode == "auto":
             modes = ("ngram", *DRAFTED) if known else ("ngram",)
         lookaheads = (key.lookahead,) if key.lookahead else tuple(range(1, AUTO_LOOKAHEAD + 1))
-        return Choices(modes, lookaheads, key.fan_out, key.budget, self._alike)
+        return Choices(modes, lookaheads, key.fan_out, key.budget)
 
     def _chooser(self, batch: int) -> Chooser:
         if batch not in self._choosers:
-            self._choosers[batch] = Chooser(self._dice)
+            nearest = min(self._choosers, key=lambda known: abs(math.log(known / batch)), default=None)
+            self._choosers[batch] = Chooser(self._dice, None if nearest is None else self._choosers[nearest])
         return self._choosers[batch]
 
     def _measurements(self, key: PlanKey | None) -> Measurements | None:

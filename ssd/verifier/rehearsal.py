@@ -50,7 +50,7 @@ class Experience:
         prior = None if config.draft is None else read(Path(config.draft) / PRIOR_FILE, Knowledge)
         # Where nothing was measured yet, plans are tried out.
         tried = known is not None and (known.tables or known.errors)
-        self.tuning = Tuning(config.one_bus, None if tried else Random())
+        self.tuning = Tuning(None if tried else Random())
         self.tuning.recall(known or Knowledge(), prior)
         self._left = _ATTEMPTS if self._unknown else 0  # if later rounds disagree, the next process measures again
         self._written, self._due = -1 if self.wanting else 0, 0.0

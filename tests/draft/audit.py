@@ -141,8 +141,9 @@ class Auditor:
         if tree.joint or self._mixed:
             self._check_jointly(tree, in_flight)
             return
-        for fork in {chain.fork for chain in tree.chains}:
-            found = [chain.tokens[0] for chain in tree.chains if chain.fork == fork]
+        chains = [*tree.chains, *tree.chains.waiting]
+        for fork in {chain.fork for chain in chains}:
+            found = [chain.tokens[0] for chain in chains if chain.fork == fork]
             wanted = fan_out_at(fork, len(in_flight), tree.speculation.fan_out)
             best = self._world.best(tuple(tree.tokens + in_flight[:fork]), tree.law)
             expected = [token for token in best if token not in in_flight[fork : fork + 1]][:wanted]
@@ -154,7 +155,7 @@ class Auditor:
     def _check_jointly(self, tree: Tree, in_flight: list[int]) -> None:
         """At most `budget` outcomes have cells; their tokens are among the likeliest, or copied from the text."""
         placed = sum(chain.cell is not None for chain in tree.chains)
-        assert placed <= tree.speculation.budget or self._retuned
+        assert placed + len(tree.chains.waiting) <= tree.speculation.budget or self._retuned
         for fork in {chain.fork for chain in tree.chains}:
             text = tree.tokens + in_flight[:fork]
             found = {chain.tokens[0] for chain in tree.chains if chain.fork == fork}

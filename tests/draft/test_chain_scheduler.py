@@ -86,12 +86,11 @@ def test_a_step_leaves_out_what_would_slow_it_more_than_it_brings(world: World) 
             draft.engine._scheduler.note_step(chains, 0.010 + each * chains)
         target = ScriptedTarget(draft, 0, tiny.token_ids(5, 1), GREEDY, SPECULATION)
         draft.work(2)
-        chains = placed(draft, target.request)
-        grown = [chain.entry for chain in chains if chain.computed]
-        assert len(chains) == 4 and 0 in grown
-        assert (len(grown) == 4) == everything
+        grown = [chain.entry for chain in placed(draft, target.request) if chain.computed]
+        assert 0 in grown and (len(grown) == 4) == everything
         draft.work()  # in the end they all get their turn
-        assert {chain.computed for chain in chains} == {SPECULATION.num_speculative_tokens + 1}
+        grown = [chain.computed for chain in placed(draft, target.request)]
+        assert grown == 4 * [SPECULATION.num_speculative_tokens + 1]
 
 
 def test_a_single_chain_goes_on_through_full_acceptance(world: World) -> None:
@@ -113,6 +112,54 @@ def test_a_single_chain_goes_on_through_full_acceptance(world: World) -> None:
     assert hits == 6
 
 
+def listed_tree(fan_out: tuple[int, ...]) -> Tree:
+    """A tree with nothing in flight, whose next token has four candidates."""
+    tree = tree_of(Speculation("ssd", 3, fan_out, "jit"))
+    tree.trunk, tree.in_flight, tree.computed = [], 0, tree.base
+    tree.guesses = {0: guess([10, 11, 12, 13], [5.0, 2.0, 1.0, 0.5])}
+    return tree
+
+
+@pytest.mark.parametrize("fan_out", [(4,), (1,), single_chain(3)])
+@pytest.mark.parametrize("bonus", [99, 11])
+def test_candidates_that_were_never_right_are_tried_again(fan_out: tuple[int, ...], bonus: int) -> None:
+    """What was learned says that they never are; unless they have a chain, nothing else can be learned."""
+    scheduler, _ = scheduler_of(8)
+    for _ in range(100):
+        scheduler.note_bonus([10, 11][: max(fan_out)], bonus)
+    chains = started(scheduler, listed_tree(fan_out))
+    assert [(c.tokens[0], c.rank) for c in chains] == [(10 + n, 1 + n) for n in range(max(fan_out))]
+    for _ in range(100):
+        scheduler.note_bonus([10], 10)
+    assert started(scheduler, listed_tree((1,)))[0].probability > 0.3
+
+
+def test_where_there_is_no_room_for_new_chains_the_others_grow() -> None:
+    """The new one is given up: it would be chosen again and again, and nothing would grow."""
+    scheduler, _ = scheduler_of(1)
+    for chains in (1, 5, 9):
+        scheduler.note_step(chains, 0.010 * (1 + chains))
+    first, second = listed_tree((1,)), listed_tree((1,))
+    second.request += 1
+    (chain,) = started(scheduler, first)
+    chain.computed = 3  # the other one would bring more
+    growing, new = scheduler.growing([first, second])
+    assert not new and [(grows.tree, grows.chains) for grows in growing] == [(first, [chain])]
+    assert not second.chains.waiting
+
+
+def test_outcomes_that_wait_are_given_up_where_the_target_waits_itself() -> None:
+    tree = listed_tree((4,))
+    scheduler, _ = scheduler_of(8)
+    for chains in (1, 5, 9):
+        scheduler.note_step(chains, 0.010 * (1 + chains))
+    assert len(started(scheduler, tree)) < 4
+    tree.retune(Speculation("ssd", 2, (4,)))
+    assert tree.chains.waiting
+    tree.retune(Speculation("sd", 2, (1,)))
+    assert not tree.chains.waiting
+
+
 # -- a joint allocation ----------------------------------------------------------------------------------------------
 
 
@@ -121,6 +168,15 @@ def scheduler_of(cells: int) -> tuple[ChainScheduler, list[int]]:
     forgotten: list[int] = []
     empty = torch.zeros(1, cells, 1, 1, 1)
     return ChainScheduler(ChainCache([(empty, empty)]), 200, forgotten.extend), forgotten
+
+
+def started(scheduler: ChainScheduler, tree: Tree) -> list[Chain]:
+    """The chains that the next step starts, each with the token that it then has."""
+    _, new = scheduler.growing([tree])
+    chains = [chain for _, chains in new for chain in chains]
+    for chain in chains:
+        chain.computed = 1
+    return chains
 
 
 def joint_tree(budget: int) -> Tree:
@@ -150,10 +206,10 @@ def test_a_budget_goes_to_the_likeliest_outcomes_of_the_whole_trunk() -> None:
     tree = joint_tree(4)
     tree.computed += 3
     tree.guesses = sure_but_for_one()
-    ((_, chains),) = scheduler.fork([tree])
+    chains = started(scheduler, tree)
     assert {(c.fork, c.tokens[0]) for c in chains} == {(1, 20), (1, 21), (1, 22), (3, 40)}
     assert {(c.tokens[0], c.rank, c.fan_out) for c in chains} == {(20, 1, 3), (21, 2, 3), (22, 3, 3), (40, 1, 1)}
-    assert scheduler.fork([tree]) == []
+    assert started(scheduler, tree) == []
 
 
 def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
@@ -162,45 +218,59 @@ def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
     tree = joint_tree(5)
     tree.computed += 3
     tree.guesses = {fork: guess([fork + 1, 10, 11, 12], [2.0, 1.9, 1.8, 1.7]) for fork in range(4)}
-    ((_, chains),) = scheduler.fork([tree])
+    chains = started(scheduler, tree)
     assert [c.fork for c in chains] == [0, 0, 0, 1, 1]
 
 
 def test_a_later_fork_takes_the_cells_of_less_likely_chains() -> None:
-    """One that has no token leaves the board, too. The others keep what they have."""
+    """The others keep what they have, and those that lost theirs what is on the board."""
     scheduler, forgotten = scheduler_of(8)
     tree = joint_tree(3)
     tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
-    ((_, early),) = scheduler.fork([tree])
+    early = started(scheduler, tree)
     assert [c.tokens[0] for c in early] == [10, 11, 12]
     cells = [c.cell for c in early]
-    early[1].computed = 1
     tree.computed += 1
     tree.guesses[1] = guess([2, 20, 21], [2.0, 1.9, 1.8])
-    ((_, late),) = scheduler.fork([tree])
+    late = started(scheduler, tree)
     assert [(c.fork, c.tokens[0]) for c in late] == [(1, 20), (1, 21)]
     assert set(forgotten) == set(cells[1:]) and early[0].cell == cells[0]
-    assert early[1].cell is None and early[1] in tree.chains and early[2] not in tree.chains
-    entries = [chain.entry for chain in tree.chains]
-    assert entries == sorted(set(entries)) == [0, 1, 2, 3]
+    assert [c.cell for c in early[1:]] == [None, None]
+    assert [chain.entry for chain in tree.chains] == [0, 1, 2, 3, 4]
+
+
+def test_an_outcome_waits_until_a_step_is_worth_it() -> None:
+    """It takes no cell and no board entry before, and counts for no rank. A likelier one may take its turn."""
+    scheduler, _ = scheduler_of(8)
+    for chains in (1, 5, 9):
+        scheduler.note_step(chains, 0.010 * (1 + chains))
+    tree = joint_tree(3)
+    tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
+    (first,) = started(scheduler, tree)
+    assert (first.tokens[0], first.entry, first.rank, first.fan_out) == (10, 0, 1, 1)
+    assert [(c.tokens[0], c.cell) for c in tree.chains.waiting] == [(11, None), (12, None)]
+    tree.computed += 1
+    tree.guesses[1] = guess([2, 20, 21], [2.0, 1.9, 1.8])
+    assert {c.tokens[0] for c in started(scheduler, tree)} == {20, 21} and not tree.chains.waiting
 
 
 def test_under_the_ratio_rule_entries_never_exceed_the_budget() -> None:
     """Their draft probabilities would have no place. What has a token keeps its cell."""
     scheduler, _ = scheduler_of(8)
+    for chains in (1, 5, 9):
+        scheduler.note_step(chains, 0.010 * (1 + chains))
     tree = joint_tree(3)
     tree.law = tree.law._replace(temperature=1.0)
     tree.speculation = replace(tree.speculation, sampler="rejection")
     tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
-    ((_, early),) = scheduler.fork([tree])
-    early[2].computed = 1
+    (early,) = started(scheduler, tree)
     for node in (1, 2, 3):
         tree.computed += 1
         tree.guesses[node] = guess([node + 1, 20, 21, 22], [9.0, 8.9, 8.8, 8.7])
-        scheduler.fork([tree])
-        assert sorted(chain.entry for chain in tree.chains) == [0, 1, 2]
-        assert early[2] in tree.chains and early[2].cell is not None
-    assert {chain.fork for chain in tree.chains} != {0}
+        started(scheduler, tree)
+        assert len([*tree.chains, *tree.chains.waiting]) == 3
+        assert early in tree.chains and early.cell is not None
+    assert {chain.fork for chain in (*tree.chains, *tree.chains.waiting)} != {0}
 
 
 def test_what_the_text_repeats_is_an_outcome_of_its_fork() -> None:
@@ -209,7 +279,7 @@ def test_what_the_text_repeats_is_an_outcome_of_its_fork() -> None:
     tree.tokens = [60, 61, 62, 63, 64, 65, 66, 60, 61, 62, 63, 64, 65]
     tree.computed = tree.base
     tree.guesses = {0: guess([1, 10, 11, 12], [3.0, 2.9, 2.8, 2.7])}
-    ((_, chains),) = scheduler.fork([tree])
+    chains = started(scheduler, tree)
     assert chains[0].tokens == [66] and chains[0].probability > 2 * chains[1].probability
 
 
@@ -219,12 +289,12 @@ def test_what_came_true_changes_the_next_allocation() -> None:
     tree = joint_tree(4)
     tree.computed += 1
     tree.guesses = {0: guess([1, 10, 11, 12], [6.0, 2.0, 1.9, 1.8]), 1: guess([2, 20, 21, 22], [3.0, 2.9, 2.8, 2.7])}
-    ((_, before),) = scheduler.fork([tree])
+    before = started(scheduler, tree)
     for _ in range(300):
         scheduler.note_outcome(tree, 0, 10)
     again = joint_tree(4)
     again.computed, again.guesses = tree.computed, tree.guesses
-    ((_, after),) = scheduler.fork([again])
+    after = started(scheduler, again)
     assert sum(c.fork == 0 for c in before) < 3 == sum(c.fork == 0 for c in after)
 
 

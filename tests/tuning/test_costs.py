@@ -157,13 +157,40 @@ def test_a_plan_that_brings_less_than_predicted_is_left() -> None:
     assert chooser.expected(AHEAD) < 100 < AHEAD.speed
 
 
-def test_other_plans_of_a_mode_err_alike() -> None:
+def test_other_plans_of_a_mode_err_alike_if_they_have_as_many_chains() -> None:
+    """A plan that has fewer of them may be as fast as predicted, until it is seen to be slow, too."""
+    chooser, other, few = Chooser(), AHEAD._replace(lookahead=1, fan_out=(5, 5)), AHEAD._replace(fan_out=(1,) * 5)
+    for _ in range(40):
+        chooser.note(AHEAD, 90.0, 32)
+    assert chooser.expected(other) == pytest.approx(90.0, rel=0.1)
+    assert chooser.expected(PLAIN) == 100.0
+    assert chooser.expected(other) < chooser.expected(few) < few.speed
+    for _ in range(40):
+        chooser.note(AHEAD, 90.0, 32)
+        chooser.note(few, 90.0, 32)
+    assert chooser.expected(few) == pytest.approx(90.0, rel=0.1)
+    assert chooser.expected(few._replace(lookahead=3, fan_out=(2, 1, 1, 1))) == pytest.approx(90.0, rel=0.1)
+
+
+def test_of_plans_that_are_nearly_alike_the_one_with_the_fewest_chains_is_best() -> None:
+    """Until it is seen that chains cost less than was thought."""
+    chooser, few = Chooser(), AHEAD._replace(fan_out=(1,) * 5, speed=119.8)
+    assert chooser.choose([AHEAD, few], None) == few
+    for _ in range(20):
+        chooser.note(AHEAD, 125.0, 256)
+        chooser.note(few, 119.8, 256)
+    assert chooser.choose([AHEAD, few], None) == AHEAD
+
+
+def test_a_batch_size_begins_with_the_errors_of_another() -> None:
     chooser = Chooser()
     for _ in range(40):
         chooser.note(AHEAD, 90.0, 32)
-    other = AHEAD._replace(lookahead=2, fan_out=(1, 1, 1))
-    assert chooser.expected(other) == pytest.approx(90.0, rel=0.1)
-    assert chooser.expected(PLAIN) == 100.0
+    begun = Chooser(None, chooser)
+    assert begun.errors() == chooser.errors() and begun.expected(AHEAD) == pytest.approx(90.0, rel=0.1)
+    for _ in range(10):
+        begun.note(AHEAD, 120.0, 32)
+    assert begun.expected(AHEAD) > 105 and chooser.expected(AHEAD) == pytest.approx(90.0, rel=0.1), "it learns more"
 
 
 def test_plans_in_doubt_are_tried_and_hopeless_ones_are_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -13,8 +14,6 @@ from ssd.speculation.fan_out import hit_rate, single_chain
 from ssd.speculation.theory import LinearCost
 from ssd.tuning.estimates import AfterMiss, Learner, LinearFit, LookupGain, Measurements
 from ssd.tuning.predictor import (
-    ALIKE,
-    ALIKE_ON_ONE_BUS,
     Choices,
     SpeculationPlan,
     predicted,
@@ -106,8 +105,8 @@ def test_a_single_chain_is_chosen_where_chains_cost_more_than_they_hit(batch: in
     measured = replace(GPU, step=LinearCost(2 * MS, each * MS))
     plan = best_plan(measured, batch, Choices(("ssd",), K))
     alone = max(predicted(measured, batch, k, single_chain(k)) for k in K)
-    assert plan.speed >= (1 - ALIKE) * alone
-    assert (sum(plan.fan_out) == 1) == (each >= 0.05)
+    assert plan.speed >= alone
+    assert (0 in plan.fan_out) == (each >= 0.05)
 
 
 def test_a_single_chain_by_hand() -> None:
@@ -136,10 +135,14 @@ def test_only_what_may_be_chosen_is() -> None:
     assert best_plan(useless, 1, Choices(ahead, (4,))).lookahead == 4
 
 
-def test_plans_come_fastest_first_and_each_k_once() -> None:
+def test_plans_come_fastest_first_and_each_number_of_chains_once() -> None:
     plans = ranked_plans(CPU, 1, Choices(("ngram", "sd", "ssd"), K))
     assert [plan.speed for plan in plans] == sorted((speed_of(CPU, 1, plan) for plan in plans), reverse=True)
-    assert len({(plan.mode, plan.lookahead) for plan in plans}) == len(plans) == 17
+    assert len({plan.setting for plan in plans}) == len(plans)
+    assert {(plan.mode, plan.lookahead) for plan in plans} == {("ngram", 0), *product(("sd", "ssd"), K)}
+    for k in K:
+        chains = [sum(plan.fan_out) for plan in plans if plan.setting[:2] == ("ssd", k)]
+        assert {1, k + 1} <= {*chains} and max(chains) > 16
 
 
 def test_plain_decoding_by_hand() -> None:
@@ -199,6 +202,16 @@ def test_ranks_become_the_power_law() -> None:
     assert hit_rate(0.5, (8, 8), misses) == pytest.approx(hit_rate(0.5, (8, 8), (0.5, 0.7)), abs=0.06)
 
 
+def test_a_few_lucky_rounds_are_no_acceptance_rate() -> None:
+    """Seen in the first rounds of an engine: after one right token every plan with a long K promised wonders."""
+    learner = Learner()
+    for _ in range(7):
+        learner.outcome(4, 4)
+    assert learner.acceptance == (0.5,)
+    learner.outcome(4, 4)
+    assert learner.acceptance == (1.0,) * 4
+
+
 def test_what_was_learned_is_recalled_and_gives_way_to_another_text() -> None:
     learner, later = Learner(), Learner()
     for _ in range(500):
@@ -210,12 +223,6 @@ def test_what_was_learned_is_recalled_and_gives_way_to_another_text() -> None:
         learner.outcome(1, 0)
         later.outcome(1, 0)
     assert later.acceptance[0] < learner.acceptance[0] < 1
-
-
-def test_where_a_bus_is_shared_fewer_chains_are_as_good() -> None:
-    few, many = (best_plan(CPU, 1, ANY._replace(alike=alike)) for alike in (ALIKE_ON_ONE_BUS, ALIKE))
-    assert sum(few.fan_out) < sum(many.fan_out)
-    assert (1 - ALIKE_ON_ONE_BUS) * many.speed <= few.speed <= many.speed
 
 
 @pytest.mark.parametrize(("spread", "each"), [(1.0, 0.001), (0.1, 0.02)])

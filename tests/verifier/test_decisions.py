@@ -183,7 +183,7 @@ def test_a_change_of_plan_says_what_both_plans_should_bring(
     with caplog.at_level(logging.INFO, "ssd.target"):
         found = moments(world, Speculation("auto", 0, ()), change=knows, lengths=(60, 60, 10))
     plans = [moment for moment in found if moment.mark is Mark.PLAN]
-    assert {"ngram", "ssd, K 2, 3 chains"} == {re.split(r": |, \d+ tok", moment.line)[1] for moment in plans}
+    assert {"ngram", "ssd, K 2, 3 chains"} == {re.split(r": |, [\d.]+ tok", moment.line)[1] for moment in plans}
     figures = [(*plan_figures(s, *p.setting), *plan_figures(t, *q.setting)) for (p, s), (q, t) in chosen[::2]]
     assert [moment.figures for moment in plans] == figures
     assert {moment.detail for moment in plans} == {1, 2, 3}
