@@ -242,7 +242,7 @@ class Tree:
         return list(row.tokens) or self.trunk
 
     def retune(self, speculation: Speculation) -> None:
-        """Use another K and other fan-outs from now on; existing chains stay, also those that wait, but for `sd`."""
+        """Use another K and other fan-outs from now on. Existing chains stay; `sd` gives up those that wait."""
         if speculation.mode != "ssd":
             self.chains.waiting = []
         self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens

@@ -82,8 +82,7 @@ class Chooser:
         return plan.speed * math.exp(sum(share * belief.mean for share, belief in self._parts(plan)))
 
     def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
-        """Return the plans to choose from: the present one, and of those that are expected to be fastest the first few
-        and the first of each mode.
+        """Return the plans to choose from: the present one, the first few by expected speed, and each mode's first.
 
         A plan expected to be far slower than the best is left out, unless it is the present one."""
         modes, found = set[Mode](), list[SpeculationPlan]()

@@ -71,11 +71,12 @@ def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Seque
         tokens = batch * (hits * on_hit + (1 - hits) * missed.tokens)
         return tokens / (measured.round_s(verified) + any_miss * missed.waited)
 
-    fresh = measured.step.at(batch)
-    waits = [AfterMiss(measured.tokens(wait), wait * fresh, wait) for wait in range(lookahead + 1)]
     # `measured.missed` includes tokens that missed rows took from chains of other outcomes. Without time for a single
     # step there are no such chains. It is of other plans, too: with few chains a miss may not wait at all.
-    return max(map(speed, [measured.missed, waits[0]] if measured.missed is not None and depth > 0 else waits))
+    if measured.missed is not None and depth > 0:
+        return max(speed(measured.missed), speed(AfterMiss(1.0, 0.0, 0.0)))
+    fresh = measured.step.at(batch)
+    return max(speed(AfterMiss(measured.tokens(wait), wait * fresh, wait)) for wait in range(lookahead + 1))
 
 
 def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float:

@@ -223,7 +223,7 @@ def test_an_outcome_behind_unsure_tokens_is_less_likely() -> None:
 
 
 def test_a_later_fork_takes_the_cells_of_less_likely_chains() -> None:
-    """The others keep what they have, and those that lost theirs what is on the board."""
+    """The other chains keep their cells. Those that lost theirs keep their board entries."""
     scheduler, forgotten = scheduler_of(8)
     tree = joint_tree(3)
     tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
