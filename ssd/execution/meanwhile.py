@@ -12,11 +12,11 @@ def nothing() -> None:
 
 
 class Once:
-    """Runs its task on the first call only: several places call it, and each of them may be skipped."""
+    """Runs its tasks on the first call only: several places call it, and each of them may be skipped."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, *tasks: Task) -> None:
+        self._tasks = [*tasks]
 
     def __call__(self) -> None:
-        task, self._task = self._task, nothing
-        task()
+        while self._tasks:
+            self._tasks.pop(0)()

@@ -94,8 +94,7 @@ class _Window:
 
     def __init__(self, batch: int, text: int, setting: Setting | None) -> None:
         self.batch, self.text, self.setting = batch, text, setting
-        self.rounds = self.tokens = 0
-        self.seconds = 0.0
+        self.rounds, self.tokens, self.seconds = 0, 0, 0.0
 
     def add(self, round_: DecodingRound) -> None:
         self.rounds += 1
@@ -122,6 +121,7 @@ class Tuning:
         # Windows that have begun, by classes and setting, which alternate under load.
         self._open: dict[tuple[int, int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, 0, None), 0
+        self._ended: _Window | None = None  # but not judged
         self._memory_s, self._other_tokens = Mean(0.0, _MEMORY), Mean(1.0, _MEMORY)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
@@ -187,10 +187,9 @@ class Tuning:
     def wants_draft(self, asked: Speculation) -> bool:
         """Return True if the plan for a request would use a draft, if one were there."""
         present, self._draft = self._draft, True
-        try:
-            return self.plan(PlanKey.of(asked)).mode in DRAFTED
-        finally:
-            self._draft = present
+        mode = self.plan(PlanKey.of(asked)).mode
+        self._draft = present
+        return mode in DRAFTED
 
     def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
         """Return the fastest plan with a draft for a request, and its speed over the best plan's without one.
@@ -205,19 +204,19 @@ class Tuning:
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request in advance, so that the first request need not wait."""
         if asked.auto and self.estimates.costs.of("verify") is not None:
-            self.situate([0], True)
-            self.plan(PlanKey.of(asked))
             self.situate([0], False)
+            self.wants_draft(asked)
 
     # -- learning from rounds -------------------------------------------------------------------------------------
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
-        """Learn from a round (see `Estimates.note`), and choose again when it is time."""
+        """Learn from a round (see `Estimates.note`); a window of rounds that it ends waits for `judge`."""
         if self.on_trial:
             round_ = None
         self.estimates.note(round_, draft)
         if round_ is not None:
-            self._note_memory(round_)
+            self._memory_s.note(round_.seconds + round_.waited if round_.remembered else 0.0)
+            self._other_tokens.note(0 if round_.remembered else round_.brought)
         if round_ is not None and not round_.remembered:
             followed = batch_class(round_.batch), self._text, round_.setting
             if followed not in self._open and len(self._open) >= _OPEN:
@@ -227,25 +226,19 @@ class Tuning:
         if self.estimates.rounds % _CHOSEN_FOR == 0:
             self._given.clear()
         if self._window.rounds >= _WINDOW or (self._window.rounds == _EARLY and self._far_behind(self._window)):
-            window, self._window = self._window, _Window(0, 0, None)
-            del self._open[window.batch, window.text, window.setting]
-            self._judge(window)
-
-    def _note_memory(self, round_: DecodingRound) -> None:
-        seconds, tokens = (0.0, round_.brought) if not round_.remembered else (round_.seconds + round_.waited, 0)
-        self._memory_s.note(seconds)
-        self._other_tokens.note(tokens)
+            self._ended, self._window = self._window, _Window(0, 0, None)
+            del self._open[self._ended.batch, self._ended.text, self._ended.setting]
 
     def _far_behind(self, window: _Window) -> bool:
-        if window.setting is None or window.setting[0] not in DRAFTED:
-            return False
-        measured = self._measurements(None)
-        if measured is None:
-            return False
-        return window.tokens < _FAR_BEHIND * window.seconds * predicted_plain(measured, window.batch)
+        measured = self._measurements(None) if window.setting is not None and window.setting[0] in DRAFTED else None
+        plain = 0.0 if measured is None else predicted_plain(measured, window.batch)
+        return window.tokens < _FAR_BEHIND * window.seconds * plain
 
-    def _judge(self, window: _Window) -> None:
-        """Learn from a window of rounds, and choose the next plan of every kind of request that followed it."""
+    def judge(self) -> None:
+        """Learn from a window that has ended, and choose the next plan of each kind of request that followed it."""
+        window, self._ended = self._ended, None
+        if window is None:
+            return
         followed = [
             (place, plan)
             for place, (plan, _) in self._plans.items()

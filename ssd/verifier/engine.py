@@ -120,7 +120,7 @@ class TargetEngine:
             return refused
         if self._cores is not None:
             self._cores.begin(sum(len(part.row.token_ids) for part in batch))
-        verified = self._verification.verify(batch, len(self.scheduler.running), host_work)
+        verified = self._verification.verify(batch, len(self.scheduler.running), Once(host_work, self.proposer.replan))
         self._account(verified, waited)
         committed = self._commit(verified)
         self.proposer.outcomes([row.result for row in committed if row.result is not None and row.reason is None])

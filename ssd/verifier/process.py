@@ -27,7 +27,7 @@ from ssd.verifier.engine import TargetEngine
 from ssd.verifier.loading import load
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
-from ssd.verifier.proposer import BoardProposer, NoProposer, Proposer
+from ssd.verifier.proposer import BoardProposer, Proposer
 from ssd.verifier.ranks import Leader, follow, meet
 from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
 from ssd.verifier.verification import FeatureExport, PlainVerification
@@ -83,7 +83,7 @@ class Target:
         self._arenas = TargetArenas(config, (draft_probs, hidden), runner.model.device)
         features = FeatureExport(hidden, config.features.layers) if hidden and config.features else None
         plain = PlainVerification(runner, child.trace, features)
-        proposer: Proposer = NoProposer()
+        proposer: Proposer = Proposer()
         self._board: BoardProposer | None = None
         on_cpu = runner.model.device.type == "cpu" and config.emulate is None and config.tensor_parallel_size == 1
         own, every = config.core_counts("target")
@@ -96,8 +96,8 @@ class Target:
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None
             memory = SuffixMemory.of(config)
-            proposer = BoardProposer(reader, self._to_draft, draft_probs, child.trace, tuning, elastic, remote, memory)
-            self._board = proposer
+            shared = reader, self._to_draft, draft_probs, child.trace
+            proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps)
         verification = overlapped(plain, config, reader, proposer.asks)
         learns = None if self._experience is None else self._experience.tuning
         cores = None if self._team is None else CoreChoice(self._team, learns)
@@ -207,7 +207,7 @@ class Target:
                 self.engine.abort_all()
                 self._orphaned = False
             self._frontend = peer
-        elif self._board is not None and self._board.join(epoch, hello.reads):
+        elif self._board is not None and self._board.session.join(epoch, hello.reads):
             self._draft, self._draft_epoch = peer, epoch
 
     def _to_draft(self, message: Message) -> bool:

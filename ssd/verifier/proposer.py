@@ -65,7 +65,7 @@ class Counters(NamedTuple):
 
 
 class Proposer:
-    """Fills `Sequence.proposal` and names its `source`, nothing else. The engine calls it.
+    """Fills `Sequence.proposal` and names its `source`, nothing else. The engine calls it. This one is plain decoding.
 
     No method may block beyond a short deadline."""
 
@@ -97,12 +97,11 @@ class Proposer:
         """Wait for missing proposals before a launch as long as it pays, and return the seconds waited."""
         return 0.0
 
+    def replan(self) -> None:
+        """Judge the plan that was followed, and choose the next one: milliseconds of host work now and then."""
+
     def release(self, sequences: Items[Sequence]) -> None:
         """Forget sequences that ended or lost their pages."""
-
-
-class NoProposer(Proposer):
-    """Plain decoding."""
 
 
 class Policies:
@@ -174,6 +173,7 @@ class PlanFollower:
         self._cores = None if team is None else (team.own, team.all)
         self._rows, self._unchanged = 0, 0  # number of rows, and for how many rounds it has not changed
         self.plan, self._described = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
+        self._followed: tuple[PlanKey, Setting, int] | None = None  # and the number of rows
 
     def planned(self, sequence: Sequence) -> Speculation:
         """Return the speculation that a sequence follows by the tuner's present plan."""
@@ -212,7 +212,12 @@ class PlanFollower:
                 told.append((sequence.request, planned))
         if told:
             self._session.tell(Retune(told))
-        self._describe(PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences))
+        self._followed = PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences)
+
+    def replan(self) -> None:
+        if self._followed is not None:
+            self._describe(*self._followed)
+            self._tuning.judge()
 
     def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
         """Describe and record the plan of a kind of request if it has changed, and else every few windows of rounds."""
@@ -352,7 +357,7 @@ class BoardProposer(Proposer):
 
     `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
     `draft_probs`. With a `team` both models share cores. Without one the draft reads a prompt as the target does.
-    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside the draft."""
+    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside it. `overlaps`: see `Runner`."""
 
     def __init__(
         self,
@@ -364,9 +369,10 @@ class BoardProposer(Proposer):
         team: CoreTeam | None = None,
         remote: bool = False,
         memory: SuffixMemory | None = None,
+        overlaps: bool = False,
     ) -> None:
         self.session = DraftSession(board, send, draft_probs)
-        self._memory = memory
+        self._memory, self._overlaps = memory, overlaps
         self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
         self._ending = set[int]()  # requests whose next speculation the draft may end
         self._trace, self.tuning = trace, tuning or Tuning()
@@ -391,10 +397,6 @@ class BoardProposer(Proposer):
     @property
     def plan(self) -> str:
         return self.plans.plan
-
-    def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
-        """Start with a draft that said hello; see `DraftSession.join`."""
-        return self.session.join(epoch, reads)
 
     def asks(self, sequence: Sequence) -> tuple[int, int] | None:
         """Answer `ssd.verifier.overlap.Ask`."""
@@ -447,6 +449,11 @@ class BoardProposer(Proposer):
         elif told:
             self.session.tell(Outcomes(told))
         self._evidence.verified(now, results, ended)  # the draft is at work: there is time to learn
+        if not self._overlaps:  # else it does so beside the next forward
+            self.replan()
+
+    def replan(self) -> None:
+        self.plans.replan()
 
     def _look_up(self, result: Result, begins: bool) -> Verified:
         """Take the cached speculation, or leave the row to the memory or its backup."""

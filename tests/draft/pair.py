@@ -39,7 +39,7 @@ from ssd.verifier.engine import TargetEngine
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import BoardProposer, NoProposer
+from ssd.verifier.proposer import BoardProposer, Proposer
 from ssd.verifier.verification import FeatureExport, PlainVerification
 from tests.boards import lookup
 
@@ -253,19 +253,18 @@ class Pair:
         self.overlapped: OverlappedVerification | None = None
         slots = target.state_slots
         if draft is None:
-            plain, alone = PlainVerification(target), NoProposer()
+            plain, alone = PlainVerification(target), Proposer()
             self.overlapped = self._overlapped(plain, empty_board(configuration), alone.asks) if overlap else None
             self.engine = TargetEngine(configuration, self.overlapped or plain, alone, stops, None, slots)
         else:
             team = CoreTeam(1, 1) if elastic else None
-            self.proposer = BoardProposer(
-                draft.board, lambda message: self.post(message), draft.draft_probs, trace, team=team, memory=memory
-            )
+            post, also = (lambda message: self.post(message)), {"memory": memory, "overlaps": target.overlaps}
+            self.proposer = BoardProposer(draft.board, post, draft.draft_probs, trace, team=team, **also)
             shown = configuration.features and draft.shown and FeatureExport(draft.shown, configuration.features.layers)
             plain = PlainVerification(target, features=shown)
             self.overlapped = self._overlapped(plain, draft.board, self.proposer.asks) if overlap else None
             self.engine = TargetEngine(configuration, self.overlapped or plain, self.proposer, stops, None, slots)
-            self.proposer.join(draft.epoch)
+            self.proposer.session.join(draft.epoch)
 
     def _overlapped(self, plain: PlainVerification, board: BoardReader, ask: Ask) -> OverlappedVerification:
         assert isinstance(plain.runner, StaticRunner)
@@ -293,7 +292,7 @@ class Pair:
             self.between_steps()
             if self._said_hello and self.draft is not None:
                 self._said_hello = False
-                self.proposer.join(self.draft.epoch)
+                self.proposer.session.join(self.draft.epoch)
             waiting = {sequence.request for sequence in self.engine.scheduler.waiting}
             for emission in self.engine.step():
                 ids[emission.request] += emission.token_ids

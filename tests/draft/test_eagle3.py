@@ -251,7 +251,7 @@ def test_a_draft_that_is_lost_finds_all_features_again(world: World, mode: Mode)
         steps += 1
         if steps == 4:
             draft.restart()
-            both.proposer.join(draft.epoch)
+            both.proposer.session.join(draft.epoch)
 
     both.between_steps = kill
     texts = both.run(PROMPTS, params(0.0))
@@ -268,7 +268,7 @@ def test_a_prefix_from_the_cache_has_its_features_beside_it(world: World) -> Non
     texts = both.run(PROMPTS, params(0.0))
     assert texts.ids == world.alone[0.0] and total(texts, "cached_tokens") == 0
     draft.restart()
-    both.proposer.join(draft.epoch)
+    both.proposer.session.join(draft.epoch)
     again = both.run(PROMPTS, params(0.0))
     assert again.ids == world.alone[0.0] and total(again, "cached_tokens") > 0
     assert total(again, "accepted_tokens") >= 0.9 * total(texts, "accepted_tokens")

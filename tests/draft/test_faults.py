@@ -114,7 +114,7 @@ def test_a_draft_that_starts_over_is_told_everything_and_is_of_use_again(
 
     def restart() -> None:
         draft.restart()
-        pair.proposer.join(draft.epoch)
+        pair.proposer.session.join(draft.epoch)
 
     script = events(pair, every, restart)
     pair.between_steps = lambda: next(script)
@@ -143,7 +143,7 @@ def test_a_draft_that_is_away_for_a_while(world: World, temperature: float) -> N
         elif step == 9:
             pair.post = pair.deliver
             draft.restart()
-            pair.proposer.join(draft.epoch)
+            pair.proposer.session.join(draft.epoch)
         elif step > 9:
             followed.append(len(draft.engine.trees))
 

@@ -201,7 +201,7 @@ def test_a_draft_that_is_lost_finds_all_hidden_states_again(world: World, mode: 
         steps += 1
         if steps == 4:
             draft.restart()
-            both.proposer.join(draft.epoch)
+            both.proposer.session.join(draft.epoch)
 
     both.between_steps = kill
     texts = both.run(PROMPTS, params(0.0))

@@ -105,7 +105,7 @@ def draft_killed(world: World, mode: Mode) -> tuple[Ids, Ids]:
     def kill() -> None:
         if next(steps) % 7 == 6 and pair.draft is not None:
             pair.draft.restart()
-            pair.proposer.join(pair.draft.epoch)
+            pair.proposer.session.join(pair.draft.epoch)
 
     pair.between_steps = kill
     laws = params(len(PROMPTS), 24)

@@ -24,7 +24,7 @@ from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from ssd.models.pull import BUILTIN
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.proposer import NoProposer
+from ssd.verifier.proposer import Proposer
 from ssd.verifier.verification import PlainVerification
 from tests.draft.pair import config
 from tests.models import tiny
@@ -45,7 +45,7 @@ TEXTS = [
 def pooled(runner: Runner, prompts: Sequence[list[int]], pooling: Pooling, budget: int = 512) -> list[bytes]:
     """The embeddings of all prompts, while another request decodes."""
     settings = config(Speculation("ar"), max_num_batched_tokens=budget)
-    engine = TargetEngine(settings, PlainVerification(runner), NoProposer(), state_slots=runner.state_slots)
+    engine = TargetEngine(settings, PlainVerification(runner), Proposer(), state_slots=runner.state_slots)
     engine.submit(Submit(100, [1, 2, 3], SamplingParams(seed=0, max_tokens=60, ignore_eos=True)))
     for number, prompt in enumerate(prompts):
         engine.submit(Submit(number, prompt, SamplingParams(seed=0, max_tokens=1, pooling=pooling)))

@@ -250,7 +250,7 @@ def test_a_draft_that_is_lost_changes_nothing(world: World) -> None:
         steps += 1
         if steps % 5 == 0 and pair.draft is not None:
             pair.draft.restart()
-            pair.proposer.join(pair.draft.epoch)
+            pair.proposer.session.join(pair.draft.epoch)
 
     pair.between_steps = lose
     check(world, pair.run(prompts, params), prompts, params)

@@ -201,7 +201,7 @@ class AnyOrder(RuleBasedStateMachine):
         for draft in self.drafts:
             if draft.alive and draft.running and draft.hello:
                 draft.hello = False
-                if self.proposer.join(draft.epoch):
+                if self.proposer.session.join(draft.epoch):
                     assert self.peer is None or draft.epoch >= self.peer.epoch, "the past is over"
                     self.peer = draft
 

@@ -91,6 +91,7 @@ class World:
     def _note(self, tokens: int, seconds: float, waited: float, brought: int, beside: bool, setting) -> None:  # type: ignore
         in_turn = setting[0] == "sd"
         self.tuning.note(DecodingRound(1, tokens, seconds, waited, brought, beside, in_turn, setting), self.counters)
+        self.tuning.judge()
 
 
 def depth(found: list[Speculation]) -> float:
@@ -269,6 +270,7 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
         world.tuning.note(
             DecodingRound(batch, batch, seconds, 0.0, batch, now.mode == "ssd", False, setting), world.counters
         )
+        world.tuning.judge()
     assert modes[0] == "ssd" and "ssd" not in modes[-100:]
 
 
@@ -312,6 +314,7 @@ def test_remembered_text_is_no_merit_of_a_plan() -> None:
     for _ in range(100):
         round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, setting, remembered=True, reading=True)
         world.tuning.note(round_, world.counters)
+        world.tuning.judge()
     assert world.tuning.windows == 0
     assert world.tuning.knowledge().errors == before
     assert world.tuning.estimates.costs.written() == World(0.6).tuning.estimates.costs.written()

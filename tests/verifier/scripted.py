@@ -26,7 +26,7 @@ from ssd.models.families.llama import Llama
 from ssd.models.interface import ForwardContext, Model, Shape
 from ssd.models.weights import Weights
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.proposer import Counters, NoProposer, Proposer, Result
+from ssd.verifier.proposer import Counters, Proposer, Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import PlainVerification
 
@@ -137,7 +137,7 @@ def make_engine(
     runner = runner or Runner(model or tiny_llama(), pages, page_size, deterministic=True)
     runner.cache.keys.fill_(torch.nan)
     runner.cache.values.fill_(torch.nan)
-    return TargetEngine(config, PlainVerification(runner), proposer or NoProposer(), stops)
+    return TargetEngine(config, PlainVerification(runner), proposer or Proposer(), stops)
 
 
 def plain_logits(text: list[int], outputs: int) -> Tensor:
@@ -316,6 +316,9 @@ class ScriptedProposer:
             if (late and sequence.round > 0) or self._timing == "eager":
                 self._propose(sequence)
         return 0.0
+
+    def replan(self) -> None:
+        pass
 
     def release(self, sequences: Items[Sequence]) -> None:
         self._known -= {sequence.request for sequence in sequences}

@@ -40,7 +40,7 @@ class Round:
         asked = submit(7, PROMPT, speculation=self.speculation, max_tokens=self.max_tokens)
         sequence = Sequence(asked, self.speculation, 100, PageTable(PagePool(4, 4)), 0.0)
         sequence.slot = 1
-        proposer.join(1)
+        proposer.session.join(1)
         proposer.admit(sequence)
         of = round if written_for is None else written_for
         keys = [Key(1, 7, of, len(PROMPT), accepted, token) for accepted, token, _ in entries]

@@ -1,8 +1,9 @@
-"""How many files a reader crosses to follow one decoding round of the target."""
+"""One decoding round of the target: how many files a reader crosses to follow it, and what it does not wait for."""
 
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -15,6 +16,7 @@ import ssd
 from ssd.config.params import Speculation
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import Message
+from ssd.tuning.tuner import Tuning
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
 
@@ -77,3 +79,32 @@ def test_a_round_crosses_few_files(tmp_path: Path, speculation: Speculation, mos
     assert (
         max(len(files - {"tuning/choice.py", "tuning/tuner.py", "speculation/fan_out.py"}) for files in rounds) <= most
     )
+
+
+@pytest.mark.parametrize("overlaps", [True, False], ids=["device", "cores"])
+def test_plans_are_judged_while_a_device_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    """It takes milliseconds. On cores nothing computes beside the host, but the draft is at work after an outcome."""
+    said = list[str]()
+
+    def noted(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            said.append(name)
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    target = tiny.llama(tmp_path / "target", seed=3)
+    settings = config(Speculation("ssd", 0, (), backup="auto"), num_pages=PAGES)
+    runners = [tiny.runner(target, torch.float32, pages=PAGES) for _ in range(2)]
+    runners[0].overlaps = overlaps
+    pair = Pair(settings, runners[0], Draft(settings, runners[1]))
+    for owner, name in ((runners[0].model, "logits"), (pair.proposer, "outcomes"), (Tuning, "_chosen")):
+        noted(owner, name)
+    pair.run([tiny.token_ids(10, 0)], params(1, 200))
+    windows = [before for before, word in pairwise(said) if word == "_chosen"]
+    assert pair.proposer.tuning.windows > 1 and len(windows) > 1
+    assert {*windows[1:]} == {"logits" if overlaps else "outcomes"}

@@ -30,7 +30,7 @@ from ssd.speculation.sampling import Draws
 from ssd.verifier.overlap import Ask, OverlappedVerification, overlapped
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.process import Target
-from ssd.verifier.proposer import NoProposer
+from ssd.verifier.proposer import Proposer
 from ssd.verifier.verification import PlainVerification
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, Texts, config, empty_board, params
 from tests.models import tiny
@@ -246,7 +246,7 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int) -> None:
     def restart() -> None:
         if dice.random() < 0.02:
             draft.restart()
-            pair.proposer.join(draft.epoch)
+            pair.proposer.session.join(draft.epoch)
 
     pair.between_steps = restart
     run_disturbed(pair, dice, prompts, laws, world.truth(prompts, laws))
@@ -470,7 +470,7 @@ def test_engines_on_a_gpu_overlap_with_and_without_a_draft(
     runner: Any = object.__new__(StaticRunner)
     runner.model = SimpleNamespace(device=torch.device("cuda"))
     plain: Any = SimpleNamespace(runner=runner)
-    made = overlapped(plain, settings, empty_board(settings), NoProposer().asks)
+    made = overlapped(plain, settings, empty_board(settings), Proposer().asks)
     assert isinstance(made, OverlappedVerification) == overlaps and (made is plain) != overlaps
     assert bool(asked) == locked
 

@@ -32,7 +32,7 @@ from ssd.ipc.run_directory import run_directory
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.loading import load
 from ssd.verifier.process import Target
-from ssd.verifier.proposer import NoProposer
+from ssd.verifier.proposer import Proposer
 from ssd.verifier.verification import PlainVerification
 from tools.soak import tiny
 from tools.soak.nursery import Birth, Nursery
@@ -110,7 +110,7 @@ def _engine(folder: Path) -> Iterator[tuple[_Target, _Frontend, Nursery, Start]]
         start = Start("target", 0, str(directory), config, (), dead, shared)
         nursery, child = Nursery((dead, shared)), Child(start)
         loaded = load(config)
-        frontend = _Frontend(child, TargetEngine(config, PlainVerification(loaded[0]), NoProposer()))
+        frontend = _Frontend(child, TargetEngine(config, PlainVerification(loaded[0]), Proposer()))
         try:
             yield (
                 _Target(child, sockets.router(child.context, child.address(sockets.ENGINE)), loaded),
