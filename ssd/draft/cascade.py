@@ -19,6 +19,7 @@ from ssd.draft.gains import best_length
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
+from ssd.execution.graph_shapes import PATH_TOKENS
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.speculation.prefix import common_prefix_length
@@ -26,8 +27,6 @@ from ssd.tuning.estimates import LinearFit, Mean
 
 log = logging.getLogger("ssd.draft")
 
-# Path tokens that one forward computes at most, so that a long prompt does not delay the larger draft.
-_CHUNK = 128
 # A forward with more path tokens than this for each sequence is not used to measure the time of a guess.
 _USUAL = 8
 # Steps after which a smaller draft that does not pay guesses one token again, since it may pay now.
@@ -280,7 +279,7 @@ class SmallerDraft:
 
         A path without pages is left out."""
         growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
-        chunks, budget = {}, _CHUNK
+        chunks, budget = {}, PATH_TOKENS
         for tree in trees:
             if tree.request not in self._paths:
                 self._paths[tree.request] = _Path(PageTable(self.drafter.pool, tree.table.salt), tree)

@@ -69,19 +69,19 @@ class ChainScheduler:
                 _, tree.reached = self._chances.outcomes(_note_node(tree, node), tree.reached, tree.acceptance.value)
             tree.ended = tree.reached < tree.least
 
-    def growing(self, trees: Collection[Tree]) -> tuple[list[Growing], list[Growing]]:
-        """Choose the chains that the next step makes longer, those worth its time; return them, and the new ones.
+    def growing(self, trees: Collection[Tree], most: int) -> tuple[list[Growing], list[Growing]]:
+        """Choose at most `most` chains that the next step makes longer, worth its time; return them, and the new ones.
 
         A new outcome gets a cell and a board entry when it pays. One for which there is no room is given up."""
         wanting = [(self._gain(tree, chain), tree, chain) for tree in trees for chain in self._wanting(tree)]
         wanting = [wants for wants in wanting if wants[0] > 0]
         wanting.sort(key=itemgetter(0), reverse=True)
-        count = worth_growing([gain for gain, _, _ in wanting], self._step.cost())
+        count = worth_growing([gain for gain, _, _ in wanting[:most]], self._step.cost())
         chosen = [(tree, chain) for _, tree, chain in wanting[:count]]
         started = self._started(trees, [(tree, chain) for tree, chain in chosen if chain.entry == _NEXT])
         placed = {id(chain) for _, chain in chosen if chain.cell is not None}
         if chosen and not placed:
-            return self.growing(trees)  # there was room for none of them
+            return self.growing(trees, most)  # there was room for none of them
         found = [Growing(tree, [chain for chain in tree.chains if id(chain) in placed]) for tree in trees]
         return [growing for growing in found if growing.chains], started
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -60,10 +61,11 @@ class Drafter:
     Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
     short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs later forwards in one step.
     It `ends` where the target wants no more tokens (`Tree.least`). `block`: how many tokens one pass of its `several`
-    predicts; 0 if each needs a pass."""
+    predicts; 0 if each needs a pass. `most_tokens`: a step of more is several forwards."""
 
     recurrent, ends = False, True
     block = 0
+    most_tokens = sys.maxsize
 
     def __init__(
         self,

@@ -190,7 +190,7 @@ class DraftEngine:
             self._board.tick(time.perf_counter() - began, self._rehearsal.depths, rows)
             return rows > 0
         paths = path_rows(self.trees.values(), self.drafter, self._drop)
-        growing = self._fork()
+        growing = self._fork(self.drafter.most_tokens - sum(len(row.token_ids) for _, row in paths))
         if not paths and not growing:
             self._publisher.post()
             return False
@@ -213,9 +213,9 @@ class DraftEngine:
         if self._team is not None:
             self._team.use(all_cores=in_turn)
 
-    def _fork(self) -> list[Growing]:
-        """Start chains for the likeliest outcomes that are known; return all chains that this step grows."""
-        growing, started = self._scheduler.growing(self.trees.values())
+    def _fork(self, most: int) -> list[Growing]:
+        """Start chains for the likeliest outcomes that are known; return the chains that this step grows, to `most`."""
+        growing, started = self._scheduler.growing(self.trees.values(), most)
         for tree, chains in started:
             # Posted without tokens: the target learns which outcomes were prepared, even those that come too late.
             self._publisher.chains(tree, chains)

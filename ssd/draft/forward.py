@@ -10,13 +10,11 @@ from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
+from ssd.execution.graph_shapes import PATH_TOKENS
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import OutOfPages
 from ssd.speculation.acceptance import coupled
 from ssd.system import failpoints
-
-# Path tokens that one step computes at most, so that a long prompt does not delay other sequences' chains.
-_CHUNK = 128
 
 
 def forward(
@@ -60,7 +58,7 @@ def path_rows(trees: Iterable[Tree], drafter: Drafter, drop: Callable[[int], Non
 
     The sequence with the fewest comes first, so that a long prompt does not delay a sequence whose target waits. `drop`
     is called with a request if there are no pages for its tokens."""
-    rows, budget = list[PathRow](), _CHUNK
+    rows, budget = list[PathRow](), PATH_TOKENS
     for tree in sorted(trees, key=lambda tree: wanted(tree) - tree.computed):
         tokens = drafter.ready(tree, pending(tree, budget))
         stop = tree.computed + len(tokens)

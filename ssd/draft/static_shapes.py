@@ -1,8 +1,9 @@
 """Runs draft steps in a few static shapes, so that on a GPU a whole step is one launch of a CUDA graph.
 
 The graph holds the forward, the noise of the target's draws, and the ranking of candidates. Shapes are padded like
-those of `ssd.execution.static`. A step that fits no shape, such as a prefill chunk, runs without padding. Everything
-but the capture also runs on a CPU.
+those of `ssd.execution.static`. A prompt is cut into rows of a shape, and a step of more tokens than the largest shape
+has runs in several, so nothing is launched kernel by kernel or compiled while a target waits. Everything but the
+capture also runs on a CPU.
 
 A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device."""
 
@@ -38,7 +39,6 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
-from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
@@ -93,7 +93,8 @@ class TreeRunner(Runner):
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.tree_cache.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
         shapes = draft_shapes(config.max_num_seqs, cells(config))
-        most = max(shape.tokens for shape in shapes)
+        self.largest = shapes[-1]
+        most = self.largest.tokens
         self._kept = torch.zeros(most, model.shape.outputs, dtype=model.dtype, device=model.device)
         # For steps of several forwards, in any shape: the inputs of later forwards, and the results of all.
         columns = len(TreeTensors.columns) - 1
@@ -106,26 +107,49 @@ class TreeRunner(Runner):
     def rows(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int] = ()) -> list[TreeRow]:
         """Return the rows of a step; `more` tokens follow the last one of each path, and each token of chains."""
         each, cache = iter(more or repeat(0)), self.tree_cache
-        rows = [cache.path(tree, row, next(each)) for tree, row in paths]
+        rows = [own for tree, row in paths for own in cache.path(tree, row, LONGEST_ROW, next(each))]
         for tree, own in chains:
             rows += cache.chains(tree, own, LONGEST_ROW, list(islice(each, len(own.tokens))))
         return rows
 
-    def shape(self, rows: Sequence[TreeRow]) -> GraphShape | None:
-        """Return the shape of a step; None if it fits none."""
-        return smallest_fitting([len(row.token_ids) for row in rows], self._steps)
+    def batches(self, rows: Sequence[TreeRow]) -> list[tuple[list[TreeRow], GraphShape]]:
+        """Return the rows of a step in batches, each with its shape: one, unless they fit no shape."""
+        found, room = list[list[TreeRow]](), 0
+        for row in rows:
+            if len(row.token_ids) > room or len(found[-1]) == self.largest.rows:
+                found.append([])
+                room = self.largest.tokens
+            found[-1].append(row)
+            room -= len(row.token_ids)
+        shapes = [smallest_fitting([len(row.token_ids) for row in batch], self._steps) for batch in found]
+        return [(batch, shape) for batch, shape in zip(found, shapes, strict=True) if shape is not None]
 
     @torch.inference_mode()
     def ranked(
-        self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = (), meanwhile: Task = nothing
+        self, rows: Sequence[TreeRow], parts: Sequence[Tensor] = (), meanwhile: Task = nothing
     ) -> list[tuple[Ranked, Tensor | None]]:
         """Run a step; return for each of its forwards the likeliest ids after each token, best first.
 
         An EAGLE-3 head also returns the features that it makes of the tokens, [tokens, width]; `parts` are those that
         it reads. Later forwards compute the tokens that follow (`TreeRow.more`). All are launched before the host reads
-        any."""
-        drawing = drawing_of(row.tree.law for row in rows)
-        step, count, made = self._run(rows, shape, drawing, parts)
+        any. What is behind the last forward of a token has no meaning."""
+        drawing, found = drawing_of(row.tree.law for row in rows), list[list[tuple[Ranked, Tensor | None]]]()
+        for batch, shape, own in self._with_features(rows, parts):
+            found.append(self._ranked(batch, shape, drawing, own, meanwhile))
+            meanwhile = nothing
+        forwards = range(max(map(len, found)))
+        return [_joined([own[min(index, len(own) - 1)] for own in found]) for index in forwards]
+
+    def _ranked(
+        self,
+        rows: Sequence[TreeRow],
+        shape: GraphShape,
+        drawing: Drawing,
+        features: Tensor | None,
+        meanwhile: Task,
+    ) -> list[tuple[Ranked, Tensor | None]]:
+        """Do `ranked` for one batch."""
+        step, count, made = self._run(rows, shape, drawing, features)
         meanwhile()
         if not any(any(row.more) for row in rows):
             return [(Ranked(self._read(step.ids[:count]), step.scores[:count].tolist()), made)]
@@ -169,21 +193,34 @@ class TreeRunner(Runner):
         return step.hidden.clone()
 
     @torch.inference_mode()
-    def logits(
-        self, rows: Sequence[TreeRow], shape: GraphShape, parts: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, Tensor | None]:
+    def logits(self, rows: Sequence[TreeRow], parts: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor | None]:
         """Run a step; return its logits [tokens, outputs] and, for an EAGLE-3 head, the features that it makes."""
-        _, count, made = self._run(rows, shape, Drawing.GREEDY, parts)
-        return self._kept[:count], made
+        logits, features = list[Tensor](), list[Tensor]()
+        for batch, shape, own in self._with_features(rows, parts):
+            _, count, made = self._run(batch, shape, Drawing.GREEDY, own)
+            logits.append(self._kept[:count].clone())
+            features += [] if made is None else [made]
+        return torch.cat(logits), torch.cat(features) if features else None
+
+    def _with_features(
+        self, rows: Sequence[TreeRow], parts: Sequence[Tensor]
+    ) -> Iterator[tuple[list[TreeRow], GraphShape, Tensor | None]]:
+        """Yield the `batches` of a step, for an EAGLE-3 head with the features that it reads."""
+        features, first = eagle3.joined(parts) if parts else None, 0
+        for batch, shape in self.batches(rows):
+            stop = first + sum(len(row.token_ids) for row in batch)
+            yield batch, shape, None if features is None else features[first:stop]
+            first = stop
 
     def _run(
-        self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]
+        self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, features: Tensor | None = None
     ) -> tuple[_RankedStep, int, Tensor | None]:
-        """Launch a step; return it, the number of its tokens and, for an EAGLE-3 head, the features that it makes."""
+        """Launch a batch; return its step, the number of its tokens and, for an EAGLE-3 head, the features it makes."""
         batch, step = self._steps[shape].batch, self._steps[shape].ranked[drawing]
         count = sum(len(row.token_ids) for row in rows)
-        if batch.features is not None:
-            batch.features[:count] = eagle3.joined(parts)
+        if features is not None:
+            assert batch.features is not None, "only heads have features"
+            batch.features[:count] = features
         batch.fill_rows(rows, self.tables, self.tree_cache, warm=drawing > Drawing.GREEDY)
         step.run()
         # A copy, since the next step overwrites it.
@@ -191,17 +228,22 @@ class TreeRunner(Runner):
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
-        """Run, and capture, every static shape; also run forwards without one."""
-        if isinstance(self.model, PairModel):
-            eagle3.warm_up(self, rows)
-        else:
-            super().warm_up(rows)
+        """Run, and capture, every static shape, whatever `rows` is: no forward is without one."""
         captured = GraphPool(self.model.device).capture if self._capture else once
         # The largest first: smaller ones fit into its memory.
         for steps in sorted(self._steps.values(), key=lambda steps: -steps.batch.tokens):
             steps.batch.fill_rows([], self.tables, self.tree_cache, warm=True)
             for step in steps.ranked:
                 step.run = captured(step.run)
+
+
+def _joined(batches: Sequence[tuple[Ranked, Tensor | None]]) -> tuple[Ranked, Tensor | None]:
+    """Return the results of a forward's batches as those of one."""
+    if len(batches) == 1:
+        return batches[0]
+    ids, scores = ([row for own, _ in batches for row in own.ids], [row for own, _ in batches for row in own.scores])
+    features = [made for _, made in batches if made is not None]
+    return Ranked(ids, scores), torch.cat(features) if features else None
 
 
 class StaticDrafter(Drafter):
@@ -214,32 +256,29 @@ class StaticDrafter(Drafter):
         self, config: EngineConfig, runner: TreeRunner, noise: NoiseCache, vocab_size: int, **more: Any
     ) -> None:
         super().__init__(config, runner, noise, vocab_size, chain_cache=runner.tree_cache.chain_cache(), **more)
+        self.most_tokens = runner.largest.tokens
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
     ) -> Iterator[Guess]:
         runner = self.runner
         rows = runner.rows(*self._placed(paths, chains))
-        shape = runner.shape(rows)
-        if shape is None:
-            return super().forward(paths, chains, meanwhile)
         if any(reads_logits(row.tree) for row in rows):
             wanted, parts = wanted_of(paths, chains), self._parts(paths, chains)
-            logits, made = runner.logits(rows, shape, parts)
+            logits, made = runner.logits(rows, parts)
             meanwhile()
             found = self._sampler(logits[wanted, : runner.guessed], logit_rows(paths, chains))
             return iter(self._finished(found, made, wanted))
-        (guesses,) = self._ranked(paths, chains, rows, shape, meanwhile)
+        (guesses,) = self._ranked(paths, chains, rows, meanwhile)
         return iter(guesses)
 
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
     ) -> list[list[Guess]] | None:
         rows = self.runner.rows(*self._placed(paths, chains), more)
-        shape = self.runner.shape(rows)
-        if shape is None or any(reads_logits(row.tree) for row in rows):
+        if any(reads_logits(row.tree) for row in rows):
             return None
-        first, *later = self._ranked(paths, chains, rows, shape, meanwhile)
+        first, *later = self._ranked(paths, chains, rows, meanwhile)
         outputs = [row.outputs for _, row in paths] + [1] * (len(more) - len(paths))
         found, stops = [], accumulate(outputs)
         for count, stop, further in zip(outputs, stops, more, strict=True):
@@ -251,12 +290,11 @@ class StaticDrafter(Drafter):
         paths: Sequence[PathRow],
         chains: Sequence[ChainRows],
         rows: Sequence[TreeRow],
-        shape: GraphShape,
         meanwhile: Task,
     ) -> list[list[Guess]]:
         wanted, laws = wanted_of(paths, chains), [row.tree.law for row in rows]
         count, steps = candidates_of(row.tree for row in rows), list[list[Guess]]()
-        for (ids, scores), made in self.runner.ranked(rows, shape, self._parts(paths, chains), meanwhile):
+        for (ids, scores), made in self.runner.ranked(rows, self._parts(paths, chains), meanwhile):
             guesses = [Guess(ids[index][0], ids[index][:count], scores=scores[index][:count]) for index in wanted]
             if any(law.filters for law in laws):
                 guesses = [possible(guess) for guess in guesses]

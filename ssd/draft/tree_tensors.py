@@ -75,14 +75,14 @@ class TreeCache:
         keys, values = self.cache.layers[layer]
         return keys[where], values[where]
 
-    def path(self, tree: Tree, row: Row, more: int = 0) -> TreeRow:
-        """Return a row of path tokens; `more` tokens follow the last."""
-        count, positions = len(row.token_ids), range(row.start, row.stop)
+    def path(self, tree: Tree, row: Row, longest: int, more: int = 0) -> list[TreeRow]:
+        """Return rows of at most `longest` path tokens; `more` tokens follow the last."""
+        count = len(row.token_ids)
         slots = self.cache.slots(row.pages, row.start, row.stop)
-        seen = range(row.start + 1, row.stop + 1)
         pages = row.pages[: -(-(row.stop + more) // self.cache.page_size)]
+        positions, seen = range(row.start, row.stop), range(row.start + 1, row.stop + 1)
         own = [self.dummy_cell] * count, [0] * count
-        return TreeRow(tree, pages, row.token_ids, positions, slots, seen, *own, [0] * (count - 1) + [more])
+        return _cut(tree, pages, longest, row.token_ids, positions, slots, seen, *own, [0] * (count - 1) + [more])
 
     def chains(self, tree: Tree, tokens: ChainTokens, longest: int, more: Sequence[int] = ()) -> list[TreeRow]:
         """Return rows of at most `longest` chain tokens; `more` has how many tokens follow each token."""
@@ -92,8 +92,7 @@ class TreeCache:
         places = zip(tokens.cells, tokens.depths, strict=True)
         slots = [self._first + cell * self.depth + depth for cell, depth in places]
         columns = tokens.tokens, tokens.positions, slots, seen, tokens.cells, own, more or [0] * len(seen)
-        starts = range(0, len(seen), longest)
-        return [TreeRow(tree, pages, *(column[start : start + longest] for column in columns)) for start in starts]
+        return _cut(tree, pages, longest, *columns)
 
     def next_slots(self, row: TreeRow, index: int) -> list[int]:
         """Return the slots of the tokens that follow a token of a row."""
@@ -101,6 +100,11 @@ class TreeCache:
         if row.own[index]:
             return list(range(slot + 1, slot + 1 + count))
         return self.cache.slots(row.pages, position, position + count)
+
+
+def _cut(tree: Tree, pages: Sequence[int], longest: int, *columns: Sequence[int]) -> list[TreeRow]:
+    starts = range(0, len(columns[0]), longest)
+    return [TreeRow(tree, pages, *(column[start : start + longest] for column in columns)) for start in starts]
 
 
 class TreeTensors(BatchTensors):

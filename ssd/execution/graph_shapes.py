@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# A larger batch runs unpadded: a longer row is a prompt, and with more tokens launches take a small part of the time.
+# A larger batch of the target runs unpadded: a longer row is a prompt, and with more tokens launches take a small part
+# of the time.
 LONGEST_ROW = 16
 MOST_TOKENS = 256
+# Path tokens that a draft's forward computes at most, so that a long prompt does not delay other sequences' chains.
+PATH_TOKENS = 128
 
 
 class GraphShape(NamedTuple):
@@ -57,5 +60,6 @@ def target_shapes(sequences: int, longest: int, deterministic: bool) -> list[Gra
 
 
 def draft_shapes(sequences: int, chains: int) -> list[GraphShape]:
-    """Return the shapes of a draft's steps: rows for the path of each sequence, and for all chains together."""
-    return graph_shapes(min(2 * sequences + chains // LONGEST_ROW, MOST_TOKENS), LONGEST_ROW)
+    """Return the shapes of a draft's steps: rows for the paths of all sequences, a prompt's, and all chains."""
+    rows = 2 * sequences + (PATH_TOKENS + min(chains, MOST_TOKENS)) // LONGEST_ROW
+    return graph_shapes(min(rows, MOST_TOKENS), LONGEST_ROW)

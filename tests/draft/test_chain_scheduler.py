@@ -143,9 +143,20 @@ def test_where_there_is_no_room_for_new_chains_the_others_grow() -> None:
     second.request += 1
     (chain,) = started(scheduler, first)
     chain.computed = 3  # the other one would bring more
-    growing, new = scheduler.growing([first, second])
+    growing, new = scheduler.growing([first, second], 9)
     assert not new and [(grows.tree, grows.chains) for grows in growing] == [(first, [chain])]
     assert not second.chains.waiting
+
+
+def test_a_step_without_room_for_all_grows_the_best_chains_and_the_others_later() -> None:
+    scheduler, _ = scheduler_of(8)
+    tree = listed_tree((4,))
+    (growing,), new = scheduler.growing([tree], 2)
+    assert [chain.rank for chain in growing.chains] == [1, 2] and new == [growing]
+    for chain in growing.chains:
+        chain.computed = tree.lookahead + 1
+    (growing,), new = scheduler.growing([tree], 2)
+    assert [chain.rank for chain in growing.chains] == [3, 4] and new == [growing]
 
 
 def test_outcomes_that_wait_are_given_up_where_the_target_waits_itself() -> None:
@@ -172,7 +183,7 @@ def scheduler_of(cells: int) -> tuple[ChainScheduler, list[int]]:
 
 def started(scheduler: ChainScheduler, tree: Tree) -> list[Chain]:
     """The chains that the next step starts, each with the token that it then has."""
-    _, new = scheduler.growing([tree])
+    _, new = scheduler.growing([tree], 99)
     chains = [chain for _, chains in new for chain in chains]
     for chain in chains:
         chain.computed = 1

@@ -47,9 +47,9 @@ class Counting(TreeRunner):
         super().__init__(*args, **fields)
         self.taken: list[GraphShape] = []
 
-    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, parts: Sequence[Tensor]) -> Any:
+    def _run(self, rows: Sequence[TreeRow], shape: GraphShape, *how: Any) -> Any:
         self.taken.append(shape)
-        return super()._run(rows, shape, drawing, parts)
+        return super()._run(rows, shape, *how)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,7 @@ def check(model: Model, configuration: EngineConfig, laws: Sequence[Law], length
         results.append(grown(drafter, trees_of(drafter, laws, lengths, configuration.speculation)))
     assert_alike(*results)
     assert isinstance(fixed.runner, Counting)
-    prompts = max(lengths) + TRUNK > 16
-    assert len(fixed.runner.taken) == DEPTH + 2 - prompts
+    assert len(fixed.runner.taken) == DEPTH + 2
 
 
 @pytest.mark.parametrize("laws", [(GREEDY,), (WARM,), (GREEDY, WARM, SAMPLED)], ids=["greedy", "warm", "filtered"])
@@ -149,14 +148,54 @@ def test_an_id_that_is_not_in_the_vocabulary_ends_the_draft(world: World, monkey
         grown(drafter, trees_of(drafter, [WARM], [5], settings.speculation))
 
 
-def test_what_fits_no_shape_runs_as_it_is(world: World) -> None:
+@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_what_fits_no_shape_runs_in_several(world: World, law: Law) -> None:
+    """384 chains, and then 768 tokens of them, where the largest shape has 256."""
     settings = config(Speculation("ssd", 4, (12,), "jit"))
     results = []
     for drafter in drafters(world.draft.model, settings):
-        results.append(grown(drafter, trees_of(drafter, [WARM] * 8, [5] * 8, settings.speculation), copies=12))
+        results.append(grown(drafter, trees_of(drafter, [law] * 8, [5] * 8, settings.speculation), copies=12))
     assert isinstance(drafter.runner, Counting)
-    assert len(drafter.runner.taken) == 2, "the paths before and after"
+    assert [shape.tokens for shape in drafter.runner.taken] == [64, *[256] * 9, 16, 8]
     assert_alike(*results)
+
+
+def test_several_tokens_of_more_chains_than_a_shape_holds(world: World) -> None:
+    """The first batch ends before the second: each token has its own number of followers."""
+    settings = config(Speculation("ssd", 8, (12,), "jit"))
+    results = []
+    for at_once in (False, True):
+        _, drafter = drafters(world.draft.model, settings)
+        trees = trees_of(drafter, [GREEDY] * 2, [5, 9], settings.speculation)
+        drafter.forward([PathRow(tree, Row(tree.path, 0, tree.table.pages, 1)) for tree in trees], [])
+        found, tokens = [], [[7 + cell % 50] for cell in range(300)]
+        depths = [1 + cell // 150 for cell in range(300)]  # of the first sequence's chains, and of the second's
+        for depth in range(1 if at_once else 3):
+            rows = [ChainRows(tree, ChainTokens(tree.table.pages, tree.base)) for tree in trees]
+            growing = [cell for cell in range(300) if depth <= depths[cell]]
+            for cell in growing:
+                rows[cell // 150].tokens.add(1, cell, depth, tokens[cell][-1:])
+            if at_once:
+                found = drafter.several([], rows, depths) or []
+                break
+            for cell, guess in zip(
+                growing, drafter.forward([], [own for own in rows if own.tokens.tokens]), strict=True
+            ):
+                tokens[cell].append(guess.token)
+                found += [[]] * (depth == 0)
+                found[cell] = [*found[cell], guess]
+        results.append(found)
+    assert [len(guesses) for guesses in results[1]] == [1 + depth for depth in depths]
+    assert_alike(*results)
+
+
+@pytest.mark.parametrize("family", ["mistral window", "gpt2"])
+def test_a_prompt_runs_in_shapes(family: str, tmp_path: Path) -> None:
+    """Of any length, beside others: it is cut into rows of 16 tokens."""
+    kind, knobs = (FAMILIES | FALLBACK)[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
+    for length in (16, 17, 100):
+        check(model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [length - TRUNK, 9])
 
 
 def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: World) -> None:
@@ -179,10 +218,8 @@ def test_what_fills_a_shape_changes_no_bit_and_lands_on_its_own_page(world: Worl
         for cell in (4, 9, 2):
             tokens.add(1, cell, 0, [7])
         kept = runner.cache.keys.clone()
-        rows = runner.rows([], [ChainRows(trees[0], tokens)])
-        shape = runner.shape(rows)
-        assert shape == GraphShape(1, 4, 4)
-        results.append(runner.logits(rows, shape)[0].clone())
+        results.append(runner.logits(runner.rows([], [ChainRows(trees[0], tokens)]))[0])
+        assert isinstance(runner, Counting) and runner.taken[-1] == GraphShape(1, 4, 4)
         cells = {401 * size + 17 * cell for cell in tokens.cells}
         assert cells <= touched(kept, runner.cache.keys) <= cells | {dummy.start}
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
@@ -210,8 +247,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
         _, drafter = drafters(model, config(Speculation("ssd", 8, (3,), "jit")))
         results.append(deepened(drafter, laws, [9, 2, 30][: len(laws)], at_once))
         assert isinstance(drafter.runner, Counting)
-        prompt = max([9, 2, 30][: len(laws)]) + TRUNK > 16
-        assert len(drafter.runner.taken) == (3 if at_once else 6) - prompt
+        assert len(drafter.runner.taken) == (3 if at_once else 6)
     assert_alike(*results)
     assert [len(guesses) for guesses in results[0][:-2]] == [1 + more for more in MORE] * len(laws)
 
@@ -329,7 +365,8 @@ def test_rows_without_a_token_change_nothing_in_any_shape(world: World) -> None:
             for kind in blocks:
                 kind[:, 400 * size : 401 * size] = filler
             kept = [kind.clone() for kind in blocks]
-            results.append(runner.logits(taken, shape)[0].clone())
+            _, count, _ = runner._run(taken, shape, Drawing.GREEDY)
+            results.append(runner._kept[:count].clone())
             without += int((runner._steps[shape].batch.fields["starts"].diff() == 0).sum())
             for old, new in zip(kept, blocks, strict=True):
                 assert touched(old, new) <= own | {400 * size}
@@ -397,6 +434,20 @@ def test_a_target_says_the_same_and_hits_as_often(
     assert numbers[0] == numbers[1]
     assert sum(accepted for _, accepted, _, _ in numbers[0])
     assert len(runner.taken) > draft.forwards / 2
+
+
+def test_a_step_takes_no_more_chains_than_its_shape_has_left(world: World) -> None:
+    """Eight sequences have 320 chains, and prompts come between: each step is one graph."""
+    settings = config(Speculation("ssd", 4, (8,), "jit"))
+    runner = static(world.draft.model, settings)
+    draft, seen = Draft(settings, runner), list[int]()
+    draft.watch = lambda engine: seen.append(sum(tree.chains.entries for tree in engine.trees.values()))
+    prompts = [tiny.token_ids(n, n) for n in (5, 120, 30, 2, 9, 60, 7, 8)]
+    texts = Pair(settings, world.target, draft).run(prompts, params(8, 12))
+    assert texts.ids == plainly(world, prompts, 0.0, 12).ids
+    assert max(seen) > runner.largest.tokens == 256
+    assert len(runner.taken) == draft.forwards
+    draft.assert_empty()
 
 
 def test_a_draft_that_is_the_target_is_always_right(world: World) -> None:

@@ -92,8 +92,5 @@ def chain_logits(runner: TreeRunner) -> Sequence[Tensor]:
         for index, (_, tokens) in enumerate(chains):
             for place, fork in enumerate(FORKS):
                 tokens.add(fork, len(FORKS) * index + place, depth, [7 * place + depth])
-        rows = runner.rows([], chains)
-        shape = runner.shape(rows)
-        assert shape is not None
-        found.append(runner.logits(rows, shape)[0].double().cpu())
+        found.append(runner.logits(runner.rows([], chains))[0].double().cpu())
     return found
