@@ -69,7 +69,7 @@ def path_rows(trees: Iterable[Tree], drafter: Drafter, drop: Callable[[int], Non
         except OutOfPages:
             drop(tree.request)
             continue
-        if len(tokens) > 1:
+        if len(tokens) > tree.lookahead + 1:
             failpoints.reach("draft.prefill")
         budget -= len(tokens)
         rows.append(PathRow(tree, Row(tokens, tree.computed, tree.table.pages, outputs(tree, len(tokens)))))

@@ -24,7 +24,7 @@ POINTS = {
     "draft.hello": "before the handshake",
     "draft.read": "a message is taken from the socket, and nothing was done with it",
     "draft.rejoin": "asked to start over, everything is forgotten, and no hello was said yet",
-    "draft.prefill": "pages are taken for several tokens of a text that are not computed yet",
+    "draft.prefill": "pages are taken for a prompt, or more of a text than a round brings, that is not computed yet",
     "draft.step": "before a forward pass",
     "draft.mid_write": "entries of the board are invalid, and half of their words are the new ones",
     "draft.after_payload": "all words of the entries are written but the one that makes them valid",

@@ -22,9 +22,12 @@ UNSEEN_S = 2.0
 # Seconds without progress after which a draft is taken for dead. On a busy machine a process gets its turn within tens
 # of milliseconds, and one that has used up its CPU quota within 0.1 s, the period of these quotas.
 _SILENT_S = 0.25
+_NO_PROGRESS = "there is no sign of life"
 # Most seconds that a round counts for: if the target itself was stopped for long, one look proves nothing.
 _ROUND_S = 0.1
 _FIRST_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.25, 32.0
+# Longest next back-off of a draft whose stall is forgiven once it has ended: three in a row.
+_FORGIVEN_S = 1.0
 # The next back-off halves when the draft was in use for `_PROOF` times as long. Otherwise a draft that is late in
 # bursts, as on a busy machine, would be given up and taken back all the time.
 _PROOF = 2
@@ -58,12 +61,13 @@ class Seen:
 class Breaker:
     """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
 
-    The session tells it of every round. `reason` says why it is open. Times are in seconds. Without a draft each
+    The session tells it of every round. `reason` says why it is open. It is `stalled` if it closes again with the
+    draft's next progress, as a stall that has ended is forgiven. Times are in seconds. Without a draft each
     verification brings a token for every row."""
 
     def __init__(self) -> None:
         self.state: State = "closed"
-        self.reason = ""
+        self.reason, self.stalled = "", False
         self._now: float | None = None
         self._back_off = self._next_back_off = _FIRST_BACK_OFF_S
         self._try_at = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
@@ -83,9 +87,14 @@ class Breaker:
         lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
         self._now = now
         if self.state == "open":
-            if now >= self._try_at:
+            if self.stalled and seen.ticked:
+                self._enter("closed")
+            elif not self.stalled and now >= self._try_at:
                 self.try_again()
             return
+        if seen.ticked and self._silent >= _SILENT_S and self._next_back_off <= _FORGIVEN_S:
+            self._debt = self._unseen = 0.0
+            self._next_back_off *= 2
         self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
         if seen.rows:
             self._in_state += lasted
@@ -122,7 +131,7 @@ class Breaker:
             return "waiting for it does not pay"
         # A draft that reads a text takes long for a step.
         if self._silent >= (UNSEEN_S if seen.reading else _SILENT_S):
-            return "there is no sign of life"
+            return _NO_PROGRESS
         if self._unseen >= UNSEEN_S:
             return "nothing came from it"
         if trial and self._in_state >= max(UNSEEN_S, self._back_off):
@@ -130,8 +139,8 @@ class Breaker:
         return ""
 
     def _open(self, reason: str, now: float) -> None:
-        self.reason = reason
-        self._back_off = self._next_back_off
+        self.reason, self._back_off = reason, self._next_back_off
+        self.stalled = reason == _NO_PROGRESS and self.state == "closed" and self._back_off <= _FORGIVEN_S
         self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
         self._try_at = now + self._back_off
         self._enter("open")

@@ -96,6 +96,11 @@ class TrackedRequests:
         """Return True if the draft may be told of a request at the time `now`."""
         return request not in self._tracked and self._given_up.get(request, now) <= now
 
+    def resume(self, now: float) -> None:
+        """Begin to count anew at `now`: the draft was stalled."""
+        for tracked in self._tracked.values():
+            tracked.in_vain, tracked.shown_at = 0.0, now
+
     def worth_waiting(self, request: int) -> bool:
         """Return True if the target may wait for the request."""
         tracked = self._tracked.get(request)
@@ -157,8 +162,8 @@ class DraftSession:
 
     @property
     def stalled(self) -> bool:
-        """Return True while the draft has made no progress since the target waited for it in vain."""
-        return self.board.telemetry().progress == self._silent_since
+        """Return True while the draft has made no progress since the target waited for it in vain, or left it alone."""
+        return self.breaker.state == "open" or self.board.telemetry().progress == self._silent_since
 
     def still_s(self, now: float) -> float:
         """Return the seconds for which the target, which looks at least once a round, has seen no progress."""
@@ -277,7 +282,7 @@ class DraftSession:
 
         A request that is given up is released, and told again later."""
         self.seen.shown |= anything
-        if not self.tracked.showed(request, anything, waited, self._now):
+        if self.breaker.state != "open" and not self.tracked.showed(request, anything, waited, self._now):
             self.tell(Release([request]))
 
     def note_wait(self, seconds: float, in_vain: bool) -> None:
@@ -288,15 +293,18 @@ class DraftSession:
     def judge(self, now: float, verify_s: float) -> None:
         """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
-        If the breaker has opened, release all tracked requests."""
+        If the breaker has opened, release all tracked requests, but those of a stalled draft: it has their texts."""
         self._now = now
         self.still_s(now)
         progress, rejected = self.board.telemetry().progress, self.board.rejected
         self.seen.ticked, self.seen.rejected = progress != self._progress, rejected != self._rejected
         self.seen.reading = self.tracked.reading
+        was_open = self.breaker.state == "open"
         self.breaker.round(self.seen, now, verify_s)
         self.seen, self._progress, self._rejected = Seen(), progress, rejected
-        if self.breaker.state == "open" and (tracked := self.tracked.clear()):
+        if was_open and self.breaker.state == "closed":
+            self.tracked.resume(now)
+        if self.breaker.state == "open" and not self.breaker.stalled and (tracked := self.tracked.clear()):
             self.tell(Release(tracked))
 
     def announce(self) -> None:

@@ -321,9 +321,11 @@ class RoundEvidence:
         A row that still waits for its introduction to the draft counts as having it: the wait is part of the plan's
         price."""
         first = rows[0].speculation
-        at_once = self._introductions.team is None or self._session.state != "up"
+        session = self._session
+        at_once = self._introductions.team is None or session.state != "up"
         for row in rows:
-            without = at_once and row.speculation.mode in DRAFTED and row.request not in self._session.tracked
+            drafted = row.request in session.tracked and not session.stalled
+            without = at_once and row.speculation.mode in DRAFTED and not drafted
             if not row.tuned or row.speculation != first or without:
                 return None
         return setting_of(first)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 
 import pytest
 
+from ssd.config.params import Mode, Speculation
+from ssd.execution.runner import Runner
+from ssd.ipc.messages import Release
+from ssd.ipc.public import Message
 from ssd.verifier.breaker import Breaker, Seen
 from ssd.verifier.draft_session import TrackedRequests
+from tests.draft.audit import World, plainly, world_in
+from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
+from tests.models import tiny
 
 VERIFY_S = 0.01
 GOOD = Seen(rows=2, shown=True, ticked=True, drafted=2, accepted=2)
@@ -21,6 +29,11 @@ SILENT = Seen(rows=2)
 IN_VAIN = Seen(rows=2, ticked=True, lost=VERIFY_S)
 TORN = Seen(rows=2, ticked=True, rejected=True)
 NOBODY = Seen()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return world_in(tmp_path_factory.mktemp("world"))
 
 
 class Played:
@@ -140,7 +153,7 @@ def test_nothing_is_saved_up() -> None:
 
 
 def test_one_request_tries_after_a_back_off_that_doubles() -> None:
-    played = Played(SILENT)
+    played = Played(UNSEEN)
     waits = []
     for _ in range(9):
         waits.append(played.until_it_changes(NOBODY))
@@ -150,8 +163,84 @@ def test_one_request_tries_after_a_back_off_that_doubles() -> None:
     assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 32, 32], abs=2 * VERIFY_S)
 
 
+@pytest.mark.parametrize("stall", [SILENT, replace(SILENT, reading=True)], ids=["drafts", "reads"])
+@pytest.mark.parametrize("seconds", [1.0, 2.2, 10.0])
+def test_a_stall_that_has_ended_is_forgiven_at_once(stall: Seen, seconds: float) -> None:
+    """The draft has a long text to catch up with, in which some waits are in vain."""
+    played = Played()
+    played.until_it_changes(GOOD, most=1)
+    played.play(replace(stall, lost=0.2))
+    played.until_it_changes(stall, most=seconds - 0.2)
+    for _ in range(3):
+        played.play(stall)
+    assert (played.breaker.state == "open") == played.breaker.stalled == (not stall.reading or seconds > 2)
+    played.play(UNCOVERED)
+    assert played.breaker.state == "closed" and played.breaker.admits(5) and played.breaker.patient
+    for _ in range(20):
+        played.play(IN_VAIN)
+    assert played.breaker.state == "closed"
+
+
+def test_a_draft_that_stalls_again_and_again_is_not_forgiven() -> None:
+    """Three stalls in a row are; one that lasts has its next ones forgiven again."""
+    played, closed = Played(), []
+    for stall in range(6):
+        played.until_it_changes(SILENT)
+        played.play(UNCOVERED)
+        closed.append(played.breaker.state == "closed")
+        if not closed[-1]:
+            assert played.until_it_changes(NOBODY) == pytest.approx(2 * 2 ** (stall - 3), abs=2 * VERIFY_S)
+            played.until_it_changes(GOOD)
+    assert closed == [True, True, True, False, False, False]
+    played.until_it_changes(GOOD, most=200)
+    played.until_it_changes(SILENT)
+    played.play(UNCOVERED)
+    assert played.breaker.state == "closed"
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("sequences", [1, 5])
+@pytest.mark.parametrize("seconds", [1.0, 2.5])
+def test_after_a_stall_of_the_draft_its_tokens_are_there_at_once(
+    world: World, mode: Mode, sequences: int, seconds: float
+) -> None:
+    """It is told of no release, hears of all outcomes late, and is right at once, for every sequence."""
+    settings = config(Speculation(mode, 4, (3,), "jit"))
+    prompts = [tiny.token_ids(12, request) for request in range(sequences)]
+    plain = plainly(world, prompts, 0.0, 180)
+    pair = Pair(settings, world.target, Draft(settings, Runner(world.target.model, 400, PAGE_SIZE)))
+    clock, held, told, brought = Clock(), list[Message](), list[Message](), list[float]()
+    begins, ends = 1000.3, 1000.3 + seconds
+
+    def later() -> None:
+        """A round takes 50 ms."""
+        clock.sleep(0.05)
+        brought.append(clock.now)
+        while held and clock.now >= ends:
+            pair.deliver(held.pop(0))
+
+    def post(message: Message) -> bool:
+        told.append(message)
+        if begins <= clock.now < ends:
+            held.append(message)
+            return True
+        return pair.deliver(message)
+
+    pair.between_steps, pair.post = later, post
+    use_clock(clock)
+    try:
+        texts = pair.run(prompts, params(sequences, 180))
+    finally:
+        use_clock(time)
+    assert texts.ids == plain.ids
+    after = sum(now > ends for now in brought)
+    before = sum(now <= ends for now in brought)
+    assert before > 15 and after <= 3 + (180 - before) / 5
+    assert not any(isinstance(message, Release) for message in told[:-sequences])
+
+
 def test_a_target_without_work_lets_the_back_off_pass() -> None:
-    played = Played(SILENT)
+    played = Played(UNSEEN)
     played.play(NOBODY, lasted=600.0)
     assert played.breaker.state == "half_open"
 
@@ -170,7 +259,7 @@ def test_a_trial_ends(seen: Seen, seconds: float) -> None:
 
 
 def test_a_trial_lasts_as_long_as_a_long_back_off() -> None:
-    played = Played(SILENT)
+    played = Played(UNSEEN)
     for _ in range(5):
         played.until_it_changes(NOBODY)
         played.until_it_changes(TORN)
@@ -179,7 +268,7 @@ def test_a_trial_lasts_as_long_as_a_long_back_off() -> None:
 
 
 def test_the_first_token_that_is_right_closes_it() -> None:
-    played = Played(SILENT)
+    played = Played(UNSEEN)
     played.until_it_changes(NOBODY)
     assert played.until_it_changes(UNCOVERED, UNCOVERED, GOOD) == pytest.approx(3 * VERIFY_S)
     assert played.breaker.state == "closed" and played.breaker.admits(5)
@@ -188,7 +277,7 @@ def test_the_first_token_that_is_right_closes_it() -> None:
 @pytest.mark.parametrize(("good", "wait"), [(1, 2.0), (3.9, 2.0), (4.1, 1.0), (6.1, 0.5), (7.1, 0.25), (50, 0.25)])
 def test_one_that_lasts_is_forgiven_by_and_by(good: float, wait: float) -> None:
     """Its next back-off halves when it has been in use for twice as long."""
-    played = Played(SILENT)
+    played = Played(UNSEEN)
     for _ in range(2):
         played.until_it_changes(NOBODY)
         played.until_it_changes(TORN)
@@ -258,9 +347,9 @@ def test_a_request_that_the_draft_has_lost_is_given_up_and_may_return() -> None:
 def test_what_is_shown_restores_trust() -> None:
     tracked = TrackedRequests()
     tracked.add(1, awaited=True)
-    for time in range(10):
+    for now in range(10):
         for anything in (False, False, True):
-            assert tracked.showed(1, anything, waited=0.2, now=time)
+            assert tracked.showed(1, anything, waited=0.2, now=now)
     assert tracked.showed(1, anything=False, waited=0.0, now=10.9), "without a wait it costs nothing"
     assert not tracked.showed(1, anything=False, waited=0.0, now=11.1), "but nothing comes any more"
 
