@@ -5,7 +5,8 @@ those of `ssd.execution.static`. A prompt is cut into rows of a shape, and a ste
 has runs in several, so nothing is launched kernel by kernel or compiled while a target waits. Everything but the
 capture also runs on a CPU.
 
-A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device."""
+A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device. Where a
+target in `sd` waits for all K, the K - 1 later forwards are one graph."""
 
 from __future__ import annotations
 
@@ -39,13 +40,14 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
+from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
 
 
 class _RankedStep:
-    """A step in one shape; `run` launches it.
+    """A step in one shape; `run` launches it, and `more` then the later forwards of a speculation of K tokens.
 
     It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`. `hidden`
     [tokens, width] are the hidden states of the tokens. A greedy step also copies its logits to the first rows of
@@ -55,6 +57,7 @@ class _RankedStep:
         self._runner, self._batch, self._kept, self._drawing = runner, batch, kept, drawing
         self.ids = self.scores = self.hidden = torch.empty(0)
         self.run: Callable[[], None] = self._compute
+        self.more: Callable[[], None] = self._more
 
     def _compute(self) -> None:
         runner, batch = self._runner, self._batch
@@ -67,12 +70,29 @@ class _RankedStep:
         places, self.scores = highest(scores.contiguous(), min(1 + MAX_FAN_OUT, scores.shape[1]))
         self.ids = places if runner.ids is None else runner.ids[places]
 
+    def _more(self) -> None:
+        first = self.ids, self.scores, self.hidden
+        self.go_on(self._runner.later, self._compute)
+        self.ids, self.scores, self.hidden = first  # what `run` leaves when it is replayed
+
+    def go_on(self, forwards: int, forward: Callable[[], None]) -> None:
+        """Run `forward` for the likeliest tokens, `forwards` times, with the inputs that `fill_next` sent.
+
+        The runner keeps the results of all forwards, which the next one overwrites."""
+        runner, batch = self._runner, self._batch
+        size = (len(batch.columns) - 1) * batch.tokens
+        for index in range(forwards):
+            runner.keep(self, index)
+            batch.go_on(self.ids[:, 0], runner.next.device[index * size :][:size], self.hidden)
+            forward()
+        runner.keep(self, forwards)
+
 
 class _ShapeSteps:
     """The tensors of one shape, and the steps that read them."""
 
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
-        self.batch = TreeTensors(*shape.sizes, runner.model)
+        self.shape, self.batch = shape, TreeTensors(*shape.sizes, runner.model)
         drawings = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
         self.ranked = [_RankedStep(runner, self.batch, kept, drawing) for drawing in drawings]
 
@@ -93,15 +113,18 @@ class TreeRunner(Runner):
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.tree_cache.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
         shapes = draft_shapes(config.max_num_seqs, cells(config))
-        self.largest = shapes[-1]
+        self.largest, self._sequences = shapes[-1], config.max_num_seqs
         most = self.largest.tokens
         self._kept = torch.zeros(most, model.shape.outputs, dtype=model.dtype, device=model.device)
         # For steps of several forwards, in any shape: the inputs of later forwards, and the results of all.
         columns = len(TreeTensors.columns) - 1
-        self._next = Upload((MAX_LOOKAHEAD * columns * most,), torch.int64, model.device)
+        self.next = Upload((MAX_LOOKAHEAD * columns * most,), torch.int64, model.device)
+        self.later = config.speculation.longest - 1
         found = MAX_LOOKAHEAD + 1, most, 1 + MAX_FAN_OUT
         self._kept_ids = torch.zeros(found, dtype=torch.int64, device=model.device)
         self._kept_scores = torch.zeros(found, dtype=torch.float32, device=model.device)
+        heads, width = (1, model.width) if isinstance(model, PairModel) else (0, 0)
+        self._kept_hidden = torch.zeros(heads, *found[:2], width, dtype=model.dtype, device=model.device)
         self._steps = {shape: _ShapeSteps(self, shape, self._kept) for shape in shapes}
 
     def rows(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int] = ()) -> list[TreeRow]:
@@ -153,14 +176,15 @@ class TreeRunner(Runner):
         meanwhile()
         if not any(any(row.more) for row in rows):
             return [(Ranked(self._read(step.ids[:count]), step.scores[:count].tolist()), made)]
-        batch, found = self._steps[shape].batch, [made]
-        forwards = batch.fill_next(rows, self._next, self.tree_cache, warm=drawing > Drawing.GREEDY)
-        for index in range(forwards):
-            made = self._again(step, batch, index)
-            found.append(None if made is None else made[:count])
-        self._keep(step, forwards)
-        ids, scores = (kept[: forwards + 1, :count] for kept in self._found(step))
-        return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=True)]
+        batch = self._steps[shape].batch
+        forwards = batch.fill_next(rows, self.next, self.tree_cache, warm=drawing > Drawing.GREEDY)
+        if forwards == self.later and self._of_trunks(shape):
+            step.more()
+        else:
+            step.go_on(forwards, step.run)
+        ids, scores, *hidden = (kept[: forwards + 1, :count] for kept in self._found(step))
+        found = iter(hidden[0].clone()) if hidden else repeat(None)
+        return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=False)]
 
     def _read(self, ids: Tensor) -> Any:
         """Return ids as lists.
@@ -168,29 +192,19 @@ class TreeRunner(Runner):
         Raises SsdError, which ends the draft, for an id outside of the target's vocabulary."""
         return read_ids(ids, self._vocab_size, refuse=True)
 
-    def _keep(self, step: _RankedStep, index: int) -> None:
+    def keep(self, step: _RankedStep, index: int) -> None:
         """Copy the results of forward number `index` of a step, which the next one overwrites."""
-        for kept, found in zip(self._found(step), (step.ids, step.scores), strict=True):
+        for kept, found in zip(self._found(step), (step.ids, step.scores, step.hidden), strict=False):
             kept[index].copy_(found)
 
-    def _found(self, step: _RankedStep) -> tuple[Tensor, Tensor]:
-        """Return the kept results of a step's forwards: ids and scores [forwards, tokens, count]."""
+    def _found(self, step: _RankedStep) -> list[Tensor]:
+        """Return the kept results of a step's forwards: ids and scores [forwards, tokens, count], a head's features."""
         rows, count = step.ids.shape
-        return self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count]
+        return [self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count], *self._kept_hidden[:, :, :rows]]
 
-    def _again(self, step: _RankedStep, batch: TreeTensors, index: int) -> Tensor | None:
-        """Keep the results of forward number `index`, and run the next one for the likeliest tokens.
-
-        Returns the features that an EAGLE-3 head makes of them; None for other drafts."""
-        self._keep(step, index)
-        size = (len(batch.columns) - 1) * batch.tokens
-        batch.go_on(step.ids[:, 0], self._next.device[index * size :][:size])
-        if batch.features is None:
-            step.run()
-            return None
-        batch.features.copy_(step.hidden)
-        step.run()
-        return step.hidden.clone()
+    def _of_trunks(self, shape: GraphShape) -> bool:
+        """Return True if a shape holds trunks alone, of one or two tokens, with forwards after them."""
+        return self.later > 0 and shape.tokens <= 2 * shape.rows < 4 * self._sequences
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[TreeRow], parts: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor | None]:
@@ -235,6 +249,9 @@ class TreeRunner(Runner):
             steps.batch.fill_rows([], self.tables, self.tree_cache, warm=True)
             for step in steps.ranked:
                 step.run = captured(step.run)
+                if self._of_trunks(steps.shape):
+                    step.run()  # a capture leaves no ids to go on from
+                    step.more = captured(step.more)
 
 
 def _joined(batches: Sequence[tuple[Ranked, Tensor | None]]) -> tuple[Ranked, Tensor | None]:

@@ -169,8 +169,12 @@ class TreeTensors(BatchTensors):
         numbers.send(slice(host.size))
         return forwards
 
-    def go_on(self, tokens: Tensor, numbers: Tensor) -> None:
-        """Copy `tokens` int64 [tokens], and the `numbers` that `fill_next` sent for them, to the inputs."""
+    def go_on(self, tokens: Tensor, numbers: Tensor, features: Tensor) -> None:
+        """Copy `tokens` int64 [tokens], and the `numbers` that `fill_next` sent for them, to the inputs.
+
+        `features` [tokens, width] are those of the tokens before, for an EAGLE-3 head."""
+        if self.features is not None:
+            self.features.copy_(features)
         self.ids.copy_(tokens)
         self._upload.device[self.tokens :][: len(numbers)].copy_(numbers)
 

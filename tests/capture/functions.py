@@ -122,14 +122,14 @@ def draft_functions(name: str, layers: int | None = None) -> dict[str, Function]
     _on_triton(runner)
     shape = next(shape for shape in runner._steps if shape.tokens >= 16)
     plain, warm, filtered = runner._steps[shape].ranked
-    batch, size = runner._steps[shape].batch, (shape.tokens, 1 + MAX_FAN_OUT)
+    size = shape.tokens, 1 + MAX_FAN_OUT
 
     def next_depth() -> None:
-        """A forward more in the same step: all that is launched between two of them, and the second."""
+        """A forward more in the same step: all that is launched between two of them, the second, and what keeps it."""
         warm.ids = torch.empty(size, dtype=torch.int64, device=META)
         warm.scores = torch.empty(size, device=META)
         warm.hidden = torch.empty(shape.tokens, CONFIGS[name]["hidden_size"], dtype=torch.bfloat16, device=META)
-        runner._again(warm, batch, 0)
+        warm.go_on(1, warm._compute)
 
     return {
         "tree step": Function(plain._compute, model.shape.layers),

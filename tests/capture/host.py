@@ -33,7 +33,7 @@ def stub(model: Model) -> TreeRunner:
         for step in steps.ranked:
             step.ids = torch.randint(5, 100, (steps.batch.tokens, 17))
             step.scores = torch.randn(steps.batch.tokens, 17).sort(-1, descending=True).values
-            step.run = lambda: None
+            step.run = step.more = lambda: None
     return runner
 
 

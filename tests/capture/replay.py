@@ -305,7 +305,7 @@ def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     def make_ranked(step: Any, runner: Any, batch: Any, *more: Any) -> None:
         ranked_made(step, runner, batch, *more)
         pad = lambda: batch.fill_rows([], runner.tables, runner.tree_cache, warm=True)  # noqa: E731
-        step.run = _Later(step.run, batch, pad)
+        step.run, step.more = _Later(step.run, batch, pad), _Later(step.more, batch, pad)
 
     monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)
     monkeypatch.setattr(static.Step, "__init__", make_step)

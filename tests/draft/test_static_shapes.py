@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,46 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
         assert len(drafter.runner.taken) == (3 if at_once else 6)
     assert_alike(*results)
     assert [len(guesses) for guesses in results[0][:-2]] == [1 + more for more in MORE] * len(laws)
+
+
+@pytest.mark.parametrize("laws", [(GREEDY,), (GREEDY, WARM, SAMPLED)], ids=["greedy", "filtered"])
+@pytest.mark.parametrize("family", ["llama", "mistral window"])
+def test_a_trunk_for_which_the_target_waits_is_two_graphs(family: str, laws: tuple[Law, ...], tmp_path: Path) -> None:
+    """The first token, and all that follow it: the host launches nothing between two of them."""
+    kind, knobs = (FAMILIES | FALLBACK)[family]
+    model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
+    speculation, results, launched = Speculation("sd", 5), [], list[str]()
+    for at_once in (False, True):
+        _, drafter = drafters(model, config(speculation))
+        for ranked in (ranked for steps in drafter.runner._steps.values() for ranked in steps.ranked):
+            ranked.run, ranked.more = noting(launched, "run", ranked.run), noting(launched, "more", ranked.more)
+        trees = trees_of(drafter, laws, [9, 2, 30][: len(laws)], speculation)
+        drafter.forward([PathRow(tree, Row(tree.path[:-2], 0, tree.table.pages, 0)) for tree in trees], [])
+        rows = [PathRow(tree, Row(tree.path[-2:], len(tree.path) - 2, tree.table.pages, 1)) for tree in trees]
+        launched.clear()
+        if at_once:
+            results.append(drafter.several(rows, [], [4] * len(rows)))
+            assert launched == ["run", "more"]
+            continue
+        found = [[guess] for guess in drafter.forward(rows, [])]
+        for _ in range(4):
+            rows = [
+                PathRow(tree, Row([own[-1].token], row.stop, row.pages, 1))
+                for (tree, row), own in zip(rows, found, strict=True)
+            ]
+            for own, guess in zip(found, drafter.forward(rows, []), strict=True):
+                own.append(guess)
+        assert launched == ["run"] * 5
+        results.append(found)
+    assert_alike(*results)
+
+
+def noting(launched: list[str], name: str, run: Callable[[], None]) -> Callable[[], None]:
+    def noted() -> None:
+        launched.append(name)
+        run()
+
+    return noted
 
 
 @pytest.mark.thorough
