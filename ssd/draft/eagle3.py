@@ -67,9 +67,10 @@ def warm_up(runner: Runner, rows: int) -> None:
     for count in (1, rows):
         row = Row([0] * count, 0, range(runner.cache.pages), count)
         features = head.fuse(torch.zeros(count, head.fused, dtype=head.dtype, device=head.device))
-        runner.run(
-            row.token_ids, HeadContext(runner.context([row]), [], runner.cache, chain_cache, [features]), range(count)
-        )
+        context = HeadContext(runner.context([row]), [], runner.cache, chain_cache, [features])
+        runner.attention.warms_up = count == 1
+        runner.run(row.token_ids, context, range(count))
+    runner.attention.warms_up = False
 
 
 class FeatureDrafter(Drafter):

@@ -84,4 +84,6 @@ def warm_up(runner: Runner, rows: int) -> None:
         own = ChainTokens(range(runner.cache.pages), 1)
         own.add(0, 0, 0, [0] + [0 if model.fields.one_by_one else MASK] * (count - 1))
         context = TreeContext(runner.context([]), [own], runner.cache, cache, runner.paged)
+        runner.attention.warms_up = count == 1
         runner.run(own.tokens, context, range(count))
+    runner.attention.warms_up = False

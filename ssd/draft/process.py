@@ -44,6 +44,7 @@ from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair, draft_kind, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
+from ssd.speculation import sampling
 from ssd.system import failpoints
 from ssd.tuning import draft_format
 
@@ -218,6 +219,7 @@ def _load(
         cache_dtype = "int8" if eight_bits else "auto"
         runner = pacing.runner(takes, model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
     try:
+        sampling.warm_up(device)
         _warm_up(runner, _WARM_UP_TOKENS)
     except UsageError as error:
         raise UsageError(f"the draft {name}: {error}") from error

@@ -185,4 +185,6 @@ class Runner:
     def warm_up(self, rows: int) -> None:
         """Run a batch of one token and one of `rows` tokens over the first pages, so that every kernel is ready."""
         for count in (1, min(rows, self.model.shape.max_position)):
+            self.attention.warms_up = count == 1
             self.forward([Row([0] * count, 0, range(self.cache.pages), count)])
+        self.attention.warms_up = False

@@ -81,24 +81,10 @@ def adjust(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(count, size, dtype=torch.float32, device=logits.device)
     adjust_kernel[count, triton.cdiv(size, _BLOCK)](
-        logits,
-        starts,
-        sequences,
-        ids,
-        words,
-        text,
-        bias,
-        out,
-        logits.stride(0),
-        len(sequences),
-        size,
-        NUMBERS=words.shape[1] - recent,
-        RECENT=recent,
-        BLOCK_R=triton.next_power_of_2(len(sequences)),
-        BLOCK=_BLOCK,
-        num_warps=_WARPS,
-        enable_fp_fusion=False,
-    )
+        logits, starts, sequences, ids, words, text, bias, out, logits.stride(0), len(sequences), size,
+        NUMBERS=words.shape[1] - recent, RECENT=recent, BLOCK_R=triton.next_power_of_2(len(sequences)), BLOCK=_BLOCK,
+        num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
     return out
 
 

@@ -111,31 +111,13 @@ def decide(
     decided = torch.empty(len(rows), 3 + row.most, dtype=torch.int64, device=rows.device)
     report = torch.empty(count + decided.numel(), dtype=torch.int64, device=rows.device)
     decide_kernel[(len(rows),)](
-        rows,
-        tokens,
-        board,
-        weights,
-        decided,
-        report,
-        rows.stride(0),
-        count,
-        vocabulary,
-        ENTRIES=entries,
-        WORDS=words,
-        NUMBERS=row.numbers,
-        IDS=row.ids,
-        MOST=row.most,
-        KEY=entry.key,
-        DEPTH=entry.depth,
-        CHECKSUM=entry.checksum,
-        ENTRY_IDS=entry.ids,
-        LOOKAHEAD=entry.lookahead,
-        SALT=entry.salt,
-        BLOCK_E=triton.next_power_of_2(entries),
-        BLOCK_W=triton.next_power_of_2(words),
-        BLOCK_M=triton.next_power_of_2(row.most + 1),
-        num_warps=4,
-    )
+        rows, tokens, board, weights, decided, report, rows.stride(0), count, vocabulary,
+        ENTRIES=entries, WORDS=words, NUMBERS=row.numbers, IDS=row.ids, MOST=row.most,
+        KEY=entry.key, DEPTH=entry.depth, CHECKSUM=entry.checksum, ENTRY_IDS=entry.ids,
+        LOOKAHEAD=entry.lookahead, SALT=entry.salt,
+        BLOCK_E=triton.next_power_of_2(entries), BLOCK_W=triton.next_power_of_2(words),
+        BLOCK_M=triton.next_power_of_2(row.most + 1), num_warps=4,
+    )  # fmt: skip
     return decided, report
 
 

@@ -63,7 +63,7 @@ def _gumbel(ids: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
     return -_logarithm(e)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "size"])  # a text's own ids are of any number
 def noise_kernel(
     keys: tl.tensor, ids: tl.tensor, out: tl.tensor, first: int, size: int, LISTED: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:

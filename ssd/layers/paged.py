@@ -83,6 +83,9 @@ class PagedAttention(Protocol):
     in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for the device, and its launches
     depend on shapes alone, so that a CUDA graph can hold it."""
 
+    warms_up: bool = False
+    """While set, each `part` also launches the kernels that other batches of its layer need."""
+
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
         """Return the attention's output [queries, heads * dim]."""
         return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)

@@ -5,7 +5,7 @@ With TRITON_INTERPRET=1 they run on a CPU, slowly, for tests."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,15 +20,16 @@ from ssd.layers.triton_kernels import attend_kernel, merge_kernel
 _MOST_QUERIES, _KEYS, _FEWER_KEYS = 64, 64, 32
 # Queries and keys of a tile of 32-bit numbers. Tensor cores do not multiply these, and larger tiles spill registers.
 _TILE_32 = 16
-# Fewest keys of a split in deterministic mode, where splits must not depend on the batch; most splits.
-_CHUNK, _MOST_SPLITS = 256, 64
+# Fewest keys of a split in deterministic mode, where splits must not depend on the batch; most splits, and how many of
+# them a program merges at a time.
+_CHUNK, _MOST_SPLITS, _MERGED = 256, 64, 32
 # Programs that keep a multiprocessor busy.
 _OCCUPANCY = 2
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of tiles: `blocks` of queries a row, and `splits` of its keys, of `chunk` keys each (0: equal)."""
+    """Sizes of tiles: `blocks` of queries a row, and `splits` of its keys, of `chunk` tiles each (0: equal)."""
 
     block_m: int
     block_n: int
@@ -47,7 +48,7 @@ class TritonAttention(PagedAttention):
         self._processors, self._deterministic = processors or processors_of(device), deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
-        """Return the tiling, which depends on shapes alone.
+        """Return the tiling, which depends on shapes alone. `block_m` and `splits` > 1 choose the compiled variant.
 
         In deterministic mode a query's sums are divided the same way in all shapes."""
         group = heads // kv_heads
@@ -59,25 +60,24 @@ class TritonAttention(PagedAttention):
         blocks = -(-rows.longest // (block_m // group))
         if self._deterministic:
             chunk = max(_CHUNK, _power_of_two(-(-rows.reach // _MOST_SPLITS)))
-            splits = -(-rows.reach // chunk)
+            splits, chunk = -(-rows.reach // chunk), chunk // block_n
         else:
             programs = rows.sequences.shape[0] * blocks * kv_heads
             wanted = -(-_OCCUPANCY * self._processors // programs)
-            # Powers of two, so that there are few kernels to compile.
             splits, chunk = min(_power_of_two(wanted), _MOST_SPLITS, _power_of_two(-(-rows.reach // block_n))), 0
         return Tiling(block_m, block_n, max(16, _power_of_two(dim)), blocks, splits, chunk)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        tiling = self._tiling_of(q, keys, rows)
-        out, totals = torch.empty_like(q, memory_format=torch.contiguous_format), _totals(q)
-        if tiling.splits == 1:
-            _launch(q, keys, values, rows, scale, rule, tiling, (out, totals))
-            return out, totals
-        parts = _parts(q, tiling.splits)
-        _launch(q, keys, values, rows, scale, rule, tiling, parts, whole=False)
-        _merge(parts, out, totals)
+        tilings = self._variants(q, keys, rows) if self.warms_up else []
+        for tiling in (*tilings, self._tiling_of(q, keys, rows)):
+            out, totals = torch.empty_like(q, memory_format=torch.contiguous_format), _totals(q)
+            whole = tiling.splits == 1
+            parts = (out, totals) if whole else _parts(q, tiling.splits)
+            _launch(q, keys, values, rows, scale, rule, tiling, parts, whole)
+            if not whole:
+                _merge(parts, out, totals)
         return out, totals
 
     def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
@@ -90,6 +90,13 @@ class TritonAttention(PagedAttention):
         out, totals = torch.empty_like(q, memory_format=torch.contiguous_format), _totals(q)
         _merge(parts, out, totals)
         return rule.sunk(out, totals).flatten(1)
+
+    def _variants(self, q: Tensor, keys: Tensor, rows: PagedRows) -> list[Tiling]:
+        """Return a tiling for each variant of the kernel that another batch of the same layer may take."""
+        lengths = [1 << power for power in range(_MOST_QUERIES.bit_length())]
+        tilings = [self._tiling_of(q, keys, replace(rows, longest=longest)) for longest in lengths]
+        sizes = {tiling.block_m: tiling for tiling in tilings}
+        return [replace(tiling, splits=splits) for tiling in sizes.values() for splits in (1, 2)]
 
     def _tiling_of(self, q: Tensor, keys: Tensor, rows: PagedRows) -> Tiling:
         return self.tiling(rows, q.shape[1], keys.shape[1], q.shape[2], q.dtype)
@@ -113,67 +120,32 @@ def _launch(
     rule: Scores,
     tiling: Tiling,
     results: tuple[Tensor, Tensor],
-    whole: bool = True,
+    whole: bool,
 ) -> None:
     """Write outputs and totals to `results`, for each split unless `whole`."""
     q = q if q.stride(-1) == 1 else q.contiguous()
     queries, heads, dim = q.shape
     kv_heads = keys.shape[1]
     attend_kernel[rows.sequences.shape[0] * tiling.blocks, kv_heads, tiling.splits](
-        q,
-        keys,
-        values,
-        *results,
-        rows.table,
-        rows.sequences,
-        rows.starts,
-        rows.seen,
-        rows.positions,
-        scale,
-        rule.softcap or 0.0,
-        rule.window or 0,
-        queries,
-        q.stride(0),
-        q.stride(1),
-        keys.stride(0),
-        rows.table.stride(0),
-        tiling.blocks,
-        PAGE=rows.page_size,
-        HEADS=heads,
-        GROUP=heads // kv_heads,
-        DIM=dim,
-        WINDOWED=rule.window is not None,
-        CAPPED=rule.softcap is not None,
-        SPLITS=tiling.splits,
-        WHOLE=whole,
-        CHUNK=tiling.chunk,
-        BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n,
-        BLOCK_D=tiling.block_d,
-        WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-        FP8=keys.dtype == torch.uint8,
-        num_warps=4,
-        num_stages=2,
-        **launch_options(q.device),
-    )
+        q, keys, values, *results, rows.table, rows.sequences, rows.starts, rows.seen, rows.positions,
+        scale, rule.softcap or 0.0, rule.window or 0,
+        queries, q.stride(0), q.stride(1), keys.stride(0), rows.table.stride(0),
+        tiling.blocks, tiling.splits, tiling.chunk,
+        PAGE=rows.page_size, HEADS=heads, GROUP=heads // kv_heads, DIM=dim,
+        WINDOWED=rule.window is not None, CAPPED=rule.softcap is not None, WHOLE=whole,
+        BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_D=tiling.block_d,
+        WIDE=q.device.type == "cpu" and q.dtype == torch.bfloat16, FP8=keys.dtype == torch.uint8,
+        num_warps=4, num_stages=2, **launch_options(q.device),
+    )  # fmt: skip
 
 
 def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
     """Merge parts into `out` and its log-sum-exp `totals`."""
-    splits, block_d = len(parts[0]), max(16, _power_of_two(out.shape[-1]))
-    block_s = _power_of_two(splits)
     merge_kernel[(totals.numel(),)](
-        *parts,
-        out,
-        totals,
-        totals.numel(),
-        DIM=out.shape[-1],
-        SPLITS=splits,
-        BLOCK_S=block_s,
-        BLOCK_D=block_d,
-        num_warps=8 if block_s > _MOST_SPLITS else 4,
-        **launch_options(out.device),
-    )
+        *parts, out, totals, totals.numel(), len(parts[0]),
+        DIM=out.shape[-1], MOST=2 * _MOST_SPLITS, BLOCK_S=_MERGED, BLOCK_D=max(16, _power_of_two(out.shape[-1])),
+        num_warps=4, **launch_options(out.device),
+    )  # fmt: skip
 
 
 def _power_of_two(number: int) -> int:

@@ -122,7 +122,7 @@ def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])  # a column of a batch
 def turn_kernel(
     x: tl.tensor,
     cos: tl.tensor,

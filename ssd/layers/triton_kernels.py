@@ -45,7 +45,7 @@ def to_fp8(x: tl.tensor) -> tl.tensor:
 
 # Specialising on these would compile further variants while a request runs.
 @triton.jit(
-    do_not_specialize=["window", "queries", "table_stride", "blocks"],
+    do_not_specialize=["window", "queries", "table_stride", "blocks", "splits", "chunk"],
     do_not_specialize_on_alignment=["seen", "positions"],  # columns of a batch: their offsets depend on its size
 )
 def attend_kernel(
@@ -68,15 +68,15 @@ def attend_kernel(
     kv_stride: int,
     table_stride: int,
     blocks: int,
+    splits: int,
+    chunk: int,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
-    SPLITS: tl.constexpr,
     WHOLE: tl.constexpr,
-    CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -86,11 +86,11 @@ def attend_kernel(
 ) -> None:
     """Attend with a block of a row's queries, those that share a key head, to one split of the row's keys.
 
-    Programs: (row x `blocks` of queries, key head, split of `SPLITS`). `WHOLE`: there is one split, `out` [queries,
-    HEADS, DIM] is the result and `totals` [queries, HEADS] the log-sum-exp. Else `out` [SPLITS, queries, HEADS, DIM]
-    are float32 parts, each normalised, and `totals` [SPLITS, queries, HEADS] the log2 of their sums. A split has
-    `CHUNK` keys, or, if that is 0, an equal part of the keys that the queries see. `WIDE`: multiply in float32, as the
-    interpreter has no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
+    Programs: (row x `blocks` of queries, key head, split of `splits`). `WHOLE`: there is one split, `out` [queries,
+    HEADS, DIM] is the result and `totals` [queries, HEADS] the log-sum-exp. Else `out` [splits, queries, HEADS, DIM]
+    are float32 parts, each normalised, and `totals` [splits, queries, HEADS] the log2 of their sums. A split has
+    `chunk` times `BLOCK_N` keys, or, if that is 0, an equal part of the keys that the queries see. `WIDE`: multiply in
+    float32, as the interpreter has no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
     LOG2E: tl.constexpr = 1.4426950408889634
     follow(PDL)
     row = tl.program_id(0) // blocks
@@ -113,13 +113,11 @@ def attend_kernel(
     if WINDOWED:
         behind = tl.load(positions + token, mask=used, other=0).to(tl.int32) + 1 - window
         begin = tl.maximum(tl.min(tl.where(used, behind, last), 0), 0) // BLOCK_N * BLOCK_N
-    if CHUNK:
-        low = tl.maximum(split * CHUNK, begin)
-        high = tl.minimum(split * CHUNK + CHUNK, last)
-    else:
-        share = tl.cdiv(tl.cdiv(tl.maximum(last - begin, 0), SPLITS), BLOCK_N) * BLOCK_N
-        low = begin + split * share
-        high = tl.minimum(low + share, last)
+    share = tl.cdiv(tl.cdiv(tl.maximum(last - begin, 0), splits), BLOCK_N)
+    share = tl.where(chunk > 0, chunk, share) * BLOCK_N
+    stop = tl.where(chunk > 0, 0, begin) + (split + 1) * share
+    low = tl.maximum(stop - share, begin)
+    high = tl.minimum(stop, last)
 
     token = token.to(tl.int64)
     result = (split * queries + token) * HEADS + head
@@ -180,37 +178,43 @@ def attend_kernel(
     tl.store(out + result[:, None] * DIM + d[None, :], acc.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["results"])
+@triton.jit(do_not_specialize=["results", "splits"])
 def merge_kernel(
     parts: tl.tensor,
     part_totals: tl.tensor,
     out: tl.tensor,
     totals: tl.tensor,
     results: int,
+    splits: int,
     DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """Merge the parts [SPLITS, results, DIM] of `attend_kernel` by their totals, into one softmax.
+    """Merge the parts [splits, results, DIM] of `attend_kernel` by their totals, into one softmax.
 
-    One program for each of the `results` (queries x heads). Parts whose total is -inf were not written."""
+    One program for each of the `results` (queries x heads) reads `BLOCK_S` of at most `MOST` parts at a time. Parts
+    whose total is -inf were not written."""
     LOG2E: tl.constexpr = 1.4426950408889634
     follow(PDL)
     result = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
-    where = s.to(tl.int64) * results + result
-    each = tl.load(part_totals + where, mask=s < SPLITS, other=float("-inf"))
+    every = tl.arange(0, MOST)
+    each = tl.load(part_totals + every.to(tl.int64) * results + result, mask=every < splits, other=float("-inf"))
     highest = tl.max(each, 0)
     origin = tl.where(highest == float("-inf"), 0.0, highest)
-    shares = tl.exp2(each - origin)
-    weight = tl.sum(shares, 0)
+    weight = tl.sum(tl.exp2(each - origin), 0)
     divisor = tl.where(weight > 0, weight, 1.0)
-    held = (each > float("-inf"))[:, None] & (d < DIM)[None, :]
-    part = tl.load(parts + where[:, None] * DIM + d[None, :], mask=held, other=0.0)
-    merged = tl.sum(part * shares[:, None], 0) / divisor
-    tl.store(out + result * DIM + d, merged.to(out.dtype.element_ty), mask=d < DIM)
+    d = tl.arange(0, BLOCK_D)
+    merged = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
+    for start in range(0, splits, BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)
+        where = s.to(tl.int64) * results + result
+        own = tl.load(part_totals + where, mask=s < splits, other=float("-inf"))
+        held = (own > float("-inf"))[:, None] & (d < DIM)[None, :]
+        part = tl.load(parts + where[:, None] * DIM + d[None, :], mask=held, other=0.0)
+        merged += part * tl.exp2(own - origin)[:, None]
+    numbers = tl.sum(merged, 0) / divisor
+    tl.store(out + result * DIM + d, numbers.to(out.dtype.element_ty), mask=d < DIM)
     total = tl.where(weight > 0, (origin + tl.log2(divisor)) / LOG2E, float("-inf"))
     tl.store(totals + result, total)

@@ -66,7 +66,11 @@ def _grouped(rows: Rows) -> tuple[list[int], list[int]]:
     return [number for _, members in groups for number in members], starts
 
 
-@triton.jit(do_not_specialize=["channels"])
+# Numbers of a batch, in one tensor: where they begin depends on its size.
+_ANYWHERE = ["places", "groups"]
+
+
+@triton.jit(do_not_specialize=["channels"], do_not_specialize_on_alignment=_ANYWHERE)
 def convolve_kernel(
     states: tl.tensor,
     kept: tl.tensor,
@@ -147,7 +151,7 @@ def _input(
     return old + again + new.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
 def delta_kernel(
     states: tl.tensor,
     kept: tl.tensor,

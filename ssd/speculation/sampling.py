@@ -14,7 +14,7 @@ from ssd.errors import SsdError
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
 from ssd.kernels.gpu import Draws, Filters, fused
-from ssd.speculation.noise import gumbels_of
+from ssd.speculation.noise import gumbel, gumbels_of, keys_of
 
 _BLOCK = 128
 _NUCLEUS = 256
@@ -133,6 +133,14 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
         if not short[-1]:
             return best[short.sum()]
     return best[-1]
+
+
+def warm_up(device: torch.device) -> None:
+    """Compile the kernels that sample outside of captured graphs, for vocabularies of any size."""
+    for size in (16, 17):  # kernels for sizes that 16 divides differ from others
+        logits, law = torch.zeros(1, size, device=device), Law(1.0, top_p=0.5)
+        perturbed(logits, law, [0], lambda seed, position, size=size: gumbel(seed, position, size, device))  # type: ignore[misc]
+        gumbels_of(keys_of([(0, 0)], device), size, ids=torch.arange(size, device=device))
 
 
 @fused

@@ -21,6 +21,7 @@ from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.models.weights import Progress, unseen
+from ssd.speculation import sampling
 
 log = logging.getLogger("ssd.target")
 
@@ -68,6 +69,7 @@ def load(
         runner = pacing.runner(takes, model, *sizes, cache_dtype=config.kv_cache_dtype, state_room=room)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
+            sampling.warm_up(device)
             runner.warm_up(longest)
         except UsageError as error:
             raise UsageError(f"the target {config.target}: {error}") from error

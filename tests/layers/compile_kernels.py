@@ -105,8 +105,7 @@ def attention(dtype: torch.dtype, dim: int, deterministic: bool = False, **other
     rows = PagedRows(torch.zeros(1, 256, dtype=torch.int32), none, none, none, none, 16, longest=8)
     tiling = TritonAttention(torch.device("cuda"), deterministic, processors=132).tiling(rows, 32, 8, dim, dtype)
     constants = {"PAGE": 16, "HEADS": 32, "GROUP": 4, "DIM": dim, "WIDE": False, "FP8": False}
-    constants |= {"WINDOWED": False, "CAPPED": False, "SPLITS": tiling.splits, "CHUNK": tiling.chunk}
-    constants |= {"WHOLE": tiling.splits == 1}
+    constants |= {"WINDOWED": False, "CAPPED": False, "WHOLE": tiling.splits == 1}
     constants |= {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n, "BLOCK_D": tiling.block_d}
     types = others.pop("types", {})
     words = [f"{8 * dtype.itemsize} bits", f"heads of {dim}"]
@@ -136,9 +135,9 @@ def main() -> None:
                 attention(dtype, dim, deterministic)
     attention(torch.float16, 64, True, WINDOWED=True, CAPPED=True)
     attention(torch.bfloat16, 128, FP8=True, types=eight)
-    merged = {"DIM": 128, "SPLITS": 16, "BLOCK_S": 16, "BLOCK_D": 128}
-    compiled("merge", merge_kernel, merged, "fp32", "bf16")
-    compiled("merge, of a tree", merge_kernel, merged | {"SPLITS": 65, "BLOCK_S": 128}, "fp32", "bf16", 8)
+    for dim in (128, 256):
+        merged = {"DIM": dim, "MOST": 128, "BLOCK_S": 32, "BLOCK_D": dim}
+        compiled(f"merge, heads of {dim}", merge_kernel, merged, "fp32", "bf16")
     heads = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "TURNED": 128, "BLOCK": 128, "NORMED": True, "FP8": False}
     sampling = {"keys": "*i32", "places": "*i32", "values": "*fp32", "ids": "*i64"}
     for kernel, constants, types in (
