@@ -36,6 +36,7 @@ from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Refused, Rejo
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build, cpu
+from ssd.kernels.gpu import watch_compiles
 from ssd.models import mtp, registry
 from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import MAX_TOKENIZER, inspect, read_bounded
@@ -266,6 +267,7 @@ class _Draft:
             failpoints.reach("draft.read")
             if isinstance(message, Ready):
                 if self._arenas.open(message.arenas):
+                    watch_compiles(self._runners[-1].model.device, self._board.note_compile)
                     self._child.ready()
                 else:
                     self._hello(imports=False)

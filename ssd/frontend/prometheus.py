@@ -51,6 +51,7 @@ _LABELLED = {
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Draft tokens accepted, by position."),
     "spec_decode_num_accepted_tokens_per_source": ("source", "Draft tokens accepted, by source."),
     "spec_decode_cache_misses": ("reason", "Outcomes that the draft had not prepared for, by reason."),
+    "late_compiles": ("process", "Kernels compiled on a GPU after the start, each in the middle of answers."),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From admission.", _REQUEST),
@@ -119,6 +120,8 @@ class PrometheusExporter(Collector, Observer):
         self._positions.update(dict.fromkeys(map(str, range(MAX_LOOKAHEAD)), 0))
         self._sources = self._labelled["spec_decode_num_accepted_tokens_per_source"]
         self._sources.update(dict.fromkeys(get_args(Source), 0))
+        self._late_compiles = self._labelled["late_compiles"]
+        self._late_compiles.update(target=0, draft=0)
         self._histograms = {name: _Histogram(*entry) for name, entry in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -209,6 +212,8 @@ class PrometheusExporter(Collector, Observer):
         # A new target's totals begin at zero.
         self._counts["stale_speculations"] += max(0, load.stale_speculations - before.stale_speculations)
         self._counts["num_preemptions"] += max(0, load.preemptions - before.preemptions)
+        self._late_compiles["target"] += max(0, load.late_compiles - before.late_compiles)
+        self._late_compiles["draft"] += max(0, load.draft_late_compiles - before.draft_late_compiles)
         steps = load.draft_steps - before.draft_steps
         if steps > 0:
             seconds = load.draft_step_seconds - before.draft_step_seconds

@@ -37,11 +37,11 @@ _PLACE = slice(RANK, DEPTH)
 _WORDS = IDS + MAX_LOOKAHEAD
 SALT = 0x5353445F424F4132  # change it with the layout
 _HALF = _WORDS // 2
-# Words of the header: progress, tree steps, nanoseconds in them, tokens that chains grew by; then `LinkFigures`, whose
-# round trip is 0 without a link. The rest is reserved.
+# Words of the header: progress, tree steps, nanoseconds in them, tokens that chains grew by, kernels compiled since the
+# draft is ready; then `LinkFigures`, whose round trip is 0 without a link. The rest is reserved.
 _HEADER_WORDS = 16
-_PROGRESS, _STEPS, _STEP_NS, _GROWN = range(4)
-_LINK = slice(4, 11)
+_PROGRESS, _STEPS, _STEP_NS, _GROWN, _COMPILES = range(5)
+_LINK = slice(5, 12)
 _MOST = 2**59  # largest plausible counter; 18 years in nanoseconds
 
 Words = npt.NDArray[np.int64]
@@ -225,6 +225,10 @@ class BoardWriter(_Board, DraftBoard):
             self._header[_GROWN] += grown
             self._header[_STEPS] += steps  # last: a reader that waits for a step then finds its duration
 
+    def note_compile(self) -> None:
+        """Count a kernel that was compiled late (`ssd.kernels.gpu.watch_compiles`)."""
+        self._header[_COMPILES] += 1
+
     def show_link(self, figures: LinkFigures) -> None:
         """Write the figures of the link to the draft."""
         self._header[_LINK] = figures
@@ -237,7 +241,7 @@ class BoardReader(_Board):
 
     def __init__(self, descriptor: int, slots: int, vocab_size: int) -> None:
         super().__init__(descriptor, slots)
-        self._counters = memoryview(self._memory)[:32].cast("q")  # four words of the header; numpy takes longer
+        self._counters = memoryview(self._memory)[:40].cast("q")  # five words of the header; numpy takes longer
         self.vocab_size = vocab_size
         self.rejected = self.stale = 0
 
@@ -287,7 +291,7 @@ class BoardReader(_Board):
 
     def telemetry(self) -> DraftTelemetry:
         """Return the draft's counters, impossible ones as 0, so that they fit into a message."""
-        progress, steps, nanoseconds, grown = counters = self._counters.tolist()
+        progress, steps, nanoseconds, *others = counters = self._counters.tolist()
         if min(counters) < 0 or max(counters) > _MOST:
-            progress, steps, nanoseconds, grown = (word if 0 <= word <= _MOST else 0 for word in counters)
-        return DraftTelemetry(progress, steps, nanoseconds / 1e9, grown)
+            progress, steps, nanoseconds, *others = (word if 0 <= word <= _MOST else 0 for word in counters)
+        return DraftTelemetry(progress, steps, nanoseconds / 1e9, *others)

@@ -15,7 +15,7 @@ from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
 from ssd.tuning.costs import NEAR
 
-INTERNAL_VERSION = 131
+INTERNAL_VERSION = 132
 """Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
 
 HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
@@ -146,7 +146,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     this step's forward, `wait_seconds` the wait for the draft before it. `plan` says in a sentence what mode `auto`
     does, and why. Totals since the target started: `rejected_speculations` counts board entries refused as unsound,
     `draft_steps` the draft's tree steps, which took `draft_step_seconds`. `stale_speculations` counts look-ups that
-    found only entries for other rounds, `preemptions` sequences that lost their pages to others."""
+    found only entries for other rounds, `preemptions` sequences that lost their pages to others, `late_compiles`
+    kernels compiled since the target was ready; `draft_late_compiles` are the draft's."""
 
     running: Count = 0
     waiting: Count = 0
@@ -162,6 +163,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     preemptions: Count = 0
     plan: Name = ""
     link: LinkLoad | None = None
+    late_compiles: Count = 0
+    draft_late_compiles: Count = 0
 
 
 class Step(InternalMessage, frozen=True):

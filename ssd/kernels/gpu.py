@@ -1,16 +1,21 @@
-"""Tells which devices our Triton kernels serve, which kernel replaces which torch function, and how to launch them."""
+"""Tells which devices our Triton kernels serve, which kernel replaces which torch function, and how to launch them.
+
+It also watches for kernels that are compiled late."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("ssd.kernels")
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -78,6 +83,22 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     With `SSD_PDL=1` the kernel starts before the last one ends, on GPUs that can."""
     asked = os.environ.get("SSD_PDL") == "1" and device.type == "cuda"
     return {"PDL": True, "launch_pdl": True} if asked and torch.cuda.get_device_capability(device) >= (9, 0) else {}
+
+
+def watch_compiles(device: torch.device, note: Callable[[], object] = int) -> None:
+    """From now on log each kernel that Triton compiles, or loads from its cache, and call `note`.
+
+    A load takes some ten milliseconds only, but the warm-up lacked that kernel, too."""
+    if not fuses(device):
+        return
+    from triton import knobs
+
+    def compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        note()
+        verb = "loaded" if cache_hit else "compiled"
+        log.warning("Triton %s %s after the start, in %.2f s", verb, src.name, times.total / 1e6)
+
+    knobs.compilation.listener = compiled
 
 
 @cache

@@ -37,12 +37,15 @@ Setting = tuple[Mode, int, int]
 
 
 class DraftTelemetry(NamedTuple):
-    """The draft's counters: `progress` of its loop, tree `steps`, seconds in them, and tokens appended to chains."""
+    """The draft's counters: `progress` of its loop, tree `steps`, seconds in them, and tokens appended to chains.
+
+    `compiles`: kernels compiled since it is ready."""
 
     progress: int
     steps: int
     step_seconds: float
     grown: int
+    compiles: int = 0
 
 
 class DecodingRound(NamedTuple):

@@ -52,7 +52,7 @@ class TargetEngine:
         self._config, self._verification, self._stop_token_ids = config, verification, stop_token_ids
         self._cores = cores
         self._forward_ended = 0.0
-        self._preemptions = 0
+        self._preemptions = self._late_compiles = 0
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
     def prepare(self) -> None:
@@ -85,6 +85,10 @@ class TargetEngine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting or self._compiling.waiting)
 
+    def note_compile(self) -> None:
+        """Count a kernel that was compiled late (`ssd.kernels.gpu.watch_compiles`)."""
+        self._late_compiles += 1
+
     def load(self) -> Load:
         """Return the present load, and what the last step took."""
         tokens, verify, waited = self._took
@@ -102,6 +106,8 @@ class TargetEngine:
             draft_step_seconds=counters.step_seconds,
             stale_speculations=counters.stale,
             preemptions=self._preemptions,
+            late_compiles=self._late_compiles,
+            draft_late_compiles=counters.compiles,
             plan=self.proposer.plan,
             link=None if (link := counters.link) is None else LinkLoad(link.rtt / 1e9, link.jitter / 1e9, *link[2:]),
         )

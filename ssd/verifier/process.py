@@ -20,6 +20,7 @@ from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Reade
 from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import State
+from ssd.kernels.gpu import watch_compiles
 from ssd.layers.ranks import SINGLE
 from ssd.system import failpoints
 from ssd.verifier.core_choice import CoreChoice
@@ -79,6 +80,7 @@ class Target:
         self._load, self._orphaned = Load(), False
         self._emissions: list[Emission] | None = None
         config, (runner, stops) = child.config, loaded
+        self._device = runner.model.device
         draft_probs, hidden = DraftProbsArena.of(child.start), FeatureArena.of(child.start, writable=True)
         self._arenas = TargetArenas(config, (draft_probs, hidden), runner.model.device)
         features = FeatureExport(hidden, config.features.layers) if hidden and config.features else None
@@ -110,6 +112,7 @@ class Target:
             self._prepare(self._experience)
             self._experience.tuning.prepare(self._child.config.speculation)
         self.engine.prepare()
+        watch_compiles(self._device, self.engine.note_compile)
         self._child.ready()
         self._used_at = time.monotonic()
         while True:

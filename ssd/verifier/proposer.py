@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Totals so far: tree `steps` of the draft, their seconds, and board entries `rejected` as unsound.
+    """Totals so far: tree `steps` of the draft, their seconds, its late `compiles`, and unsound entries `rejected`.
 
     `stale` look-ups found only outdated entries. `link`: figures of the link to a draft on another machine."""
 
@@ -57,6 +57,7 @@ class Counters(NamedTuple):
     stale: int = 0
     link: LinkFigures | None = None
     rejected: int = 0
+    compiles: int = 0
 
     @property
     def mean_step_seconds(self) -> float:
@@ -394,7 +395,8 @@ class BoardProposer(Proposer):
     def counters(self) -> Counters:
         board = self.session.board
         counted = board.telemetry()
-        return Counters(counted.steps, counted.step_seconds, board.stale, board.link(), board.rejected)
+        found = counted.steps, counted.step_seconds, board.stale, board.link(), board.rejected, counted.compiles
+        return Counters(*found)
 
     @property
     def plan(self) -> str:

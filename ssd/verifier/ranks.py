@@ -18,6 +18,7 @@ from ssd.ipc import meeting, sockets
 from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame
+from ssd.kernels.gpu import watch_compiles
 from ssd.layers.ranks import SINGLE, Ranks, connect
 from ssd.speculation.sampling import Law
 from ssd.system import failpoints
@@ -132,6 +133,7 @@ def follow(child: Child) -> None:
     socket = _listen(child)
     runner, _ = load(child.config, meet(child), progress=child.loading)
     known = PageTables(child.config.page_size)
+    watch_compiles(runner.model.device)
     child.ready()
     while True:
         child.beat()

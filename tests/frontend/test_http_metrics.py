@@ -54,7 +54,7 @@ def test_metrics_count_what_happened() -> None:
             cache="token_not_covered",
             source="draft",
         )
-        target._send(Step([last], load))
+        target._send(Step([last], replace(load, late_compiles=2, draft_late_compiles=1)))
         connection.getresponse().read()
         found = exposition(engine)
         for prefix in ("ssd", "vllm"):
@@ -105,6 +105,8 @@ def test_metrics_count_what_happened() -> None:
             'draft_state{model_name="scripted",state="half_open"} 0.0',
             'spec_decode_cache_misses_total{model_name="scripted",reason="token_not_covered"} 1.0',
             'request_success_total{finished_reason="stop",model_name="scripted"} 1.0',
+            'late_compiles_total{model_name="scripted",process="target"} 2.0',
+            'late_compiles_total{model_name="scripted",process="draft"} 1.0',
         ):
             assert f"ssd:{labels}\n" in found
         assert 'vllm:time_per_output_token_seconds_count{model_name="scripted"} 4.0\n' in found

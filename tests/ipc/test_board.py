@@ -169,13 +169,14 @@ def test_telemetry(shared: Shared) -> None:
     shared.writer.tick()
     shared.writer.tick(0.25)
     shared.writer.tick(0.5, depths=1.5, grown=6)
-    assert shared.reader.telemetry() == (3, 2, 0.75, 6)
+    assert shared.reader.telemetry() == (3, 2, 0.75, 6, 0)
     shared.writer.tick(0.5, depths=1.5, grown=6)
-    assert shared.reader.telemetry() == (4, 4, 1.25, 12)  # half steps add up
+    shared.writer.note_compile()
+    assert shared.reader.telemetry() == (4, 4, 1.25, 12, 1)  # half steps add up
 
 
 @pytest.mark.parametrize("word", [-1, -(2**63), 2**59 + 1, 2**62 + 1, 2**63 - 1])
-@pytest.mark.parametrize("counter", range(4))
+@pytest.mark.parametrize("counter", range(5))
 def test_counters_that_cannot_be_are_none(shared: Shared, counter: int, word: int) -> None:
     """They travel with the tokens, in messages whose numbers are bounded: one that did not fit would cost them all."""
     shared.writer.tick(0.25, grown=3)
