@@ -100,7 +100,6 @@ def _cores(cpus: Cpus) -> str:
 
 
 def _said(*command: str) -> str:
-    """Return what a program prints, or "" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -189,7 +189,6 @@ def _gaps(answer: Answer) -> Iterator[tuple[float, int]]:
 
 
 def _spread(name: str, seconds: Sequence[float]) -> Row:
-    """Return mean, median, deviation and 99th percentile in ms; nothing if there are no values."""
     if not seconds:
         return {}
     times = [1e3 * value for value in seconds]

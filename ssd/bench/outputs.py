@@ -89,7 +89,6 @@ def _speeds(axes: Axes, rows: Sequence[_Row]) -> None:
 
 
 def _over_batch(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Draw a line for each setting."""
     for name in dict.fromkeys(_name(row) for row in rows):
         points = [(row["batch_size"], row["tok_s"], row) for row in rows if _name(row) == name]
         sizes, speeds, members = zip(*points, strict=True)

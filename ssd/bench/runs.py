@@ -117,7 +117,6 @@ def _ids(answer: Completion) -> tuple[int, ...]:
 
 
 def _loss(client: Client, answer: Completion, most: int) -> tuple[float, int]:
-    """Return the nats of an answer's tokens, and how many tokens were scored."""
     ids = [*answer.prompt_token_ids, *answer.token_ids][:most]
     (scored,) = client.generate([ids], _SCORE)
     entries = (scored.prompt_logprobs or [])[len(answer.prompt_token_ids) - 1 :]

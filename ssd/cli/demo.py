@@ -143,7 +143,6 @@ def _headline(title: str, about: str, protocol: Protocol) -> None:
 
 
 def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Protocol) -> _Gain:
-    """Show an answer in the mode asked for, then let `ar` and that mode answer by turns. See `_reported`."""
     asked = Setting(config.speculation.mode, config.speculation)
     settings = [asked] if asked.name == "ar" else [Setting("ar", Speculation("ar")), asked]
     click.secho(f"{asked.name}> {prompt}\n", bold=True)
@@ -203,7 +202,6 @@ def _ratio(speed: float, plain: float) -> float:
 
 
 def _draft_words(config: EngineConfig, story: _Gain) -> str:
-    """Return a sentence that says if a draft paid for the story: its plan ended with one, and was faster."""
     if config.draft is None:
         return "No draft is loaded; prompt lookup needs none."
     if story.plan.partition(",")[0] not in DRAFTED:

@@ -160,7 +160,6 @@ def _measured(engine: EngineOptions, temperature: float) -> MeasuredPair:
 
 
 def _gain(found: Forecast) -> Gain:
-    """Return a draft's gain by the predictions alone, for figures that were given by hand."""
     (lookahead, sd), best = found.best_sd, found.best
     if best.speed < sd:
         return Gain(found.batch, "sd", lookahead, sd / found.ar)
@@ -305,7 +304,6 @@ def _sentences_here(report: PlanReport) -> Iterator[str]:
 
 
 def _by_cores(speeds: Sequence[CoreSpeed]) -> str:
-    """Return a sentence with the speed of `ar` on each number of cores, and where more of them stop to help."""
     measured, predicted = (
         ", ".join(f"{found.speed:.0f} on {found.cores}" for found in speeds if found.measured is kind)
         for kind in (True, False)
@@ -316,7 +314,6 @@ def _by_cores(speeds: Sequence[CoreSpeed]) -> str:
 
 
 def _on_more_cores(found: Mapping[int, Forecast]) -> str:
-    """Return a sentence with the predicted speeds of both modes with a draft, and from where `ssd` is the fastest."""
     modes = "; ".join(f"{mode} " + ", ".join(f"{f.speeds[mode]:.0f}" for f in found.values()) for mode in DRAFTED)
     said = f"On {', '.join(map(str, found))} cores, predicted tok/s at batch 1: {modes}"
     first = next((count for count, one in found.items() if _fastest(one.speeds) == "ssd"), None)
@@ -365,7 +362,6 @@ def _sentences(report: PlanReport) -> Iterator[str]:
 
 
 def _per_gpu(report: PlanReport) -> str:
-    """Return a sentence that says at which batch sizes a device for the draft pays."""
     pair = report.pair
     both = f"{pair.target_gpus:g} + {pair.draft_gpus:g} GPUs"
     sizes = " and ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in report.paying_batches)

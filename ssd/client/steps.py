@@ -154,7 +154,6 @@ class ClientSteps:
         return [results.request(next(self._names), *pair, chat) for pair in zip(batch, each, strict=True)]
 
     def _take_in(self) -> bool:
-        """Put the next message into its inbox; return False if there is none. A lost connection ends all requests."""
         answer = None if self._connection.closed else self._connection.take()
         if answer is None:
             return False
@@ -168,7 +167,6 @@ class ClientSteps:
         """Do nothing; a subclass may wake the task that waits for `inbox`, which has an answer now."""
 
     def _lose(self, cause: EngineDeadError) -> None:
-        """End all open requests and close the connection. The next message opens a new one."""
         self._uncancelled.clear()
         self._connection.close()
         self._inboxes.end(cause)
@@ -215,7 +213,6 @@ class ClientSteps:
         return completion
 
     def _forget(self, request: Generate) -> None:
-        """Keep no more answers to a request, and cancel it at the engine if it has not ended."""
         if self._inboxes.close(request.id):
             self._cancel(request.id)
 
@@ -255,7 +252,6 @@ class ClientSteps:
         return True
 
     def _offer(self, message: Message) -> bool:
-        """Send a message if that is possible at once, after cancels that wait; return True if it was sent."""
         if self._closed:
             raise EngineDeadError("this client is closed")
         if self._connection.closed:

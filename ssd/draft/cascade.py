@@ -100,7 +100,6 @@ class Cascade:
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
-    """Append the guesses to the row, as outputs; drop them if there are no pages for them."""
     (tree, row), guessed = path, frontier.guessed
     del guessed[reserved(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]
@@ -211,7 +210,6 @@ class SmallerDraft:
             self._paths.pop(request).table.free()
 
     def _worthwhile(self, frontiers: Sequence[Frontier]) -> int:
-        """Return how many guesses per frontier pay, by measured times and acceptance."""
         self._calls += 1
         if not (frontiers and self._forward.known and self._token_s.count):
             return 1
@@ -224,7 +222,6 @@ class SmallerDraft:
     # -- guessing ---------------------------------------------------------------------------------------------------
 
     def _guess(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
-        """Guess the wanted tokens of each frontier; fewer or none if its path is not computed yet or has no pages."""
         while True:
             began, before = time.perf_counter(), sum(len(frontier.guessed) for frontier in frontiers)
             caught_up, grown = self._step(trees, frontiers)
@@ -295,7 +292,6 @@ class SmallerDraft:
         return chunks
 
     def _path_rows(self, chunks: dict[int, _Chunk], growing: dict[int, list[int]]) -> list[PathRow]:
-        """Return rows of the paths; `growing` has the guesses from below by request, for paths that are to grow."""
         rows = []
         for request, chunk in chunks.items():
             tokens = chunk.context[chunk.start : chunk.stop] + growing.get(request, [])

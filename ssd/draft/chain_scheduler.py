@@ -86,7 +86,6 @@ class ChainScheduler:
         return [growing for growing in found if growing.chains], started
 
     def _wanting(self, tree: Tree) -> list[Chain]:
-        """Return the chains that could grow: those that have a cell, and those that wait for one, likeliest first."""
         if tree.joint:
             self._allocate(tree)
         else:

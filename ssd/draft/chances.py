@@ -72,7 +72,6 @@ _LEAST, _MOST = _probability(_POINTS[0]), _probability(_POINTS[-1])
 
 
 def _place(predicted: float) -> tuple[int, float]:
-    """Return the index of the point at or below a prediction, never the last, and the fraction beyond it."""
     predicted = min(max(predicted, _LEAST), _MOST)
     above = math.log(predicted / (1 - predicted)) - _POINTS[0]
     index = min(len(_POINTS) - 2, max(0, int(above)))
@@ -144,7 +143,6 @@ class Chances:
 
 
 def _shares(node: Node) -> dict[int, float]:
-    """Return the softmax over the candidates' scores; {} if the best is not finite."""
     best = node.scores[0]
     weights = [math.exp(score - best) for score in node.scores] if math.isfinite(best) else []
     total = sum(weights)
@@ -152,14 +150,12 @@ def _shares(node: Node) -> dict[int, float]:
 
 
 def _split(shares: dict[int, float], first: int | None) -> tuple[float, dict[int, float]]:
-    """Return the share of the first token, and the shares of the others if it is wrong."""
     share = 0.0 if first is None else shares.pop(first, 0.0)
     rest = max(1 - share, 1e-9)
     return share, {token: other / rest for token, other in shares.items()}
 
 
 def _kind(node: Node) -> tuple[int, bool]:
-    """Return the key of a repetition's probability: its length, and if the draft's best candidate agrees."""
     assert node.copied is not None
     return node.copied.matching, node.copied.token == node.candidates[0]
 

@@ -147,7 +147,6 @@ class Drafter:
     def _guesses(
         self, tokens: list[int], context: TreeContext, wanted: list[int], rows: Sequence[LogitRows], meanwhile: Task
     ) -> list[Guess]:
-        """Compute the guesses of `forward` without the kernel of a whole step."""
         texts = self.vocabulary.texts([own.tree for own in rows])  # before the launches: a copy would wait for them
         counts = [len(own.positions) for own in rows]
 
@@ -348,8 +347,6 @@ class DraftSampler:
         self._noise.prepare((own.tree.law.seed, position) for own in shared for position in own.positions)
 
     def _noise_of(self, text: Tensor | None, width: int) -> Noise:
-        """Return the noise for the `width` columns of `DraftVocabulary.logits`."""
-
         def noise(seed: int, position: int) -> Tensor:
             listed = self._noise(seed, position)[:width]
             if text is None:
@@ -398,7 +395,6 @@ def reads_logits(tree: Tree) -> bool:
 
 
 def _shares(rows: LogitRows) -> bool:
-    """Return True if the rows' scores are computed like the target's, noise included."""
     return rows.tree.rule.shares_noise
 
 

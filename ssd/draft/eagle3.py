@@ -92,7 +92,6 @@ class FeatureDrafter(Drafter):
         self._read: dict[int, Tensor] = {}  # by request, the target's hidden states for the next forward
 
     def _read_next(self, tree: Tree, count: int) -> int:
-        """Read the hidden states before the next `count` path tokens; return for how many of these they are there."""
         before, model = tree.computed - 1, self.runner.model
         extend_tags(tree.tags, tree.tokens[len(tree.tags) :])
         rows = self._features.read(tree.slot, before, tree.tags[before : before + count])
@@ -131,14 +130,12 @@ class HeadDrafter(FeatureDrafter):
         return rows, moved
 
     def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
-        """Return the features of the token before each token of the rows, one part after the other."""
         parts = [self._before(tree, row) for tree, row in paths]
         parts += [part for tree, own in chains for part in _own(tree, own)]
         self._read.clear()
         return parts
 
     def _before(self, tree: Tree, row: Row) -> Tensor:
-        """Return the features of the token before each token of a path's row, as one part."""
         if row.start < tree.base:
             return self._head.fuse(self._read[tree.request][: len(row.token_ids)])
         return _feature(tree.guesses[row.start - tree.base])
@@ -149,7 +146,6 @@ class HeadDrafter(FeatureDrafter):
 
 
 def _own(tree: Tree, tokens: ChainTokens) -> list[Tensor]:
-    """Return the features of the token before each chain token; all are the head's own."""
     chains = {chain.cell: chain for chain in tree.chains}
     rows = zip(tokens.forks, tokens.cells, tokens.depths, strict=True)
     before = [chains[cell].guesses[depth - 1] if depth else tree.guesses[fork] for fork, cell, depth in rows]

@@ -302,7 +302,6 @@ def _corrected(tree: Tree, chain: Chain, guesses: Sequence[Guess]) -> list[Guess
 
 
 def _busy_with(paths: Sequence[PathRow], growing: Sequence[Growing]) -> tuple[State, int]:
-    """Return the trace state of a step: a prefill and its tokens, or the deepest depth that it computes."""
     if any(len(row.token_ids) > tree.lookahead + 1 for tree, row in paths):
         return State.PREFILL, sum(len(row.token_ids) for _, row in paths)
     depths = [chain.computed + 1 for _, chains in growing for chain in chains]

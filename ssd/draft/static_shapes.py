@@ -219,7 +219,6 @@ class TreeRunner(Runner):
     def _with_features(
         self, rows: Sequence[TreeRow], parts: Sequence[Tensor]
     ) -> Iterator[tuple[list[TreeRow], GraphShape, Tensor | None]]:
-        """Yield the `batches` of a step, for an EAGLE-3 head with the features that it reads."""
         features, first = eagle3.joined(parts) if parts else None, 0
         for batch, shape in self.batches(rows):
             stop = first + sum(len(row.token_ids) for row in batch)
@@ -255,7 +254,6 @@ class TreeRunner(Runner):
 
 
 def _joined(batches: Sequence[tuple[Ranked, Tensor | None]]) -> tuple[Ranked, Tensor | None]:
-    """Return the results of a forward's batches as those of one."""
     if len(batches) == 1:
         return batches[0]
     ids, scores = ([row for own, _ in batches for row in own.ids], [row for own, _ in batches for row in own.scores])

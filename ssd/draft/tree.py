@@ -263,7 +263,6 @@ class Tree:
         return self._grow_trunk()
 
     def _grow_trunk(self) -> bool:
-        """Append a token to the trunk if the target waits for it, its last token is computed and K allows it."""
         length = len(self.trunk)
         if self.in_flight is not None or self.computed < self.base + length or length >= self.most:
             return False

@@ -243,7 +243,6 @@ class TreeContext:
         return merge(shared, own, rule).flatten(1)
 
     def _shared(self, layer: int, q: Tensor, scale: float, rule: Scores) -> tuple[Tensor, Tensor]:
-        """Attend to the shared paths, span by span."""
         outs, totals, start = [], [], 0
         for count, span, mask in self._shared_spans(rule.window):
             keys, values = (kind[span] for kind in self._cache.layers[layer])

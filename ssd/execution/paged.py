@@ -91,7 +91,6 @@ class AttentionPath(Protocol):
 
 
 def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[AttentionPath]:
-    """Return the paths of all rows without our kernel."""
     parts = list(zip(tokens_of(rows), rows, strict=True))
     singles = [(tokens, row) for tokens, row in parts if len(tokens) == 1]
     lengths = [row.stop for _, row in singles]
@@ -130,7 +129,6 @@ class RowPath:
 
 
 def _taken(kind: Tensor, span: Span) -> Tensor:
-    """Return the keys or values in a span. `index_select` takes half the time of indexing."""
     return kind[span] if isinstance(span, slice) else kind.index_select(0, span)
 
 

@@ -105,7 +105,6 @@ class StateBatch:
 
     @cached_property
     def _all_rows(self) -> tuple[StateRow, ...]:
-        """Return the rows, the same tuple for all layers: kernels pack it once."""
         return tuple(self._rows)
 
     @cached_property

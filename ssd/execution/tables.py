@@ -207,7 +207,6 @@ class BatchTensors:
         )
 
     def _rows(self, table: Tensor, cache: KVCache, seen: Tensor, causal: bool = True) -> PagedRows:
-        """Return the rows over pages, whose tokens see `seen` keys each."""
         sequences, starts = self._device["sequences"].int(), self._device["starts"].int()
         return PagedRows(
             table, sequences, starts, seen, self._device["positions"], cache.page_size, self.longest, causal

@@ -89,7 +89,6 @@ class FillIn:
         return [*self._file, *self._encode(f"{file.name}\n{file.text}\n" if self._file else f"{file.text}\n\n")]
 
     def _around(self, others: Sequence[list[int]]) -> list[int]:
-        """Return the ids of other files, and of the beginning of this one, whose name is not known."""
         if not others:
             return []
         begin = [*self._repository, *self._encode("repository\n")] if self._repository else []
@@ -97,7 +96,6 @@ class FillIn:
         return [*begin, *(token for other in others for token in other), *end]
 
     def _fitting(self, others: list[list[int]], room: int) -> list[list[int]]:
-        """Return the last files that have room together with what stands around them."""
         while others and len(self._around(others)) > room:
             others = others[1:]
         return others

@@ -177,7 +177,6 @@ class Gateway:
         return True
 
     def _probe(self) -> None:
-        """Send an empty chunk to clients that were sent nothing lately, to find out which have gone."""
         for client in list(self._clients.values()):
             if client.requests and not client.told:
                 nothing = Chunk(next(iter(client.requests)), "", [])

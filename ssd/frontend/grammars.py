@@ -51,7 +51,6 @@ class GrammarChecker:
         return result
 
     def _settled(self, kept: tuple[Scope, Compile], done: asyncio.Future[Compiled | Broken]) -> None:
-        """Forget a failure that is not the grammar's fault, and the oldest results beyond `_KEPT`."""
         reply = None if done.cancelled() else done.result()
         if reply is None or (isinstance(reply, Broken) and reply.code != "invalid_request"):
             self._results.pop(kept, None)

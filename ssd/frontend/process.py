@@ -201,7 +201,6 @@ class Frontend:
             self._drained.set_result(None)
 
     async def _leave(self) -> None:
-        """End open requests with their output so far, then wait up to `_GRACE_S` while clients receive it."""
         self.manager.abort_all()
         deadline = asyncio.get_running_loop().time() + _GRACE_S
         while any(gateway.busy for gateway in self._gateways) and asyncio.get_running_loop().time() < deadline:

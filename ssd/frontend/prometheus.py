@@ -183,7 +183,6 @@ class PrometheusExporter(Collector, Observer):
             self._ended_at_target(request, decode)
 
     def _ended_at_target(self, request: Request, decode: float) -> None:
-        """Count the target's own figures of a request. An aborted one without stop strings has none."""
         queue, first = request.metrics.queue_time_ms / 1e3, request.metrics.time_to_first_token_ms / 1e3
         self._observe("request_queue_time_seconds", queue)
         self._observe("request_prefill_time_seconds", first - queue)

@@ -130,7 +130,6 @@ class TextPool:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: subprocess.Popen[bytes]
     ) -> None:
-        """Pass on the exit codes of worker processes until the server itself ends."""
         while isinstance(news := await _read(reader, text_jobs.NEWS), WorkerEnded):
             self._workers[TextWorker(news.worker)].ended(news.code)
         writer.close()
@@ -265,7 +264,6 @@ class _Queue:
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """Return the next message; None at the end of the connection, and for a malformed or too long message."""
     try:
         (length,) = text_jobs.LENGTH.unpack(await reader.readexactly(text_jobs.LENGTH.size))
         if length > text_jobs.MAX_FRAME:

@@ -72,7 +72,6 @@ class Tokenizer:
         return name in self._template_texts or self._template_files[name].is_file()
 
     def _template_text(self, tools: bool) -> str:
-        """Return the chat template for conversations with or without tools: some models have two."""
         name = _TOOL_USE if tools and self._has_template(_TOOL_USE) else _CHAT
         file = self._template_files[name]
         return read_bounded(file).decode() if file.is_file() else self._template_texts[name]
@@ -93,7 +92,6 @@ class Tokenizer:
         return fill_in(self._tokenizer.get_vocab(), partial(self.encode, add_special_tokens=False), self._begin)
 
     def _begin(self) -> list[int]:
-        """Return the special tokens with which the post-processor begins every prompt."""
         plain, whole = (self.encode("a", add_special_tokens=special) for special in (False, True))
         return whole[: whole.index(plain[0])] if plain and plain[0] in whole else []
 
@@ -159,7 +157,6 @@ class Tokenizer:
 
     @cached_property
     def _has_system(self) -> bool:
-        """Return True if the chat template shows a system message; some refuse one or leave it out."""
         mark = secrets.token_hex(8)
         with suppress(RequestError):
             return mark in self._render([ChatMessage("system", mark), ChatMessage("user", "?")], _ANSWER)
@@ -314,7 +311,6 @@ def _content(token: object) -> str | None:
 
 
 def _templates_of(config: dict[str, Any]) -> dict[str, str]:
-    """Return the templates in `chat_template` by name: a text is the default one, a list may have more."""
     given = config.get("chat_template")
     named = given if isinstance(given, list) else [{"name": _CHAT, "template": given}]
     entries = [(entry.get("name"), entry.get("template")) for entry in named if isinstance(entry, dict)]
@@ -323,7 +319,6 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return an environment with the settings, filters and functions that transformers gives chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )

@@ -66,7 +66,6 @@ class _Closing:
         return made
 
     def _check(self, schema: _Schema) -> None:
-        """Raise _Open for a schema with several constraints on one value, or one that negates a part (see `closed`)."""
         said = {key for key in schema.keys() - _NOTES if not key.startswith("x-")}
         for key in said & {"allOf", "anyOf", "oneOf", "$ref"}:
             if said - {key, "type"} or (key == "allOf" and len(schema[key]) > 1):
@@ -104,7 +103,6 @@ def pointed_to(root: Any, pointer: str) -> Any:
 
 
 def _required_texts(schema: _Schema) -> dict[str, set[str]]:
-    """Return the texts that required properties are limited to, by property; others are left out."""
     found = {}
     for name in schema.get("properties", {}).keys() & set(schema.get("required", ())):
         sub = schema["properties"][name]

@@ -105,7 +105,6 @@ class KeywordFilter:
         return made
 
     def _keep_open(self, schema: dict[str, Any], made: dict[str, Any]) -> None:
-        """Allow other keys in the copy of an object whose words about them are left out."""
         given = made.get("patternProperties")
         patterns = given if isinstance(given, dict) else {}
         if lost := [patterns.pop(name) for name in [*patterns] if self._is_unheld(name)]:
@@ -116,7 +115,6 @@ class KeywordFilter:
             made.setdefault("additionalProperties", True)
 
     def _is_unheld(self, pattern: Any) -> bool:
-        """Return True for a pattern that `llguidance` refuses, as one with a look-around or a reference back."""
         if not isinstance(pattern, str) or (cost := _TRIED + len(pattern)) > self._untried:
             return False
         self._untried -= cost

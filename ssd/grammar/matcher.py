@@ -210,7 +210,6 @@ class GrammarState:
         return self.unpacked(np.stack(rows))
 
     def _bits(self, matcher: LLMatcher) -> NDArray[np.int32]:
-        """Return the next mask, packed; all zeros if the matcher has failed."""
         bits = np.zeros(-(-self._grammar.words // 32), dtype=np.int32)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)

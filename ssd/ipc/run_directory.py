@@ -75,7 +75,6 @@ def _of_engines(parent: Path) -> list[Path]:
 
 
 def _is_engines(directory: Path) -> bool:
-    """Return True for the run directory of an engine of this user. Never block."""
     lock = _lock_of(directory)
     if lock is not None:
         os.close(lock)

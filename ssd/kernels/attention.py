@@ -43,7 +43,6 @@ class KVSpans:
         return library.Store(keys.data_ptr(), values.data_ptr(), layer, cell, *lists, self.longest)
 
     def _at(self, layer: int) -> tuple[library.Store, int, int]:
-        """Return the store of a layer's block, the layer's number in it, and its heads of keys."""
         if len(self._blocks) == 1:
             return self.struct, layer, self._blocks[0][0].shape[-2]
         return self._store(*self._blocks[layer]), 0, self._blocks[layer][0].shape[-2]

@@ -182,7 +182,6 @@ def _process_group() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def _processor() -> str:
-    """Return the instruction flags of this processor: machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

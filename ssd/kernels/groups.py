@@ -286,7 +286,6 @@ def stacked(weights: Sequence[Groups]) -> Grouped:
 
 
 def _together(weights: Sequence[Groups]) -> Groups:
-    """Join weights of one kind into one."""
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
     return replace(
         weights[0],

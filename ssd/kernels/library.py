@@ -15,7 +15,6 @@ from ssd.kernels import build
 
 
 def _declared(*fields: tuple[type[Any], str]) -> list[tuple[str, type[Any]]]:
-    """Return the fields of a structure from their types, each with the names that C declares with it."""
     return [(name, kind) for kind, names in fields for name in names.split(", ")]
 
 

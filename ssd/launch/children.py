@@ -109,7 +109,6 @@ def _new_oom_kills() -> int:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name; real-time signals have none of their own."""
     try:
         return signal.Signals(number).name
     except ValueError:

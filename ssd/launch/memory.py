@@ -113,7 +113,6 @@ def token_bytes(options: ChosenOptions, target: Sized) -> int:
 
 
 def _usual_pages(options: ChosenOptions, wanted: int) -> int:
-    """Return the pages, at most `wanted`, that a cache in the host's memory gets if there is room."""
     asked = options.max_model_len is not None or options.kv_cache_memory_bytes is not None
     if asked or options.device != "cpu":
         return wanted
@@ -166,7 +165,6 @@ def check_room(
 
 
 def _draft_tokens(drafts: Sequence[Sized], free: int) -> int:
-    """Return the number of tokens that the drafts' caches hold in their share of the host's memory."""
     return free // _DRAFT_SHARE // _draft_token_bytes(drafts)
 
 

@@ -86,7 +86,6 @@ def has_kernels(config: EngineConfig) -> bool:
 
 
 def _package(config: EngineConfig, role: str) -> str:
-    """Return the package that runs a role: another process may take the place of target or draft."""
     of_role = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
     if config.upstream is not None:
         of_role |= {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}

@@ -126,7 +126,6 @@ def rounds_to_8_bits(target: checkpoint.Checkpoint, device: str, dtype: str) -> 
 
 
 def _check_arithmetic(options: ChosenOptions) -> None:
-    """Raise UsageError for a kind of number that the target's device cannot compute with as asked."""
     if options.deterministic and options.device == "cpu" and options.dtype != "float32":
         raise UsageError(f"--deterministic works in float32 on a CPU, where {options.dtype} rounds by batch size")
     place = {"fp8": "a GPU", "int8": "a CPU"}.get(options.kv_cache_dtype)

@@ -314,7 +314,6 @@ class Supervisor:
     # -- ends -------------------------------------------------------------------------------------------------------
 
     def _ended(self, process: ChildProcess) -> None:
-        """Handle a child that is gone: a draft that left by itself is parked, every other one is lost."""
         if process.role == "draft" and process.wait() == 0:
             self._parked = True
             self.publisher.ended("draft", parked=True)
@@ -368,7 +367,6 @@ class Supervisor:
         log.warning("the %s was lost (%s), %s", name, cause, then)
 
     def _give_up(self, role: str, cause: str) -> None:
-        """End the engine. The frontend, if it lives, may first tell its clients how their requests ended."""
         self._life.failure = _as_error(role, cause)
         if role == "frontend" or "frontend" not in self._running or self._life.stage == Stage.STARTING:
             self._life.advance(Stage.STOPPING)
@@ -378,7 +376,6 @@ class Supervisor:
 
 
 def _group(role: str) -> str:
-    """Return the role under which a process's restarts count: all ranks count as the target."""
     return "target" if of_target(role) else role
 
 

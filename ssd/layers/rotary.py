@@ -137,12 +137,10 @@ def _trained_on(scaling: Config, config: Config) -> int:
 
 
 def _stretch(scaling: Config, config: Config, known: int) -> float:
-    """Return the factor of a scaling; without one, the quotient of the config's context and `known`."""
     return number(scaling, "factor", count(config, "max_position_embeddings", known) / known)
 
 
 def _factors(scaling: Config, name: str, rotated: int, default: float | None = None) -> Tensor:
-    """Return the rotated / 2 positive numbers under a name; `default` for each if they are missing."""
     values = scaling.get(name)
     if values is None and default is not None:
         return torch.tensor(default)

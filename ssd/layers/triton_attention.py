@@ -92,7 +92,6 @@ class TritonAttention(PagedAttention):
         return rule.sunk(out, totals).flatten(1)
 
     def _variants(self, q: Tensor, keys: Tensor, rows: PagedRows) -> list[Tiling]:
-        """Return a tiling for each variant of the kernel that another batch of the same layer may take."""
         lengths = [1 << power for power in range(_MOST_QUERIES.bit_length())]
         tilings = [self._tiling_of(q, keys, replace(rows, longest=longest)) for longest in lengths]
         sizes = {tiling.block_m: tiling for tiling in tilings}
@@ -140,7 +139,6 @@ def _launch(
 
 
 def _merge(parts: tuple[Tensor, Tensor], out: Tensor, totals: Tensor) -> None:
-    """Merge parts into `out` and its log-sum-exp `totals`."""
     merge_kernel[(totals.numel(),)](
         *parts, out, totals, totals.numel(), len(parts[0]),
         DIM=out.shape[-1], MOST=2 * _MOST_SPLITS, BLOCK_S=_MERGED, BLOCK_D=max(16, _power_of_two(out.shape[-1])),

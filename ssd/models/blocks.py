@@ -127,7 +127,6 @@ def fields_of(config: Mapping[str, Any]) -> BlockFields:
 
 
 def _refuse_windows(said: Mapping[str, Any]) -> None:
-    """Raise UsageError if any layer has a sliding window."""
     kinds = said.get("layer_types")
     if kinds is None:
         if said.get("sliding_window") is not None and flag(said, "use_sliding_window", True):

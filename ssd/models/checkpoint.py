@@ -256,7 +256,6 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Map tensor names to shard file names; refuse a shard outside of the folder."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{index} has no weight_map")

@@ -94,7 +94,6 @@ def built(
 
 
 def _check(kind: Any, config: Any) -> None:
-    """Raise `Unpaged` for a class or config that cannot run over paged attention, before weights are loaded."""
     if not getattr(kind, "_supports_attention_backend", False):
         raise Unpaged(f"transformers' {kind.__name__} does not attend through its attention interface")
     kinds = set(getattr(config, "layer_types", None) or ())

@@ -69,13 +69,11 @@ def _with_config(directory: Path, named: str, hint: str = "") -> Path:
 
 
 def _gguf_patterns(quant: str) -> list[str]:
-    """Return patterns of the GGUF files of one type, whole or in parts, and of the files beside them."""
     spelt = sorted({quant, quant.lower(), quant.upper()})
     return [*(f"*{one}{end}.gguf" for one in spelt for end in ("", "-*-of-*")), *_BESIDE]
 
 
 def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
-    """Return the file whose name ends in a type, or its first part; raise UsageError unless there is just one."""
     ends = re.compile(rf"(?:.*[-._])?{re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
     found = sorted(file for file in directory.rglob("*.gguf") if ends.fullmatch(file.name))
     found = [file for file in found if not file.name.startswith("mmproj")]  # vision towers

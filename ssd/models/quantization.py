@@ -139,7 +139,6 @@ def _compressed(found: Mapping[str, Any]) -> _Scheme:
 
 
 def _group_sizes(found: Mapping[str, Any]) -> frozenset[int]:
-    """Return the group sizes of a config of AWQ or GPTQ, whose `dynamic` may give some modules another."""
     dynamic = found.get("dynamic") or {}
     others = [part for part in dynamic.values() if isinstance(part, Mapping)] if isinstance(dynamic, Mapping) else []
     return frozenset(_group_size(part) for part in (found, *(part for part in others if "group_size" in part)))

@@ -144,7 +144,6 @@ def load(
 
 
 def _translated(ids: Translation, source: Weights, family: Any) -> Weights:
-    """Return a draft's weights in its target's ids; raise `UsageError` if the family has no table of splits."""
     splits: Splits = vars(family).get("splits", {})
     layers = {name for name, split in splits.items() if split.vocabulary}
     if not layers:

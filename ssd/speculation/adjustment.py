@@ -115,7 +115,6 @@ def _copied(logits: Tensor) -> Tensor:
 
 
 def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Sequence[int]) -> None:
-    """Penalise `rows` in place, on the host: only the columns of tokens in text and draft."""
     ids, counts, seen = written.along(draft)
     if rows.is_cpu:
         table = rows.numpy()

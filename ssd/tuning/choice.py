@@ -124,7 +124,6 @@ class Chooser:
             belief.variance *= 1 - share * weight
 
     def _parts(self, plan: SpeculationPlan) -> list[tuple[float, Belief]]:
-        """Return the beliefs whose sum is the plan's error, each with its share."""
         own = self._plans.get(plan.setting) or Belief(_PLAN_ERROR)
         chains = sum(plan.fan_out) / _CHAINS_UNIT if plan.mode == "ssd" else 0.0
         return [(1.0, self._common[plan.mode]), (1.0, own), (chains, self._common[CHAINS])]

@@ -70,7 +70,6 @@ def _only(config: EngineConfig) -> WeightFormat | None:
 
 
 def _fastest(config: EngineConfig, times: FormatTimes) -> WeightFormat | None:
-    """Return the fastest format; None unless every possible format, and no other, was timed."""
     if not {*times.seconds} == {*times.agreement} == {*map(str, config.draft_formats)}:
         return None
     first, *others = config.draft_formats

@@ -307,7 +307,6 @@ class Tuning:
         return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
-        """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
         costs = self.estimates.costs
         known = self._draft and None not in (costs.of("step"), costs.of("step_beside"))
         modes: tuple[Mode, ...] = (key.mode,)
@@ -323,6 +322,5 @@ class Tuning:
         return self._choosers[batch]
 
     def _measurements(self, key: PlanKey | None) -> Measurements | None:
-        """Return what the predictor reads for a kind of request: if it gives K, the draft does not end before."""
         kind, gives_k = max(set(self._kinds), key=self._kinds.count), key is not None and key.lookahead > 0
         return self.estimates.measurements(kind, self._draft, ends=self.estimates.ends and not gives_k)

@@ -148,7 +148,6 @@ class TargetEngine:
         return refused
 
     def _schedule(self) -> list[Scheduled]:
-        """Return the batch that the device runs already, or else a new one."""
         if batch := self._verification.running():
             return batch
         batch, preempted = self.scheduler.schedule()

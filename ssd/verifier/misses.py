@@ -293,7 +293,6 @@ class ModelFree(MissPolicy):
 
 
 def _forced(sequence: Sequence) -> list[int]:
-    """Return the next tokens as far as the sequence's grammar leaves no choice: they are always accepted."""
     if sequence.grammar is None:
         return []
     most = min(MAX_LOOKAHEAD, sequence.acceptable)

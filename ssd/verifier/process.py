@@ -159,7 +159,6 @@ class Target:
             self._orphaned = False
 
     def _park_or_call(self, board: BoardProposer) -> None:
-        """End the process of an unused draft, and have another one started once it is wanted."""
         now, is_measured = time.monotonic(), self._experience is None or not self._experience.wanting
         if board.plans.wants_draft(self.engine.scheduler.running):
             self._used_at = now

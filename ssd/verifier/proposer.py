@@ -221,7 +221,6 @@ class PlanFollower:
             self._tuning.judge()
 
     def _describe(self, key: PlanKey, setting: Setting, batch: int) -> None:
-        """Describe and record the plan of a kind of request if it has changed, and else every few windows of rounds."""
         of = key, setting, self._tuning.windows // _DESCRIBED_EVERY, batch
         if of == self._described:
             return
@@ -300,7 +299,6 @@ class RoundEvidence:
         return round_
 
     def _may_read(self, result: Result) -> bool:
-        """Return True if a draft that works in turn may have read text of a row while the target verified it."""
         drafted = result.drafted and result.source == "draft"
         return not drafted and result.sequence.request in self._session.tracked
 

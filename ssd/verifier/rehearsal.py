@@ -167,7 +167,6 @@ def rehearse(
 def _verifications(
     target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable, text: int = NEAR
 ) -> Iterator[None]:
-    """Fill a table with the time of a verification of each size behind a text."""
     passed = 0.0
     for size in target.sizes(sizes):
         table.set(size, taken := target.verify(size, text))
@@ -197,7 +196,6 @@ def _in_turn(
     sizes: tuple[int, ...] = _CHAINS,
     text: int = NEAR,
 ) -> Iterator[None]:
-    """Fill a table with the time of a tree step of each number of chains behind a text, while the target rests."""
     for rows in sizes:
         tell(Rehearse(rows, in_turn=True, text=text))
         steps = _Steps(board)

@@ -295,7 +295,6 @@ def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
 
 
 def _work_out_masks(batch: Items[Scheduled], host_work: Task) -> None:
-    """Do `host_work`, then compute the masks that the sampler will ask the grammars of a batch for."""
     host_work()
     for part in batch:
         with suppress(RequestError):  # the sampler gets the same error

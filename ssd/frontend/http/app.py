@@ -91,7 +91,6 @@ class App:
         await route.handler(self._service, exchange)
 
     def _matching(self, exchange: Exchange, path: str) -> dict[str, Route] | None:
-        """Return the routes whose path has names that fit this path, by method, and note the values of the names."""
         for pattern, methods in self._patterns.items():
             if found := pattern.fullmatch(path):
                 exchange.path = found.groupdict()
@@ -99,7 +98,6 @@ class App:
         return None
 
     def _hint(self, path: str) -> str:
-        """Return a hint to the path that a client with a wrong base URL means, "" for none."""
         ends = [known for known in self._by_path if path.endswith(known.removeprefix("/v1")) and known != "/"]
         if not ends:
             return ""

@@ -212,7 +212,6 @@ class ChatStyle(ParsingStyle):
         )
 
     def _reason(self, choice: Choice) -> answers.ChatFinishReason:
-        """Return the finish reason of a choice: its calls, unless one was asked for by name."""
         reason = choice.end.finish_reason
         if not choice.calls or reason != "stop" or self._offer.named:
             return reason
@@ -238,7 +237,6 @@ class ChatStyle(ParsingStyle):
         return answers.ChatChunk(object="chat.completion.chunk", choices=choices, **self._named, **more)
 
     def _of_content(self, choice: Choice, entries: list[TokenLogprob] | None) -> list[TokenLogprob] | None:
-        """Return the newest log-probabilities of a choice, without that of a stop token that ended it."""
         ended = choice.request.stop_token and len(choice.token_ids) == choice.request.completion_tokens
         return entries[:-1] if entries and ended else entries
 

@@ -274,7 +274,6 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Return True if an answer is under way, or due to a request before the one that is arriving."""
         first = self._answered
         if first is None or first.response_complete or first.disconnected:
             return False

@@ -63,7 +63,6 @@ class BodyDecoder(Generic[_Body]):
         return body
 
     def _say(self, name: str | None, raw: bytes) -> None:
-        """Log the names of unknown fields that were not logged before. `name`, if given, is one of them."""
         if len(self._said) == _MOST_SAID:
             return
         names = {*_fields.decode(raw).keys() - {*self._kind.__struct_encode_fields__}}
@@ -129,7 +128,6 @@ def _check_raw(body: msgspec.Struct) -> None:
 
 
 def _refuse_unsupported(part: msgspec.Struct, path: str = "") -> None:
-    """Raise HttpError for a field that would change the answer and does not work."""
     for name, neutral in _neutral_values(type(part)).items():
         if (given := getattr(part, name)) is UNSET:
             continue

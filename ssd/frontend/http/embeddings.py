@@ -157,7 +157,6 @@ class _Job:
         self._news.set()
 
     def _has_room(self) -> bool:
-        """Return True if another input may be open: others leave room for it, or none is, and the engine decides."""
         manager = self._service.manager
         room = manager.open_requests < manager.config.server.limits.max_open_requests
         return not self._open or (room and len(self._open) < _OPEN)
@@ -176,7 +175,6 @@ class _Job:
         self._news.set()  # it may have failed already
 
     def _refusal(self, index: int, code: str, message: str, param: str | None) -> HttpError:
-        """Return the error of an input, which it names if there are several and the engine could take another."""
         error = refusal(code, message, param or self._field)
         if len(self._inputs) > 1 and error.status in (400, 500):
             error.message = f"{self._field}[{index}]: {message}"

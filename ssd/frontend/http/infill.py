@@ -64,7 +64,6 @@ async def complete(service: Service, exchange: Exchange, body: bodies.Completion
 
 
 async def _fill(service: Service, exchange: Exchange, body: bodies.CompletionRequest) -> None:
-    """Replace the texts of a completion with a suffix by the ids of their prompts."""
     given = prompts(body.prompt, service.manager.config.server.limits.max_prompts)
     if body.echo:
         raise invalid("echo", "echo is of a prompt alone; leave suffix out")
@@ -169,7 +168,6 @@ def _paces(tokens: int, milliseconds: float) -> tuple[float, float]:
 
 
 def _chosen(whole: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Return the named fields of an answer; a name with a slash is one of a part."""
     found = {}
     for field in fields:
         name, _, inner = field.partition("/")

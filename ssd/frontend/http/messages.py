@@ -492,7 +492,6 @@ class _Blocks(Growing):
         return [*events, self._delta(f"{kind}_delta", **{kind: text})] if text else events
 
     def _add_call(self, call: ToolCall) -> list[_Event]:
-        """Add a block that is complete at once."""
         events = self.close()
         block = {"type": "tool_use", "id": f"{_CALL}{new_id()}", "name": call.name, "input": {}}
         self.content.append(block | {"input": Raw(call.arguments.encode())})

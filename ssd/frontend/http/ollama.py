@@ -104,7 +104,6 @@ def _conversation(messages: list[OllamaMessage]) -> list[OllamaMessage]:
 
 
 def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessage, **more: Any) -> dict[str, Any]:
-    """Return a line of an answer, or all of it: a message, or with `texts` a text."""
     shown: dict[str, Any] = {"response" if texts else "content": said.content or ""}
     if said.reasoning_content:
         shown["thinking"] = said.reasoning_content

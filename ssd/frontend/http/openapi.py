@@ -77,7 +77,6 @@ def _error(route: Route) -> Any:
 
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
-    """Restrict requests to the names of this engine, and to known fields if unknown ones are refused."""
     for name, schema in components.items():
         if not config.server.strict_fields:
             schema.pop("additionalProperties", None)

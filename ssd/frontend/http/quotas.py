@@ -84,7 +84,6 @@ class Account:
         return HttpError(429, message, "rate_limit_exceeded", headers=headers)
 
     def _headers(self) -> Headers:
-        """Return what is left, by OpenAI's names. A reset is the time until nothing is used."""
         found = {}
         for name, bucket in self._buckets.items():
             found[b"x-ratelimit-limit-" + name.encode()] = b"%d" % bucket.most

@@ -81,7 +81,6 @@ def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[
 
 
 def _choice(asked: ChosenFunction) -> ChosenTool | Literal["none"]:
-    """Return a choice as a field of a chat, without allowed tools of other servers."""
     if asked.type == "function":
         return ChosenTool("function", FunctionName(given(asked.name, "tool_choice.name")))
     allowed = [AllowedTool(name=tool.name) for tool in asked.tools if tool.type == "function"]
@@ -429,7 +428,6 @@ async def _response(service: Service, exchange: Exchange) -> None:
 def _conversation(
     body: ResponseRequest, service: Service, exchange: Exchange
 ) -> tuple[ChatRequest, list[InputItem], Turn | None]:
-    """Return the chat that a request asks for, its own items, and the response that it continues."""
     store, kept = service.responses(exchange), list[Item]()
     items = given_items(body, store, service.manager.config.server.limits.max_body_bytes)
     previous = None

@@ -134,7 +134,6 @@ class Style(ABC):
         raise NotImplementedError
 
     def _event_usage(self, choice: Choice) -> answers.Usage | UnsetType | None:
-        """Return the usage in an event of a choice: the choice's so far, or null before the last event."""
         if not self._with_usage_so_far:
             return None if self._with_usage else UNSET
         prompt, made = len(choice.request.prompt), len(choice.token_ids)

@@ -164,7 +164,6 @@ def _enforced(
 
 
 def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
-    """Return tools as functions of a grammar, which checks all arguments (`obey`), or strict tools' only."""
     given = [tool.function for tool in tools]
     return [Function(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict)) for each in given]
 

@@ -126,7 +126,6 @@ class JsonCalls(ToolParser):
         return fence
 
     def _close(self, *closings: str) -> Reading[None]:
-        """Leave out what ends the fence and the tag around calls, as far as it is there."""
         for closing in filter(None, closings):
             if (yield from self._drop(closing)) and closing == self._fence:
                 self._fence = ""

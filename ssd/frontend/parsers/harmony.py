@@ -168,5 +168,4 @@ def _plain(rules: Rules) -> str:
 
 
 def _rest_of_message(rules: Rules) -> str:
-    """Return the expression of a message's text, its end, and the beginning of the next message's header."""
     return f'{rules.up_to(_END, _plain(rules))} {rules.marker(_START)} "assistant"'

@@ -57,7 +57,6 @@ def _function(tool: Any) -> Any:
 
 
 def _with_first(messages: Sequence[ChatMessage], text: str, role: str) -> list[ChatMessage]:
-    """Return the messages with `text` before the content of the first message of a role, or as a new first message."""
     found = next((index for index, said in enumerate(messages) if said.role == role), None)
     if found is None:
         return [ChatMessage(role, text), *messages]  # type: ignore[arg-type]

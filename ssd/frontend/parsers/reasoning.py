@@ -60,7 +60,6 @@ class ReasoningParser(Machine[Thought | str]):
         yield from text.until((), self._answer)
 
     def _think(self, text: str) -> None:
-        """Pass thoughts on; hold white space back until more thoughts follow."""
         if certain := with_held(self._held, text):
             self._pieces.append(Thought(certain))
 

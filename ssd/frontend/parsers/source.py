@@ -28,7 +28,6 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 @lru_cache(maxsize=256)
 def _search(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """Return a pattern of any marker, the beginnings of markers, and the length of the longest beginning."""
     beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
     return re.compile("|".join(map(re.escape, markers))), beginnings, max(map(len, beginnings), default=0)
 
@@ -63,7 +62,6 @@ class Source:
         return "".join(self._read)
 
     def _cut(self) -> int:
-        """Move the span's text from the buffer to its pieces, and return how many there are."""
         if self._at > self._marked:
             self._read.append(self._buffer[self._marked : self._at])
             self._marked = self._at

@@ -124,7 +124,6 @@ class ToolParser(Machine[Piece]):
         return (yield from self._text.until(markers, self._say))
 
     def _say(self, text: str) -> None:
-        """Pass text on as content; hold white space back until more content follows."""
         certain = with_held(self._held, text)
         if certain:
             if self._has_called and not self._has_said:

@@ -44,7 +44,6 @@ class Affinity(Generic[_Replica]):
 
 
 def _beginnings(prompt: str) -> list[int]:
-    """Return hashes of the beginnings of a prompt, the shortest first; none for a short prompt."""
     lengths, length = [], _SHORTEST
     while length <= len(prompt):
         lengths.append(length)

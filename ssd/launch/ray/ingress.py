@@ -69,7 +69,6 @@ class Ingress:
         await send({"type": "http.response.body", "body": b""})
 
     async def _body(self, receive: _Receive) -> bytes | None:
-        """Return the body; None for one that is too large."""
         body = bytearray()
         while True:
             message = await receive()

@@ -215,7 +215,6 @@ def _eps(config: Config) -> float:
 
 
 def _frequencies(config: Config, kind: str, head_dim: int, max_position: int) -> Frequencies:
-    """Return the frequencies of layers of a kind. Those that are proportional do not turn the last pairs of a head."""
     parameters = mapping(config, "rope_parameters").get(kind) or _ROPE[kind]
     if parameters.get("rope_type") != "proportional":
         return frequencies(head_dim, rope({**config, "rope_parameters": {kind: parameters}}, kind), max_position)

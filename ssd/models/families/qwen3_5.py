@@ -122,11 +122,9 @@ class DeltaNet:
         return self._out(silu_mul(torch.cat((z, normed), dim=1)))
 
     def _qkv_and_z(self, x: Tensor) -> Sequence[Tensor]:
-        """Return q, k and v side by side, each with its heads in order, and z."""
         return self._qkvz(x).split((2 * self._keys + self._values, self._values), dim=1)
 
     def _b_and_a(self, x: Tensor) -> Tensor:
-        """Return b and a side by side, each with its heads in order."""
         return self._ba(x)
 
 

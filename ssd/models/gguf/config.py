@@ -248,7 +248,6 @@ def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
 
 
 def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the window, and the rotation of the published models, whose borders of YaRN are not rounded."""
     window = said["attention.sliding_window"]
     return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
 

@@ -62,7 +62,6 @@ def _field(header: Header, name: str) -> Any:
 
 
 def _list(header: Header, name: str, kind: type, length: int | None = None) -> list[Any]:
-    """Return an array of the metadata; raise ValueError for another type or length."""
     values = _field(header, name)
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"{_PREFIX}{name} is no list of {kind.__name__}")
@@ -91,7 +90,6 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
 
 
 def _special_ids(header: Header, size: int, defaults: dict[str, int]) -> dict[str, int]:
-    """Return the ids of the special tokens that the metadata names, else those in `defaults`."""
     ids = {key: at for key, at in defaults.items() if at < size}
     for key in ("bos", "eos", "eot", "eom", "unknown"):
         if (at := _field(header, f"{key}_token_id")) is None:

@@ -44,7 +44,6 @@ def strips(history: History) -> list[Strip]:
 
 
 def _busy(spans: Sequence[Span]) -> Sequence[Span]:
-    """Return the last stretch of states that has a verification and no pause."""
     end, verified = len(spans), False
     for index in reversed(range(len(spans))):
         span = spans[index]

@@ -166,7 +166,6 @@ class Relay:
                 self._lost(f"nobody answers{self._connection.trouble}")
 
     def _lost(self, why: str) -> None:
-        """Close the connection, and mark its requests to be sent again over the next one."""
         assert self._connection is not None
         self._connection.close()
         self._connection = None
@@ -265,6 +264,5 @@ class Relay:
 
 
 def _params(submit: Submit, default: Speculation) -> SamplingParams:
-    """Return the parameters for upstream: without stop texts, which the frontend handles, or its own default."""
     speculation = None if submit.params.speculation == default else submit.params.speculation
     return replace(submit.params, stop=[], truncate_prompt_tokens=None, speculation=speculation)

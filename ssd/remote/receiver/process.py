@@ -175,14 +175,12 @@ class Receiver:
         sockets.send(self._target, hello, self._child.epoch)
 
     def _change(self, lost: list[int]) -> None:
-        """Tell the target that the drafts have changed, and which requests have lost theirs."""
         assert self._target is not None
         sockets.send(self._target, Readers(self._sessions.readers, lost), self._child.epoch)
 
     # -- the draft --------------------------------------------------------------------------------------------------
 
     def _tell(self, session: Session, message: Message) -> bool:
-        """Send to a draft; end its session and return False if it is gone or does not read."""
         sent = self._send(session.peer, message, session.number)
         if sent != "sent":
             self._end(session, "it is gone" if sent == "gone" else "it does not read what the target tells it")

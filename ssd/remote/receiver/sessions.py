@@ -157,7 +157,6 @@ class Sessions:
     def _rows(
         self, rows: list[Any], request_of: Callable[[Any], int], make: Callable[[list[Any]], Message]
     ) -> list[tuple[Session, Message]]:
-        """Return one message for each session, with the rows of its requests."""
         parts: dict[bytes, list[Any]] = {}
         for row in rows:
             home = self._homes.get(request_of(row))
