@@ -19,7 +19,8 @@ def placement(
     """Return the cores of target and draft; empty: the system chooses. Raises UsageError.
 
     They are disjoint unless the given lists overlap. If every core has a rank, the draft shares the last one. The
-    target gets most cores; with `on_gpu`, when the draft alone is on the CPU, one core for each of its `ranks`."""
+    target gets most cores; with `on_gpu`, when the draft alone is on the CPU, two for each of its `ranks`, as threads
+    of libraries run beside its own, but no more than half."""
     allowed = usable()
     if ranks > len(allowed):
         raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
@@ -31,7 +32,8 @@ def placement(
     if not has_draft:
         return target or allowed, ()
     if target is None and draft is None:
-        cut = ranks if on_gpu else max(ranks, len(allowed) - max(1, len(allowed) // 4))
+        most = min(2 * ranks, len(allowed) // 2) if on_gpu else len(allowed) - max(1, len(allowed) // 4)
+        cut = max(ranks, most)
         return allowed[:cut], allowed[cut:] or allowed[-1:]
     return (
         tuple(cpu for cpu in allowed if cpu not in (draft or ())) if target is None else target,

@@ -427,7 +427,7 @@ def test_target_and_draft_get_cores_of_their_own(cores: set[int]) -> None:
     assert (config().target_cpus, config().draft_cpus) == ((0, 1, 2, 3, 4, 5), (6, 7))
     assert (config(mode="ar").target_cpus, config(mode="ar").draft_cpus) == (tuple(range(8)), ())
     on_gpu = config(device="cuda")
-    assert (on_gpu.target_cpus, on_gpu.draft_cpus) == ((0,), (1, 2, 3, 4, 5, 6, 7))
+    assert (on_gpu.target_cpus, on_gpu.draft_cpus) == ((0, 1), (2, 3, 4, 5, 6, 7))
     cores -= {0, 1, 3, 4, 6, 7}
     assert (config().target_cpus, config().draft_cpus) == ((2,), (5,))
     cores -= {2}

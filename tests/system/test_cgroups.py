@@ -116,6 +116,18 @@ def test_target_and_draft_get_as_many_cores_as_the_container_may_keep_busy(monke
     assert len(cores.placement(None, None, 1, False, False)[0]) == 64
 
 
+@pytest.mark.parametrize(
+    ("count", "ranks", "target"), [(16, 1, 2), (16, 4, 8), (16, 8, 8), (8, 6, 6), (4, 1, 2), (3, 1, 1), (2, 1, 1)]
+)
+def test_beside_gpus_a_rank_has_two_cores_if_the_draft_keeps_half(
+    count: int, ranks: int, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda: None)
+    found = cores.placement(None, None, ranks, True, True)
+    assert found == (tuple(range(target)), tuple(range(target, count)))
+
+
 def test_the_memory_of_a_container_is_what_its_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "memory_left", lambda: None)
     host = cgroups.available_bytes()
