@@ -4,7 +4,7 @@ With TRITON_INTERPRET=1 the kernels run on a CPU, slowly, for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,29 +18,27 @@ FEW_ROWS = 64
 """Most rows of a batch in which a row has the same bits as in any other such batch."""
 BLOCK_N = 64
 """Outputs of a program."""
-# Words of an output that a program reads at a time: the first where groups allow it, else the second.
-_UNITS = 32, 16
+# Inputs that a program multiplies at a time: the first that groups allow and that pads least.
+_UNITS = 64, 32, 16
 _MOST_SPLITS = 8
 # Programs that keep a multiprocessor busy, and fewest tiles of inputs of one.
-_OCCUPANCY, _LEAST_TILES = 2, 2
+_OCCUPANCY, _LEAST_TILES = 4, 2
+_MORE_LOAD = 1.05  # how much more than the least work the busiest multiprocessor may have, for fewer splits
 
 
 def takes(weight: Grouped) -> bool:
     """Return True if `packed_product` takes the groups of this weight."""
-    return all(part.group % min(_UNITS) == 0 for part in _parts(weight))
+    return all(part.group % min(_UNITS) == 0 for part in ((weight,) if isinstance(weight, Groups) else weight.parts))
 
 
-def packed_product(weight: Grouped, bias: Tensor | None = None) -> PackedProduct | PackedStack:
+def packed_product(weight: Grouped, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Pack a weight and b [out] for x W^T + b."""
     if isinstance(weight, Groups):
         return PackedProduct(weight, bias)
     sizes = [part.shape[0] for part in weight.parts]
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-    return PackedStack([PackedProduct(part, own) for part, own in zip(weight.parts, biases, strict=True)])
-
-
-def _parts(weight: Grouped) -> tuple[Groups, ...]:
-    return (weight,) if isinstance(weight, Groups) else weight.parts
+    products = [PackedProduct(part, own) for part, own in zip(weight.parts, biases, strict=True)]
+    return lambda x: torch.cat([product(x) for product in products], dim=1)
 
 
 class PackedProduct:
@@ -54,10 +52,10 @@ class PackedProduct:
         """Pack the weight. `processors`: multiprocessors to keep busy, by default all of the weight's device."""
         device, (self._outputs, self._inputs) = weight.codes.device, weight.shape
         self._bits = 4 if not weight.e4m3 and int(weight.codes.max()) < 16 else 8
-        places = 32 // self._bits
+        places = 16 // self._bits
         fitting = [unit for unit in _UNITS if weight.group % unit == 0]
         self._unit = min(fitting, key=lambda unit: -self._inputs % (unit * places))  # the least padding
-        self._codes = _packed(weight.codes, self._unit, self._bits)
+        self._codes = _packed(weight.codes, self._unit, self._bits, weight.e4m3)
         blocks, tiles = self._codes.shape[:2]
         groups = -(-tiles * places * self._unit // weight.group)
         self._steps = _by_blocks(weight.steps, groups)
@@ -68,13 +66,12 @@ class PackedProduct:
         self._empty = replace(weight, codes=codes, steps=steps, offsets=None)
         units = weight.group // self._unit
         summed = min(units & -units, places)
-        self._sums = {"SUMMED": summed, "sums_a_group": units // summed}
-        programs = _OCCUPANCY * (processors or processors_of(device))
-        wanted = min(-(-programs // blocks), _MOST_SPLITS, max(1, tiles // _LEAST_TILES))
-        self._share = -(-tiles // wanted)
+        self._form = {"ZERO": weight.zero, "BITS": self._bits, "E4M3": weight.e4m3, "UNIT": self._unit}
+        self._form |= {"SHIFTED": self._offsets is not None, "SUMMED": summed, "SUMS": units // summed}
+        self._share = -(-tiles // _splits(blocks, tiles, processors or processors_of(device)))
         self._splits = -(-tiles // self._share)
         if device.type == "cuda":  # so that all variants are compiled before the first answer
-            for rows in (1, FEW_ROWS, FEW_ROWS + 1):
+            for rows in (8, 16, FEW_ROWS, FEW_ROWS + 1):
                 self(torch.zeros(rows, self._inputs, dtype=weight.dtype, device=device))
 
     @property
@@ -91,92 +88,86 @@ class PackedProduct:
         splits, share = (self._splits, self._share) if few else (1, self._codes.shape[1])
         whole = splits == 1
         parts = out if whole else x.new_empty(splits, rows, self._outputs, dtype=torch.float32)
-        block_m = 16 if floats or rows <= 16 else 32 if few else 128
+        # 32 rows and their sums, for offsets, do not fit into registers.
+        most = 128 if not few else 16 if floats or self._offsets is not None else 32
+        block_m = next(size for size in (8, 16, most) if rows <= size or size == most)
         bias = self._bias if self._bias is not None else self._steps
+        options = launch_options(x.device)
+        weight = self._codes, self._steps, self._steps if self._offsets is None else self._offsets, bias
+        sizes = rows, self._outputs, self._inputs, x.stride(0), self._codes.shape[1], share, self._steps.shape[1]
         product_kernel[-(-rows // block_m), self._codes.shape[0], splits](
             x,
-            self._codes,
-            self._steps,
-            self._steps if self._offsets is None else self._offsets,
-            bias,
+            *weight,
             parts,
-            rows,
-            self._outputs,
-            self._inputs,
-            x.stride(0),
-            self._codes.shape[1],
-            share,
-            self._steps.shape[1],
-            **self._sums,
-            ZERO=self._empty.zero,
-            BITS=self._bits,
-            E4M3=self._empty.e4m3,
-            SHIFTED=self._offsets is not None,
+            *sizes,
+            **self._form,
             BIASED=self._bias is not None,
             WHOLE=whole,
-            UNIT=self._unit,
             BLOCK_M=block_m,
             BLOCK_N=BLOCK_N,
-            WIDE=x.device.type == "cpu" and x.dtype == torch.bfloat16,
-            num_warps=4 if few else 8,
+            WIDE=x.device.type == "cpu" or (self._bits == 8 and self._empty.zero not in (0, 128)),
+            # With four warps sm_90 has another instruction for 16 rows than for 8, which may round otherwise.
+            num_warps=2 if few else 8,
             num_stages=4 if few and not floats else 2,
-            **launch_options(x.device),
+            **options,
         )
         if not whole:
-            sum_kernel[rows, -(-self._outputs // 1024)](
-                parts,
-                bias,
-                out,
-                rows,
-                self._outputs,
-                BIASED=self._bias is not None,
-                SPLITS=splits,
-                BLOCK=1024,
-                num_warps=4,
-                **launch_options(x.device),
-            )
+            form = {"BIASED": self._bias is not None, "SPLITS": splits, "BLOCK": 1024, "num_warps": 4}
+            sum_kernel[rows, -(-self._outputs // 1024)](parts, bias, out, rows, self._outputs, **form, **options)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the rows [n, in] of W for `ids` int64 [n], in the weight's type. The host never waits."""
         block, place = ids // BLOCK_N, ids % BLOCK_N
-        words = self._codes[block, :, place]  # [n, tiles, unit]
-        shifts = torch.arange(0, 32, self._bits, device=ids.device, dtype=torch.int32)
-        codes = (words[:, :, None] >> shifts[:, None]).bitwise_and_((1 << self._bits) - 1)
-        codes = codes.to(torch.uint8).flatten(1)[:, : self._inputs]
+        codes = _codes(self._codes[block, :, place], self._bits, self._empty.e4m3)[:, : self._inputs]
         groups = self._inputs // self._empty.group
-        steps, offsets = (
-            None if part is None else part[block, :groups, place].float() for part in (self._steps, self._offsets)
-        )
-        assert steps is not None
-        return replace(self._empty, codes=codes, steps=steps, offsets=offsets).dequantized()
+        heads = [part[block, :groups, place].float() for part in (self._steps, self._offsets) if part is not None]
+        offsets = heads[1] if len(heads) == 2 else None
+        return replace(self._empty, codes=codes, steps=heads[0], offsets=offsets).dequantized()
 
     def dots(self, x: Tensor, ids: Tensor) -> Tensor:
         """Multiply x [n, in] by the rows of `ids` int64 [k] -> [n, k]."""
         return x @ self.rows(ids).T
 
 
-class PackedStack:
-    """Multiplies by weights one below the other, with the results side by side."""
-
-    def __init__(self, parts: Sequence[PackedProduct]) -> None:
-        self.parts = parts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=1)
+def _splits(blocks: int, tiles: int, processors: int) -> int:
+    """Return the number of splits of the tiles that gives all multiprocessors about as many tiles."""
+    most = min(_MOST_SPLITS, max(1, tiles // _LEAST_TILES))
+    counts = range(min(most, -(-_OCCUPANCY * processors // blocks)), most + 1)
+    loads = [-(-blocks * count // processors) * -(-tiles // count) for count in counts]
+    return next(count for count, load in zip(counts, loads, strict=True) if load <= _MORE_LOAD * min(loads))
 
 
-def _packed(codes: Tensor, unit: int, bits: int) -> Tensor:
-    """Pack codes uint8 [out, in] into words int32 [blocks of outputs, tiles, BLOCK_N, unit]."""
+def _packed(codes: Tensor, unit: int, bits: int, e4m3: bool) -> Tensor:
+    """Pack codes uint8 [out, in] into words int32 [blocks of outputs, tiles, BLOCK_N, unit / 2].
+
+    A half of a word has an input's codes of all places, integers one above the other. Of FP8, where a code is s abcd
+    efg (sign, exponent, fraction), the first has the bits 15 and 10 to 4: a bfloat16 has its sign there, and the last
+    bits of its exponent and fraction. The second has the bits between: abc s at 14, d efg at 3."""
     outputs, inputs = codes.shape
-    places = 32 // bits
+    places = 16 // bits
     blocks, tiles = -(-outputs // BLOCK_N), -(-inputs // (places * unit))
     whole = torch.nn.functional.pad(codes, (0, tiles * places * unit - inputs, 0, blocks * BLOCK_N - outputs))
-    laid = whole.view(blocks, BLOCK_N, tiles, places, unit).transpose(1, 2)
-    words = torch.zeros(blocks, tiles, BLOCK_N, unit, dtype=torch.int32, device=codes.device)
-    for place in range(places):
-        words |= laid[:, :, :, place].int() << bits * place
-    return words
+    laid = whole.view(blocks, BLOCK_N, tiles, places, unit).permute(3, 0, 2, 1, 4).short()
+    halves = laid[0]
+    if e4m3:
+        halves = (halves & 0x80) << 8 | (halves & 0x7F) << 4
+        halves |= (laid[1] & 0x70) << 8 | (laid[1] & 0x80) << 4 | laid[1] & 0x0F
+    else:
+        for place in range(1, places):
+            halves |= laid[place] << bits * place
+    return halves.contiguous().view(torch.int32)
+
+
+def _codes(words: Tensor, bits: int, e4m3: bool) -> Tensor:
+    """Return the codes uint8 [n, inputs] in words [n, tiles, unit / 2] of `_packed`."""
+    halves = words.view(torch.int16)
+    if e4m3:
+        first = halves >> 8 & 0x80 | halves >> 4 & 0x7F
+        codes = [first, halves >> 8 & 0x70 | halves >> 4 & 0x80 | halves & 0x0F]
+    else:
+        codes = [halves >> shift & (1 << bits) - 1 for shift in range(0, 16, bits)]
+    return torch.stack(codes, dim=2).byte().flatten(1)
 
 
 def _by_blocks(heads: Tensor, groups: int) -> Tensor:

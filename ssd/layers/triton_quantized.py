@@ -12,28 +12,57 @@ from ssd.layers.triton_kernels import follow
 
 
 @triton.jit
+def _pairs(bits: tl.tensor, mask: int, more: tl.tensor, factor: int, shift: tl.tensor, HALF: tl.constexpr) -> tl.tensor:
+    """Return ((bits & mask) | more) * factor + shift, rounded once, for the two floats of 16 bits in each int32."""
+    KIND: tl.constexpr = "f16x2" if HALF else "bf16x2"
+    ASM: tl.constexpr = "{.reg .b32 t; lop3.b32 t, $1, $2, $3, 0xEA; fma.rn." + KIND + " $0, t, $4, $5;}"
+    return tl.inline_asm_elementwise(ASM, "=r,r,r,r,r,r", [bits, mask, more, factor, shift], tl.int32, True, 1)
+
+
+@triton.jit
 def _numbers(
-    words: tl.tensor, place: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr, E4M3: tl.constexpr
+    words: tl.tensor, place: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr, E4M3: tl.constexpr, to: tl.constexpr
 ) -> tl.tensor:
-    """Return the float32 number at one place of each word, less `ZERO`: two instructions for an integer."""
+    """Return the numbers less `ZERO` at one place of words [n, w], laid by `_packed`: [n, 2 w] of the type `to`.
+
+    In 16 bits two numbers take an instruction. Each is exact, as in float32."""
+    HALF: tl.constexpr = to == tl.float16
     if E4M3:
-        # Move the fields of e4m3 to those of float32, where the exponent's bias is 127, not 7.
-        byte = words << (24 - 8 * place)
-        bits = (byte & -0x80000000) | ((byte >> 4) & 0x07F00000)
-        number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+        # The exponent's bias is 7; it is 127 in bfloat16 and float32, 15 in float16.
+        MASK: tl.constexpr = -0x7F0F7F10 if place else -0x780F7810
+        more = ((words >> 4) & 0x07000700) if place else 0
+        words = words << 4 * place
+        bits = (words & MASK) | more
+        if to == tl.bfloat16:
+            pairs = _pairs(words, MASK, more, 0x7B807B80, -0x7FFF8000, HALF)  # times 2^120, plus -0
+        elif HALF:
+            pairs = _pairs((bits & 0x07F007F0) << 3, -1, bits & -0x7FFF8000, 0x5C005C00, -0x7FFF8000, HALF)  # 2^8
+        else:
+            low = (bits << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
+            high = (bits & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
     else:
-        # In the last of 2^23's 23 fraction bits a code is already a float: five codes of 4 bits fit there, two of 8.
-        FIT: tl.constexpr = 20 // BITS
-        SHIFT: tl.constexpr = place % FIT * BITS
-        MASK: tl.constexpr = ((1 << BITS) - 1) << SHIFT
-        DOWN: tl.constexpr = 1.0 / (1 << SHIFT)
-        bits = ((words >> (place // FIT * FIT * BITS)) & MASK) | 0x4B000000
-        number = bits.to(tl.float32, bitcast=True) * DOWN - (8388608.0 * DOWN + ZERO)
-    return number
+        # In the last fraction bits of 1024 (float16) or 128 (bfloat16) a code is a float already.
+        CODE: tl.constexpr = ((1 << BITS) - 1) * 0x10001
+        bits = words >> place * BITS
+        if HALF:
+            pairs = _pairs(bits, CODE, 0x64006400, 0x3C003C00, (0xE400 + ZERO) * 0x10001 - 0x100000000, HALF)
+        elif to == tl.bfloat16 and BITS == 4:
+            pairs = _pairs(bits, CODE, 0x43004300, 0x3F803F80, (0xC300 + ZERO) * 0x10001 - 0x100000000, HALF)
+        elif to == tl.bfloat16:  # an eighth bit falls into the exponent: 128 becomes 256
+            shift = (0xC380 + ZERO // 2) * 0x10001 - 0x100000000  # -256 - ZERO
+            top = _pairs(bits, 0x00800080, 0x43004300, 0x3F803F80, shift, HALF)
+            pairs = _pairs(bits, 0x007F007F, 0x43004300, 0x3F803F80, top, HALF)
+        else:
+            low = (bits & CODE & 0xFFFF).to(tl.float32) - ZERO
+            high = ((bits & CODE) >> 16).to(tl.float32) - ZERO
+    if to != tl.float32:
+        low = pairs.to(tl.int16).to(to, bitcast=True)
+        high = (pairs >> 16).to(tl.int16).to(to, bitcast=True)
+    return tl.reshape(tl.join(low, high), (words.shape[0], 2 * words.shape[1]))
 
 
 # Specialising on sizes would compile further variants while a request runs.
-@triton.jit(do_not_specialize=["rows", "outputs", "inputs", "tiles", "share", "groups", "sums_a_group"])
+@triton.jit(do_not_specialize=["rows", "outputs", "inputs", "tiles", "share", "groups"])
 def product_kernel(
     x: tl.tensor,
     codes: tl.tensor,
@@ -48,7 +77,6 @@ def product_kernel(
     tiles: int,
     share: int,
     groups: int,
-    sums_a_group: int,
     ZERO: tl.constexpr,
     BITS: tl.constexpr,
     E4M3: tl.constexpr,
@@ -57,6 +85,7 @@ def product_kernel(
     WHOLE: tl.constexpr,
     UNIT: tl.constexpr,
     SUMMED: tl.constexpr,
+    SUMS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDE: tl.constexpr,
@@ -64,13 +93,14 @@ def product_kernel(
 ) -> None:
     """Multiply x [rows, inputs] by `share` of the `tiles` of a weight's inputs.
 
-    Programs: (`BLOCK_M` rows, `BLOCK_N` outputs, split of the inputs). A tile has `UNIT` words of each output. Place p
-    of its words has the codes of the tile's unit p, which is `UNIT` inputs. `SUMMED` units are added up before a step
-    multiplies them; a group has `sums_a_group` such sums. `codes` int32 [blocks of outputs, tiles, BLOCK_N, UNIT],
-    `steps` and `offsets` [blocks, groups, BLOCK_N]. `WHOLE`: there is one split, and `out` [rows, outputs] is the
-    result; else `out` [splits, rows, outputs] are float32 parts. `WIDE`: multiply in float32, as the interpreter has no
-    bfloat16."""
-    UNITS: tl.constexpr = 32 // BITS
+    Programs: (`BLOCK_M` rows, `BLOCK_N` outputs, split of the inputs). A tile has `UNIT` / 2 words of each output;
+    place p in their halves has the codes of the tile's unit p: `UNIT` inputs. `SUMMED` units are added up before a step
+    multiplies them; a group has `SUMS` such sums. `codes` int32 [blocks of outputs, tiles, BLOCK_N, UNIT / 2], `steps`
+    and `offsets` [blocks, groups, BLOCK_N]. `WHOLE`: there is one split, and `out` [rows, outputs] is the result; else
+    `out` [splits, rows, outputs] are float32 parts. `WIDE`: multiply in float32, as the interpreter knows no PTX.
+
+    The weight is the left operand: tensor cores take 16 outputs of it at a time, and 8 rows of the right one."""
+    UNITS: tl.constexpr = 16 // BITS
     follow(PDL)
     block = tl.program_id(1)
     split = tl.program_id(2)
@@ -79,35 +109,37 @@ def product_kernel(
     k = tl.arange(0, UNIT)
     used = (m < rows)[:, None]
     mine = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    stored = codes + (block.to(tl.int64) * tiles * BLOCK_N + n[:, None]) * UNIT + k[None, :]
+    word = tl.arange(0, UNIT // 2)
+    stored = codes + (block.to(tl.int64) * tiles * BLOCK_N + n[:, None]) * (UNIT // 2) + word[None, :]
     heads = block * groups * BLOCK_N + n
     first = split * share
     last = tl.minimum(first + share, tiles)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, last):
-        words = tl.load(stored + tile * (BLOCK_N * UNIT))
+        words = tl.load(stored + tile * (BLOCK_N * UNIT // 2))
         for sum in tl.static_range(UNITS // SUMMED):
-            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for place in tl.static_range(sum * SUMMED, sum * SUMMED + SUMMED):
                 begin = (tile * UNITS + place) * UNIT
                 row = tl.load(mine + begin, mask=used & (begin < inputs), other=0.0)
                 if WIDE:
                     row = row.to(tl.float32)
-                weight = _numbers(words, place, ZERO, BITS, E4M3).to(row.dtype)
-                part = tl.dot(row, tl.trans(weight), part, input_precision="ieee")
+                weight = _numbers(words, place, ZERO, BITS, E4M3, row.dtype)
+                part = tl.dot(weight, tl.trans(row), part, input_precision="ieee")
                 if SHIFTED:  # the row's sum by a product, whose additions have the same order in tiles of every size
-                    ones = tl.full((UNIT, BLOCK_N), 1.0, row.dtype)
-                    total = tl.dot(row, ones, total, input_precision="ieee")
-            head = heads + (tile * (UNITS // SUMMED) + sum) // sums_a_group * BLOCK_N
-            acc += part * tl.load(steps + head).to(tl.float32)[None, :]
+                    ones = tl.full((BLOCK_N, UNIT // 2), 1.0, row.dtype)
+                    ones = tl.reshape(tl.join(ones, ones), (BLOCK_N, UNIT))  # joined, it shares x's layout
+                    total = tl.dot(ones, tl.trans(row), total, input_precision="ieee")
+            head = heads + (tile * (UNITS // SUMMED) + sum) // SUMS * BLOCK_N
+            acc += part * tl.load(steps + head).to(tl.float32)[:, None]
             if SHIFTED:
-                acc += total * tl.load(offsets + head).to(tl.float32)[None, :]
+                acc += total * tl.load(offsets + head).to(tl.float32)[:, None]
     output = block * BLOCK_N + n
     if WHOLE and BIASED:
-        acc += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
-    results = out + (split.to(tl.int64) * rows + m)[:, None] * outputs + output[None, :]
-    tl.store(results, acc.to(out.dtype.element_ty), mask=used & (output < outputs)[None, :])
+        acc += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
+    results = out + (split.to(tl.int64) * rows + m)[None, :] * outputs + output[:, None]
+    tl.store(results, acc.to(out.dtype.element_ty), mask=(m < rows)[None, :] & (output < outputs)[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "outputs"])

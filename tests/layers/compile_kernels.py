@@ -33,6 +33,7 @@ from ssd.layers.triton_states import convolve_kernel, delta_kernel
 CAPABILITIES = tuple(map(int, sys.argv[1:])) or (90, 80)
 _SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
 _SPILLED_WIDE = 256  # in tiles of 64 queries in 16 bits with heads of 256; half as many queries would miss wgmma
+_SPILLED_ROWS = 48  # in packed products of many rows
 _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Programming Guide, compute capabilities)
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
@@ -167,14 +168,23 @@ def main() -> None:
     columns += ("top_k", "top_p", "min_p")
     places = {"PAGE": 16, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}
     compiled("build_kernel", build_kernel, words | places, "bf16", "bf16", **dict.fromkeys(columns, "*i64"))
-    tiles = {"BIASED": True, "WHOLE": False, "UNIT": 32, "SUMMED": 1, "BLOCK_M": 16, "BLOCK_N": 64, "WIDE": False}
+    tiles = {"BIASED": True, "WHOLE": False, "UNIT": 64, "SUMMED": 1, "SUMS": 1, "BLOCK_N": 64, "WIDE": False}
     packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}
-    for name, constants in (
-        ("4 bits with offsets", {"ZERO": 0, "BITS": 4, "E4M3": False, "SHIFTED": True}),
-        ("8 bits", {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
-        ("fp8", {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
+    for name, rows, constants in (
+        ("4 bits with offsets", (8, 16), {"ZERO": 0, "BITS": 4, "E4M3": False, "SHIFTED": True}),
+        ("4 bits", (8, 16, 32), {"ZERO": 8, "BITS": 4, "E4M3": False, "SHIFTED": False}),
+        ("8 bits", (8, 32), {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
+        ("fp8", (8, 16, 32), {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
-        compiled(f"packed, {name}", product_kernel, constants | tiles, "bf16", "fp32", **packed)
+        for count in rows:
+            sizes = constants | tiles | {"BLOCK_M": count}
+            title, spilled = f"packed, {name}, {count} rows", _SPILLED if count < 32 else _SPILLED_ROWS
+            compiled(title, product_kernel, sizes, "bf16", "fp32", 2, spilled, stages=4, **packed)
+        sizes = constants | tiles | {"BLOCK_M": 128}
+        compiled(f"packed, {name}, 128 rows", product_kernel, sizes, "bf16", "fp32", 8, _SPILLED_ROWS, **packed)
+        half = packed | {"x": "*fp16", "bias": "*fp16"}
+        sizes = constants | tiles | {"BLOCK_M": 8}
+        compiled(f"packed, {name}, float16", product_kernel, sizes, "fp16", "fp32", 2, stages=4, **half)
     compiled("sum_kernel", sum_kernel, {"BIASED": True, "SPLITS": 8, "BLOCK": 1024}, "bf16", "bf16", **packed)
     states = dict.fromkeys(("states", "kept", "weight", "bias", "decay", "dt_bias"), "*fp32")
     states |= dict.fromkeys(("changes", "queries"), "*bf16") | dict.fromkeys(("rows", "places", "groups"), "*i64")

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from ssd.kernels.groups import Groups, stacked
-from ssd.layers import linear
+from ssd.layers import linear, quantized
 from ssd.layers.linear import Linear, Table
-from ssd.layers.quantized import FEW_ROWS, PackedProduct, packed_product
+from ssd.layers.quantized import FEW_ROWS, PackedProduct, _codes, _packed, _splits, packed_product
+from ssd.layers.triton_quantized import _numbers
 from tests.kernels.test_groups import drawn as groups_drawn
+from tools.gpu_report.variants import Tuned
 
 OUTPUTS = 70
 # What a result may differ by: half a unit in the last place of its type, of bfloat16 a whole one, as the interpreter
@@ -155,3 +163,91 @@ def test_what_cannot_stay_packed_becomes_the_type_of_the_model(
     assert [record.message for record in caplog.records] == [
         "weights with groups of other than a multiple of 16 inputs cannot stay packed on a GPU: they become bfloat16"
     ]
+
+
+@triton.jit
+def numbers_kernel(
+    words: tl.tensor, out: tl.tensor, PLACE: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr, E4M3: tl.constexpr
+) -> None:
+    """Write the numbers at one place of words [16, 8]."""
+    row = tl.arange(0, 16)[:, None]
+    found = _numbers(tl.load(words + row * 8 + tl.arange(0, 8)), PLACE, ZERO, BITS, E4M3, out.dtype.element_ty)
+    tl.store(out + row * 16 + tl.arange(0, 16), found)
+
+
+class Ptx:
+    """The instructions of `_pairs`, by the PTX manual: lop3 with the table 0xEA, then a fused multiply-add of two."""
+
+    def __init__(self, data: Sequence[np.ndarray], kind: str) -> None:
+        bits, mask, more, factor, shift = (part.astype(np.int64) & 0xFFFFFFFF for part in data)
+        pairs, self.type = (bits & mask) | more, {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[kind]
+        low, high = (self.fused(*(part >> by & 0xFFFF for part in (pairs, factor, shift))) for by in (0, 16))
+        self.handle = TensorHandle((low | high << 16).astype(np.uint32).view(np.int32), tl.int32)
+
+    def fused(self, *bits: np.ndarray) -> np.ndarray:
+        one, factor, more = (torch.from_numpy(part.astype(np.int16)).view(self.type).double() for part in bits)
+        return (one * factor + more).to(self.type).view(torch.int16).numpy().astype(np.int64) & 0xFFFF
+
+    def get_result(self, place: int) -> TensorHandle:
+        return self.handle
+
+
+@pytest.fixture
+def ptx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter run the instructions."""
+
+    def run(builder: object, asm: str, constraints: str, values: Sequence[TensorHandle], *_: object) -> Ptx:
+        found = re.fullmatch(r"{.reg .b32 t; lop3.b32 t, \$1, \$2, \$3, 0xEA; fma.rn.(\w+) \$0, t, \$4, \$5;}", asm)
+        assert found is not None, asm
+        return Ptx([value.data for value in values], found[1])
+
+    monkeypatch.setattr(InterpreterBuilder, "create_inline_asm", run, raising=False)
+
+
+@pytest.mark.usefixtures("ptx")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("bits", "zero"), [(4, 0), (4, 8), (4, 12), (4, 15), (8, 0), (8, 128), (8, None)], ids=str)
+def test_every_code_becomes_its_number(bits: int, zero: int | None, dtype: torch.dtype) -> None:
+    """In float32 by arithmetic, in 16 bits by a GPU's instructions for two numbers. FP8's NaN become -480 and 480."""
+    e4m3, places = zero is None, 16 // bits
+    codes = torch.arange(256).remainder(1 << bits).byte().view(16, 16).repeat(1, places)
+    codes = torch.stack([codes[:, at::places].flatten().roll(at) for at in range(places)], dim=1)
+    laid = codes.view(16, 16, places).transpose(1, 2).flatten(1)  # a place after the other
+    words = _packed(laid, 16, bits, e4m3)[0, 0, :16].contiguous()
+    assert torch.equal(_codes(words[:, None], bits, e4m3), laid)
+    for place in range(places):
+        numbers_kernel[1,](words, got := torch.empty(16, 16, dtype=dtype), place, zero or 0, bits, e4m3)
+        expected = laid.view(16, places, 16)[:, place].contiguous()
+        if e4m3:
+            numbers = expected.view(torch.float8_e4m3fn).float()
+            numbers = torch.where(numbers.isnan(), torch.where(expected > 127, -480.0, 480.0), numbers)
+        else:
+            numbers = expected.float() - zero
+        assert torch.equal(got.float(), numbers)
+        assert torch.equal(got.signbit(), numbers.signbit())
+
+
+@pytest.mark.usefixtures("ptx")
+@pytest.mark.parametrize("kind", [(4, 16, 192), (4, 64, 512), (8, 32, 256), (8, 64, 192)], ids=str)
+def test_products_with_a_gpus_instructions(kind: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16, as the interpreter multiplies no bfloat16."""
+    monkeypatch.setattr(quantized, "product_kernel", Tuned(quantized.product_kernel, {"WIDE": False}))
+    for weight in (drawn(*kind), drawn(*kind, shifted=True), floats(*kind[1:])):
+        check(weight, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "splits"),
+    [(448, 32, 2), (96, 32, 8), (64, 32, 8), (64, 112, 8), (2004, 32, 1), (400, 32, 4)],
+    ids=["gate_up", "qkv", "o", "down", "head", "400 blocks"],
+)
+def test_multiprocessors_get_about_as_many_tiles(blocks: int, tiles: int, splits: int) -> None:
+    """Of an 8B model in FP8, by 132 multiprocessors. With one split of gate_up the busiest would have 18 % more."""
+    assert _splits(blocks, tiles, 132) == splits
+    busiest = -(-blocks * splits // 132) * -(-tiles // splits)
+    assert busiest <= 1.08 * blocks * tiles / 132
+
+
+def test_few_tiles_are_not_split() -> None:
+    assert _splits(2, 3, 132) == 1
+    assert _splits(1, 8, 132) == 4

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+FP8 = "fp8", (8, 16, 32)
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.thorough
@@ -53,9 +55,11 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, capability: int) -> None:
         "decide_kernel",
         "recent_kernel",
         "build_kernel",
-        "packed, 4 bits with offsets: mma.sync, copies ahead",
-        "packed, 8 bits: mma.sync, copies ahead",
-        "packed, fp8: mma.sync, copies ahead",
+        *(
+            f"packed, {kind}, {rows}: {'wgmma' if rows == '128 rows' else 'mma.sync'}, copies ahead"
+            for kind, counts in (("4 bits with offsets", (8, 16)), ("4 bits", (8, 16, 32)), ("8 bits", (8, 32)), FP8)
+            for rows in (*(f"{count} rows" for count in (*counts, 128)), "float16")
+        ),
         "sum_kernel",
         "convolve_kernel",
         "delta_kernel",

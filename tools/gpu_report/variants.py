@@ -17,7 +17,7 @@ _LAUNCHES = 200
 _WARPS, _PRODUCT_WARPS, _STAGES = (4, 8, 16), (2, 4, 8), (2, 3, 4, 6)
 
 
-class _Tuned:
+class Tuned:
     """A kernel whose launches take other options."""
 
     def __init__(self, kernel: Any, options: dict[str, int]) -> None:
@@ -36,7 +36,7 @@ def rows(job: Job) -> Iterator[Row]:
         norm = torch.ones(width, device=device), 1e-6
         found = {}
         for count in _WARPS:
-            triton_fused.norm_kernel = _Tuned(norm_kernel, {"num_warps": count})
+            triton_fused.norm_kernel = Tuned(norm_kernel, {"num_warps": count})
             graph = captured(lambda x=x, added=added, norm=norm: _norms(x, norm, added))
             found[f"{count} warps"] = 1e6 * device_seconds(graph, 10) / _LAUNCHES
         triton_fused.norm_kernel = norm_kernel
@@ -50,7 +50,7 @@ def rows(job: Job) -> Iterator[Row]:
             for count in _PRODUCT_WARPS:
                 found = {}
                 for stage in _STAGES:
-                    quantized.product_kernel = _Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
+                    quantized.product_kernel = Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
                     graph = captured(lambda x=x, products=products: [product(x) for product in products])
                     found[f"{stage} stages"] = 1e6 * device_seconds(graph, 5) / len(products)
                 yield {"name": f"{name}, {kind}, {count} warps", **found}
