@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import tools.gpu_report.__main__ as gpu_report
+from ssd.kernels.groups import Groups
 from tests.faults.engine import gone
 from tools import processes
+from tools.gpu_report import gemm
 from tools.gpu_report.audit import difference, row_of
 from tools.gpu_report.job import Job
 from tools.gpu_report.programmes import CALLS, EVERYTHING, Step
@@ -61,6 +63,56 @@ def test_some_parts_alone_are_in_the_report(tmp_path: Path) -> None:
     assert [part.state for part in parts] == ["done", "done"]
     text = (tmp_path / "report.md").read_text()
     assert "Nothing is wrong in what was run." in text and "| K = 7 | 72 |" in text
+
+
+@pytest.mark.thorough
+def test_products_of_few_bits_are_checked_and_a_library_that_is_not_there_stops_none(tmp_path: Path) -> None:
+    """By Triton's interpreter. `--only` names a step of a programme, without its call."""
+    report(tmp_path, "--only", "gemm, few bits")
+    (part,) = parts_of(tmp_path, [step for step in CALLS["2a"] if step.title == "gemm, few bits"])
+    rows = {row["name"]: row for row in part.rows}
+    assert part.state == "done" and len(rows) == 5 * 6
+    for kind in ("fp8", "int4"):
+        found = rows[f"tiny gate_up, {kind}"]
+        assert found["ok"] and 0 < found["off"] < 0.01
+        assert found["same in any batch"] and found["same at any place of 16"]
+        assert all(found[f"of_copy at {count}"] > 0 for count in (1, 8, 16))
+        assert rows[f"tiny gate_up, {kind}, humming"]["not run"]
+
+
+def test_a_wrong_product_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(gemm, "_product", lambda kind, weight: lambda x: 1.05 * (x @ weight.dequantized().T))
+    assert gemm._off("int4", (64, 128), x)["ok"] is False
+    monkeypatch.setattr(gemm, "_product", lambda kind, weight: lambda x: x @ weight.dequantized().T)
+    assert gemm._off("int4", (64, 128), x)["ok"] is True
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_humming_kernels_takes_what_the_report_gives_it(kind: str) -> None:
+    """The package's own description of the tensors, and its parameters. Its kernels need a GPU."""
+    layer, schema = pytest.importorskip("humming.layer"), pytest.importorskip("humming.schema")
+    config = pytest.importorskip("humming.config").ComputeConfig
+    weight = gemm._made_weight(kind, (128, 256), torch.device("cpu"))
+    assert isinstance(weight, Groups)
+    asked = schema.BaseWeightSchema.from_config(gemm.hummed_config(weight)).get_tensors_attrs(128, 256, torch.bfloat16)
+    given = gemm.hummed_tensors(weight)
+    assert {name: (attrs["shape"], attrs["dtype"]) for name, attrs in asked.items()} == {
+        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in given.items()
+    }
+    assert {"shape_n", "shape_k", "weight_config", "torch_dtype"} <= set(
+        inspect.signature(layer.HummingLayer).parameters
+    )
+    assert "compute_config" in inspect.signature(layer.HummingLayer.forward).parameters
+    assert config(use_batch_invariant=True, gemm_type="dense").use_batch_invariant
+
+
+def test_codes_for_humming_kernels_lie_from_the_lowest_bits_up() -> None:
+    codes = torch.arange(16, dtype=torch.uint8)[None]
+    words = gemm.hummed_tensors(Groups(codes, torch.ones(1, 1), None, zero=8))["weight"]
+    assert [words[0, 0].item() >> 4 * place & 15 for place in range(8)] == list(range(8))
+    words = gemm.hummed_tensors(Groups(codes, torch.ones(1, 1), None, e4m3=True))["weight"]
+    assert words[0, 1].item() == 0x07060504
 
 
 @pytest.mark.thorough

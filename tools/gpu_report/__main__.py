@@ -42,7 +42,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 @click.command(help=__doc__)
 @click.option("--call", "calls", type=click.Choice(list(CALLS)), multiple=True, help="Of a programme: its steps.")
-@click.option("--only", multiple=True, help="These steps alone, in this order.")
+@click.option("--only", multiple=True, help="These steps alone, in this order; without --call those of all calls.")
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--draft-device", "draft_devices", multiple=True, help="Again for another. Default: --device, and cpu.")
 @click.option("--target", help="With --draft: a pair with real texts. Default: a made one.")
@@ -73,10 +73,12 @@ def main(
     if (target is None) != (draft is None):
         raise click.UsageError("--target and --draft belong together")
     plan = tuple(step for call in calls for step in CALLS[call]) or EVERYTHING
-    unknown = set(only) - {step.title for step in plan}
+    known = {step.title: step for step in ([] if calls else [step for each in CALLS.values() for step in each])}
+    known |= {step.title: step for step in plan}
+    unknown = set(only) - known.keys()
     if unknown:
-        raise click.UsageError(f"no step {min(unknown)!r}; there are {', '.join(step.title for step in plan)}")
-    chosen = [step for title in only for step in plan if step.title == title] or plan
+        raise click.UsageError(f"no step {min(unknown)!r}; there are {', '.join(known)}")
+    chosen = [known[title] for title in only] or plan
     plan = tuple(msgspec.structs.replace(step, seconds=slower * step.seconds) for step in chosen)
     end = time.monotonic() + (sum(step.seconds + _END_S for step in plan) if seconds is None else seconds)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,12 @@
-"""Time the products of known models at few rows, and look whether a row's bits depend on its place."""
+"""Time the products of known models at few rows, and look whether a row's bits depend on its place.
+
+A kind is a type of weights: bf16 by torch (cuBLAS), fp8 and int4 by the engine's packed products. With ", humming"
+behind it the package humming-kernels multiplies, in its batch-invariant mode, with ", humming, varying" in its own
+choice of kernels. The engine does not use that package: these rows tell whether it should."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -10,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.kernels.groups import Groups
-from ssd.layers.quantized import packed_product
 from tools.gpu_report.job import TINY, Job, Row
-from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds
+from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds, timed
 from tools.inflate.sizes import LIKE, Like
 
 Product = Callable[[Tensor], Tensor]
@@ -21,22 +25,38 @@ BITS = {"bf16": 16, "fp8": 8, "int4": 4}
 _MODELS = ("llama-8b", "qwen3-32b")
 # Bytes of the weights that take turns: several times the L2 cache.
 _ROTATED = 2**30
+_MOST_OFF = 0.02  # of the largest result: humming-kernels rounds each weight to 16 bits, the engine none
 
 
-def rows(job: Job, *, counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Iterator[Row]:
-    """Yield a row for each weight and kind: microseconds by number of rows, and the share of the copy bandwidth at 8.
+def rows(
+    job: Job,
+    *,
+    counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    kinds: Sequence[str] = tuple(BITS),
+    models: Sequence[str] = _MODELS,
+) -> Iterator[Row]:
+    """Yield a row for each weight and kind: microseconds by number of rows, and the share of the copy bandwidth.
 
-    bf16 is torch's product (cuBLAS); the others are the engine's packed products with bf16 inputs. Weights take turns
-    so that no cache holds them."""
-    likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in _MODELS}
-    rotated = 2**16 if job.tiny else _ROTATED
+    Weights take turns so that no cache holds them. On a CPU, which has no such kernels, Triton's interpreter runs."""
     device = torch.device(job.device)
-    rate = copy_bandwidth(device, 16 * rotated if job.tiny else 2**32, 10)
+    if device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in models}
+    rotated = 2**14 if job.tiny else _ROTATED
+    rate = copy_bandwidth(device, 2**20 if job.tiny else 2**32, 10)
     for model, like in likes.items():
-        for name, (outputs, inputs) in shapes(like).items():
-            if job.left() < 0:
-                return
-            yield from _product(f"{model} {name}", (outputs, inputs), counts, rotated, rate, device)
+        for name, shape in shapes(like).items():
+            for kind in kinds:
+                if job.left() < 0:
+                    return
+                try:
+                    yield {"name": f"{model} {name}, {kind}", **_found(kind, shape, counts, rotated, rate, device)}
+                except Exception as error:
+                    if "humming" not in kind:
+                        raise
+                    yield {"name": f"{model} {name}, {kind}", "not run": f"{type(error).__name__}: {error}"[:300]}
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
 
 
 def shapes(like: Like) -> dict[str, tuple[int, int]]:
@@ -52,32 +72,24 @@ def shapes(like: Like) -> dict[str, tuple[int, int]]:
     }
 
 
-def _product(
-    name: str,
-    shape: tuple[int, int],
-    counts: Sequence[int],
-    rotated: int,
-    rate: float,
-    device: torch.device,
-) -> Iterator[Row]:
-    size = shape[0] * shape[1]
+def _found(
+    kind: str, shape: tuple[int, int], counts: Sequence[int], rotated: int, rate: float, device: torch.device
+) -> Row:
+    """Time one kind of products and look at its results."""
+    bits = BITS[kind.partition(",")[0]]
+    read = shape[0] * shape[1] * bits / 8
     inputs = torch.randn(max(counts), shape[1], device=device, dtype=torch.bfloat16)
-    for kind, bits in BITS.items():
-        products = [made_product(kind, shape, device) for _ in range(max(1, min(64, rotated * 8 // (size * bits))))]
-        found = {}
-        for count in counts:
-            graph = captured(partial(_run, products, inputs[:count]))
-            found[count] = 1e6 * device_seconds(graph, 5) / len(products)
-        read = size * bits / 8
-        yield {
-            "name": f"{name}, {kind}",
-            **{f"us at {count}": found[count] for count in counts},
-            **({"of_copy at 8": read / found[8] * 1e6 / rate} if 8 in found else {}),
-            "mb": read / 1e6,
-            **_same_bits(products[0], inputs),
-        }
-        del products
-        torch.cuda.empty_cache()
+    products = [made_product(kind, shape, device) for _ in range(max(1, min(64, int(rotated / read))))]
+    found: Row = {}
+    for count in counts:
+        seconds = _seconds(partial(_run, products, inputs[:count]), device) / len(products)
+        found |= {f"us at {count}": 1e6 * seconds, f"of_copy at {count}": read / seconds / rate}
+    return {**found, "mb": read / 1e6, **_off(kind, shape, inputs), **_same_bits(products[0], inputs)}
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    work()  # compiles
+    return timed(work, device, 1)[0] if device.type == "cpu" else device_seconds(captured(work), 5)
 
 
 def _run(products: Sequence[Product], inputs: Tensor) -> None:
@@ -86,16 +98,61 @@ def _run(products: Sequence[Product], inputs: Tensor) -> None:
 
 
 def made_product(kind: str, shape: tuple[int, int], device: torch.device) -> Product:
+    """Make a product with a random weight."""
+    weight = _made_weight(kind, shape, device)
+    return partial(F.linear, weight=weight) if isinstance(weight, Tensor) else _product(kind, weight)
+
+
+def _made_weight(kind: str, shape: tuple[int, int], device: torch.device) -> Tensor | Groups:
     if kind == "bf16":
-        weight = torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, 0.02)
-        return lambda x: F.linear(x, weight)
-    most = 16 if kind == "int4" else 120  # below the NaN of e4m3
+        return torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, 0.02)
+    e4m3 = kind.startswith("fp8")
+    most = 120 if e4m3 else 16  # below the NaN of e4m3
     codes = torch.randint(0, most, shape, device=device, dtype=torch.uint8)
     steps = torch.full((shape[0], shape[1] // GROUP), 2.0**-8, device=device)
-    e4m3 = kind == "fp8"
-    return packed_product(
-        Groups(codes, steps, None, zero=0 if e4m3 else 8, e4m3=e4m3, dtype=torch.bfloat16)  # type: ignore[arg-type]
-    )
+    return Groups(codes, steps, None, zero=0 if e4m3 else 8, e4m3=e4m3, dtype=torch.bfloat16)
+
+
+def _product(kind: str, weight: Groups) -> Product:
+    if "humming" in kind:
+        return _hummed(weight, invariant="varying" not in kind)
+    from ssd.layers.quantized import packed_product  # after the choice of Triton's interpreter
+
+    return packed_product(weight)
+
+
+def _hummed(weight: Groups, invariant: bool) -> Product:
+    """Return the product of humming-kernels, which compiles on its first call for a number of rows."""
+    from humming.layer import HummingLayer
+
+    outputs, inputs = weight.shape
+    config = hummed_config(weight)
+    layer = HummingLayer(shape_n=outputs, shape_k=inputs, weight_config=config, torch_dtype=torch.bfloat16).cuda()
+    layer.load_from_tensors(hummed_tensors(weight))
+    layer.transform()
+    return partial(layer, compute_config={"use_batch_invariant": invariant, "gemm_type": "dense"})
+
+
+def hummed_config(weight: Groups) -> dict[str, str | int]:
+    """Return the description of a weight for humming-kernels: its int4 is a code from 0 to 15, less 8."""
+    return {"quant_method": "humming", "dtype": "float8e4m3" if weight.e4m3 else "int4", "group_size": weight.group}
+
+
+def hummed_tensors(weight: Groups) -> dict[str, Tensor]:
+    """Return a weight's tensors for humming-kernels: inputs one after another in int32, from the lowest bits up."""
+    codes = weight.codes if weight.e4m3 else weight.codes[:, ::2] | weight.codes[:, 1::2] << 4
+    return {"weight": codes.contiguous().view(torch.int32), "weight_scale": weight.steps.bfloat16()}
+
+
+def _off(kind: str, shape: tuple[int, int], inputs: Tensor) -> Row:
+    """Compare a product with that of the weight in float32: the largest difference over the largest result."""
+    weight = _made_weight(kind, shape, inputs.device)
+    if isinstance(weight, Tensor):
+        return {}
+    x = inputs[:8]
+    expected = x.float() @ weight.dequantized().float().T
+    off = float((_product(kind, weight)(x) - expected).abs().max() / expected.abs().max())
+    return {"off": off, "ok": off < _MOST_OFF}
 
 
 def _same_bits(product: Product, inputs: Tensor) -> Row:

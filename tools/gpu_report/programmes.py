@@ -202,12 +202,21 @@ def _modes(name: str, seconds: float, prediction: str, environment: dict[str, st
     return Step("modes", seconds, f"modes, {name}", chosen | options, environment, seconds * 0.7, prediction)
 
 
+FEW_BITS = tuple(bits + by for bits in ("fp8", "int4") for by in ("", ", humming", ", humming, varying"))
 _KERNELS = (
     _verification("plain"),
     _verification("dependent launches", "8B batch 1: -.25 ms.", SSD_PDL="1"),
     _verification("plain again"),
     _verification("dependent launches again", SSD_PDL="1"),
-    Step("variants", 60.0, expected=25, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
+    Step("variants", 90.0, expected=45, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
+    Step(
+        "gemm",
+        120.0,
+        "gemm, few bits",
+        {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)},
+        expected=75,
+        prediction="gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
+    ),
     Step(
         "forward",
         60.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from tools.gpu_report.timing import captured, device_seconds
 from tools.inflate.sizes import LIKE
 
 _LAUNCHES = 200
-_WARPS, _PRODUCT_WARPS, _STAGES = (4, 8, 16), (2, 4, 8), (2, 3, 4, 6)
+_WARPS, _PRODUCT_WARPS, _STAGES, _OUTPUTS = (4, 8, 16), (2, 4), (2, 3, 4, 6), (64, 128)
 
 
 class Tuned:
@@ -28,7 +29,7 @@ class Tuned:
 
 
 def rows(job: Job) -> Iterator[Row]:
-    """Yield microseconds of a norm of 8 rows by warps, then of packed products of 8 rows by warps and stages."""
+    """Yield microseconds of a norm of 8 rows by warps, then of packed products by outputs, warps and stages."""
     like = TINY if job.tiny else LIKE["llama-8b"]
     device, norm_kernel = torch.device(job.device), triton_fused.norm_kernel
     for width in {like.sizes.hidden_size, 5120}:
@@ -41,22 +42,22 @@ def rows(job: Job) -> Iterator[Row]:
             found[f"{count} warps"] = 1e6 * device_seconds(graph, 10) / _LAUNCHES
         triton_fused.norm_kernel = norm_kernel
         yield {"name": f"norm of {width}", **found}
-    product_kernel = quantized.product_kernel
-    for kind in ("fp8", "int4"):
-        for name in ("qkv", "gate_up"):
-            shape = shapes(like)[name]
-            products = [made_product(kind, shape, device) for _ in range(2 if job.tiny else 8)]
-            x = torch.randn(8, shape[1], device=device, dtype=torch.bfloat16)
-            for count in _PRODUCT_WARPS:
-                found = {}
-                for stage in _STAGES:
-                    quantized.product_kernel = Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
-                    graph = captured(lambda x=x, products=products: [product(x) for product in products])
-                    found[f"{stage} stages"] = 1e6 * device_seconds(graph, 5) / len(products)
-                yield {"name": f"{name}, {kind}, {count} warps", **found}
-            quantized.product_kernel = product_kernel
-            if job.left() < 0:
-                return
+    product_kernel, own = quantized.product_kernel, quantized.BLOCK_N
+    for kind, name, outputs in product(("fp8", "int4"), ("qkv", "gate_up"), _OUTPUTS):
+        quantized.BLOCK_N = outputs
+        shape = shapes(like)[name]
+        products = [made_product(kind, shape, device) for _ in range(2 if job.tiny else 8)]
+        x = torch.randn(8, shape[1], device=device, dtype=torch.bfloat16)
+        for count in _PRODUCT_WARPS:
+            found = {}
+            for stage in _STAGES:
+                quantized.product_kernel = Tuned(product_kernel, {"num_warps": count, "num_stages": stage})
+                graph = captured(lambda x=x, products=products: [each(x) for each in products])
+                found[f"{stage} stages"] = 1e6 * device_seconds(graph, 5) / len(products)
+            yield {"name": f"{name}, {kind}, {outputs} outputs, {count} warps", **found}
+        quantized.product_kernel, quantized.BLOCK_N = product_kernel, own
+        if job.left() < 0:
+            return
 
 
 def _norms(x: torch.Tensor, norm: triton_fused.Norm, added: torch.Tensor) -> None:
