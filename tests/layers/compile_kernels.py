@@ -2,8 +2,9 @@
 
 Arguments: the capabilities to compile for, 90 and 80 by default.
 
-Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant: how it multiplies and loads. Fails
-where one needs more shared memory than there is, or spills registers.
+Without TRITON_INTERPRET, in a process of its own. Prints a line for each variant: how it multiplies and loads, and for
+sm_90 the instructions a weight that a loop over packed weights takes. Fails where one needs more shared memory than
+there is, spills registers, or takes more instructions than it should.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ CAPABILITIES = tuple(map(int, sys.argv[1:])) or (90, 80)
 _SPILLED = 16  # bytes a thread: a few registers of an attention on sm_80
 _SPILLED_WIDE = 256  # in tiles of 64 queries in 16 bits with heads of 256; half as many queries would miss wgmma
 _SPILLED_ROWS = 48  # in packed products of many rows
+_SPILLED_SUMS = 800  # in those with offsets on sm_80, where 128 rows' sums do not fit beside the products
 _SHARED = {90: 232448, 80: 166912}  # bytes that a program may have (CUDA C++ Programming Guide, compute capabilities)
 _NUMBERS = {"scale": "fp32", "softcap": "fp32", "positions": "*i64", "seen": "*i64", "slots": "*i64"}
 _NUMBERS |= {"least": "fp32", "behind_least": "fp32"}
 _POINTERS = ("table", "sequences", "starts")
 _ALIGNED = ("q", "keys", "values", "out", "kv_stride", "q_stride", "q_head_stride", "x", "weight", "x_stride")
-_ALIGNED += ("weight_stride", "parts", "outputs")
+_ALIGNED += ("weight_stride", "parts", "outputs", "codes", "steps", "offsets", "bias")
 
 
 def compiled(
@@ -51,10 +53,11 @@ def compiled(
     warps: int = 4,
     most_spilled: int = _SPILLED,
     stages: int = 2,
+    most_instructions: float = 0.0,
     **types: str,
 ) -> None:
     """Compile a kernel for these constants and print what came of it. `element` and `result` are the types that it
-    reads and writes, `types` others."""
+    reads and writes, `types` others. `most_instructions`: of a packed product's loop on sm_90, a weight."""
     elements = {"q", "keys", "values", "x", "added", "total", "gate_up", "cos", "sin", "logits"}
     floats = {"totals", "parts", "part_totals", "weight", "behind", "q_weight", "k_weight", "inverse", "lowest"}
     constants = constants | ({"PDL": False} if "PDL" in kernel.arg_names else {})
@@ -94,6 +97,11 @@ def compiled(
         found += ["copies ahead"] if "cp.async" in code else []
         spilled = _spilled(code, capability)
         assert spilled <= most_spilled, (title, spilled)
+        if most_instructions and capability == 90:
+            tile = constants["BLOCK_N"] * constants["UNIT"] * 16 // constants["BITS"]
+            each = _loop(made.asm["cubin"]) * 32 * warps / tile
+            assert each <= most_instructions, (title, each)
+            found.append(f"{each:.2f} instructions a weight")
         print(f"sm_{capability} {title}: {', '.join(found)}".removesuffix(": "))
 
 
@@ -126,6 +134,18 @@ def _spilled(code: str, capability: int) -> int:
         command = [str(assembler), "-v", f"--gpu-name={target}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+
+
+def _loop(cubin: bytes) -> int:
+    """The instructions of the longest loop."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([str(tool), "-sass", file.name], check=True, capture_output=True, text=True).stdout
+    lines = [(int(at, 16), code) for at, code in re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", said, re.M)]
+    jumps = [(int(to[1], 16), at) for at, code in lines if (to := re.search(r"BRA.* 0x([0-9a-f]+)", code))]
+    return max(sum(begin <= at <= end for at, _ in lines) for begin, end in jumps)
 
 
 def main() -> None:
@@ -171,17 +191,18 @@ def main() -> None:
     tiles = {"BIASED": True, "WHOLE": False, "UNIT": 64, "SUMMED": 1, "SUMS": 1, "BLOCK_N": 64, "WIDE": False}
     packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}
     for name, rows, constants in (
-        ("4 bits with offsets", (8, 16), {"ZERO": 0, "BITS": 4, "E4M3": False, "SHIFTED": True}),
-        ("4 bits", (8, 16, 32), {"ZERO": 8, "BITS": 4, "E4M3": False, "SHIFTED": False}),
-        ("8 bits", (8, 32), {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
-        ("fp8", (8, 16, 32), {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
+        ("4 bits with offsets", {8: 3.0, 16: 4.0}, {"ZERO": 0, "BITS": 4, "E4M3": False, "SHIFTED": True}),
+        ("4 bits", {8: 2.5, 16: 3.1, 32: 4.3}, {"ZERO": 8, "BITS": 4, "E4M3": False, "SHIFTED": False}),
+        ("8 bits", {8: 3.6, 32: 5.5}, {"ZERO": 128, "BITS": 8, "E4M3": False, "SHIFTED": False}),
+        ("fp8", {8: 3.2, 16: 3.7, 32: 4.9}, {"ZERO": 0, "BITS": 8, "E4M3": True, "SHIFTED": False}),
     ):
-        for count in rows:
+        for count, most in rows.items():
             sizes = constants | tiles | {"BLOCK_M": count}
             title, spilled = f"packed, {name}, {count} rows", _SPILLED if count < 32 else _SPILLED_ROWS
-            compiled(title, product_kernel, sizes, "bf16", "fp32", 2, spilled, stages=4, **packed)
+            compiled(title, product_kernel, sizes, "bf16", "fp32", 2, spilled, 4, most, **packed)
         sizes = constants | tiles | {"BLOCK_M": 128}
-        compiled(f"packed, {name}, 128 rows", product_kernel, sizes, "bf16", "fp32", 8, _SPILLED_ROWS, **packed)
+        spilled = _SPILLED_SUMS if constants["SHIFTED"] else _SPILLED_ROWS
+        compiled(f"packed, {name}, 128 rows", product_kernel, sizes, "bf16", "fp32", 8, spilled, **packed)
         half = packed | {"x": "*fp16", "bias": "*fp16"}
         sizes = constants | tiles | {"BLOCK_M": 8}
         compiled(f"packed, {name}, float16", product_kernel, sizes, "fp16", "fp32", 2, stages=4, **half)
