@@ -22,8 +22,9 @@ BLOCK_N = 64
 _UNITS = 64, 32, 16
 _MOST_SPLITS = 8
 # Programs that keep a multiprocessor busy, and fewest tiles of inputs of one.
-_OCCUPANCY, _LEAST_TILES = 4, 2
-_MORE_LOAD = 1.05  # how much more than the least work the busiest multiprocessor may have, for fewer splits
+_OCCUPANCY, _LEAST_TILES = 3, 2
+# Tiles that a multiprocessor reads while it writes and reads a split's part of 16 rows, and in a launch to add them up.
+_PART, _LAUNCH = 1, 4
 
 
 def takes(weight: Grouped) -> bool:
@@ -131,11 +132,15 @@ class PackedProduct:
 
 
 def _splits(blocks: int, tiles: int, processors: int) -> int:
-    """Return the number of splits of the tiles that gives all multiprocessors about as many tiles."""
+    """Return the number of splits of the tiles with the least work for the busiest multiprocessor."""
     most = min(_MOST_SPLITS, max(1, tiles // _LEAST_TILES))
-    counts = range(min(most, -(-_OCCUPANCY * processors // blocks)), most + 1)
-    loads = [-(-blocks * count // processors) * -(-tiles // count) for count in counts]
-    return next(count for count, load in zip(counts, loads, strict=True) if load <= _MORE_LOAD * min(loads))
+    least = min(most, -(-_OCCUPANCY * processors // blocks))
+
+    def work(splits: int) -> int:
+        adding = splits > 1
+        return -(-blocks * splits // processors) * (-(-tiles // splits) + _PART * adding) + _LAUNCH * adding
+
+    return min(range(least, most + 1), key=work)
 
 
 def _packed(codes: Tensor, unit: int, bits: int, e4m3: bool) -> Tensor:

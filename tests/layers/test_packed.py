@@ -238,14 +238,20 @@ def test_products_with_a_gpus_instructions(kind: tuple[int, int, int], monkeypat
 
 @pytest.mark.parametrize(
     ("blocks", "tiles", "splits"),
-    [(448, 32, 2), (96, 32, 8), (64, 32, 8), (64, 112, 8), (2004, 32, 1), (400, 32, 4)],
-    ids=["gate_up", "qkv", "o", "down", "head", "400 blocks"],
+    [(96, 32, 8), (64, 32, 8), (64, 112, 8), (2004, 32, 1)],
+    ids=["qkv", "o", "down", "head"],
 )
 def test_multiprocessors_get_about_as_many_tiles(blocks: int, tiles: int, splits: int) -> None:
-    """Of an 8B model in FP8, by 132 multiprocessors. With one split of gate_up the busiest would have 18 % more."""
+    """Of an 8B model in FP8, by 132 multiprocessors."""
     assert _splits(blocks, tiles, 132) == splits
     busiest = -(-blocks * splits // 132) * -(-tiles // splits)
-    assert busiest <= 1.08 * blocks * tiles / 132
+    assert busiest <= 1.06 * blocks * tiles / 132
+
+
+def test_two_splits_of_gate_up_cost_less_than_they_bring_in_fp8_but_not_in_4_bits() -> None:
+    """Of 8B: without splits the busiest multiprocessor has 18 % more tiles than the mean; parts must be added up."""
+    assert _splits(448, 32, 132) == 2
+    assert _splits(448, 16, 132) == 1
 
 
 def test_few_tiles_are_not_split() -> None:

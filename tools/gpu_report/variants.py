@@ -12,10 +12,11 @@ from ssd.layers import quantized, triton_fused
 from tools.gpu_report.gemm import made_product, shapes
 from tools.gpu_report.job import TINY, Job, Row
 from tools.gpu_report.timing import captured, device_seconds
-from tools.inflate.sizes import LIKE
+from tools.inflate.sizes import LIKE, Like
 
 _LAUNCHES = 200
 _WARPS, _PRODUCT_WARPS, _STAGES, _OUTPUTS = (4, 8, 16), (2, 4), (2, 3, 4, 6), (64, 128)
+_SPLITS = (1, 2, 4, 8)
 
 
 class Tuned:
@@ -29,7 +30,7 @@ class Tuned:
 
 
 def rows(job: Job) -> Iterator[Row]:
-    """Yield microseconds of a norm of 8 rows by warps, then of packed products by outputs, warps and stages."""
+    """Yield microseconds of a norm of 8 rows by warps, then of packed products by outputs, warps, stages and splits."""
     like = TINY if job.tiny else LIKE["llama-8b"]
     device, norm_kernel = torch.device(job.device), triton_fused.norm_kernel
     for width in {like.sizes.hidden_size, 5120}:
@@ -58,6 +59,23 @@ def rows(job: Job) -> Iterator[Row]:
         quantized.product_kernel, quantized.BLOCK_N = product_kernel, own
         if job.left() < 0:
             return
+    yield from _of_splits(like, device)
+
+
+def _of_splits(like: Like, device: torch.device) -> Iterator[Row]:
+    """Yield microseconds of a packed product of 8 and 64 rows by the number of splits, which the engine reckons."""
+    chosen = quantized._splits
+    for kind, name in product(("fp8", "int4"), ("qkv", "o", "gate_up", "down")):
+        found = {}
+        for splits in _SPLITS:
+            quantized._splits = lambda blocks, tiles, processors, splits=splits: min(splits, tiles)
+            products = [made_product(kind, shapes(like)[name], device) for _ in range(8)]
+            for count in (8, 64):
+                x = torch.randn(count, shapes(like)[name][1], device=device, dtype=torch.bfloat16)
+                graph = captured(lambda x=x, products=products: [each(x) for each in products])
+                found[f"{splits} splits, {count} rows"] = 1e6 * device_seconds(graph, 5) / len(products)
+        quantized._splits = chosen
+        yield {"name": f"{name}, {kind}, splits", **found}
 
 
 def _norms(x: torch.Tensor, norm: triton_fused.Norm, added: torch.Tensor) -> None:
