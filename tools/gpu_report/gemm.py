@@ -42,6 +42,7 @@ def rows(
     device = torch.device(job.device)
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+        counts = [count for count in counts if count <= 16]  # more take too long there
     likes = {"tiny": TINY} if job.tiny else {name: LIKE[name] for name in models}
     rotated = 2**12 if job.tiny else _ROTATED
     rate = copy_bandwidth(device, 2**20 if job.tiny else 2**32, 10)
