@@ -101,7 +101,6 @@ def plain(settings: Sequence[Setting]) -> Setting | None:
 def _compared(
     setting: Setting, answers: Sequence[Completion], reference: Sequence[Completion], temperature: float
 ) -> Row:
-    """Count the answers with the ids of `ar`; None if the sampler's ids may differ."""
     if setting.speculation.mode != "ar" and not setting.speculation.rule(temperature).emits_samples:
         return {"answers": len(answers), "equal_to_ar": None}
     pairs = zip(answers, reference, strict=True)

@@ -100,6 +100,7 @@ class Cascade:
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
+    """Append the guesses to the row, as outputs; drop them if there are no pages for them."""
     (tree, row), guessed = path, frontier.guessed
     del guessed[reserved(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]

@@ -70,9 +70,10 @@ class ChainScheduler:
             tree.ended = tree.reached < tree.least
 
     def growing(self, trees: Collection[Tree], most: int) -> tuple[list[Growing], list[Growing]]:
-        """Choose at most `most` chains that the next step makes longer, worth its time; return them, and the new ones.
+        """Choose the chains that the next step makes longer, those worth its time; return them, and the new ones.
 
-        A new outcome gets a cell and a board entry when it pays. One for which there is no room is given up."""
+        There are at most `most`, the best. A new outcome gets a cell and a board entry when it pays; it is given up if
+        there is no room for it."""
         wanting = [(self._gain(tree, chain), tree, chain) for tree in trees for chain in self._wanting(tree)]
         wanting = [wants for wants in wanting if wants[0] > 0]
         wanting.sort(key=itemgetter(0), reverse=True)

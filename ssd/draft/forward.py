@@ -135,6 +135,7 @@ def reserved(path: PathRow, more: int) -> int:
 
 
 def _later_forwards(drafter: Drafter, paths: Sequence[PathRow], growing: Sequence[Growing], most: int) -> list[int]:
+    """Return how many of `most` later forwards each path and chain takes part in; reserve pages for them."""
     found = [reserved(path, min(most, path_room(drafter, path))) for path in paths]
     return found + [min(most, chain_room(drafter, tree, chain)) for tree, chains in growing for chain in chains]
 

@@ -6,7 +6,7 @@ has runs in several, so nothing is launched kernel by kernel or compiled while a
 capture also runs on a CPU.
 
 A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device. Where a
-target in `sd` waits for all K, the K - 1 later forwards are one graph."""
+target in `sd` waits for all K, and K is given, the K - 1 later forwards are one graph."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _RankedStep:
     def _more(self) -> None:
         first = self.ids, self.scores, self.hidden
         self.go_on(self._runner.later, self._compute)
-        self.ids, self.scores, self.hidden = first  # what `run` leaves when it is replayed
+        self.ids, self.scores, self.hidden = first  # the tensors that a replay of `run` writes
 
     def go_on(self, forwards: int, forward: Callable[[], None]) -> None:
         """Run `forward` for the likeliest tokens, `forwards` times, with the inputs that `fill_next` sent.
@@ -119,7 +119,7 @@ class TreeRunner(Runner):
         # For steps of several forwards, in any shape: the inputs of later forwards, and the results of all.
         columns = len(TreeTensors.columns) - 1
         self.next = Upload((MAX_LOOKAHEAD * columns * most,), torch.int64, model.device)
-        self.later = config.speculation.longest - 1
+        self.later = config.speculation.num_speculative_tokens - 1
         found = MAX_LOOKAHEAD + 1, most, 1 + MAX_FAN_OUT
         self._kept_ids = torch.zeros(found, dtype=torch.int64, device=model.device)
         self._kept_scores = torch.zeros(found, dtype=torch.float32, device=model.device)
@@ -144,8 +144,10 @@ class TreeRunner(Runner):
                 room = self.largest.tokens
             found[-1].append(row)
             room -= len(row.token_ids)
-        shapes = [smallest_fitting([len(row.token_ids) for row in batch], self._steps) for batch in found]
-        return [(batch, shape) for batch, shape in zip(found, shapes, strict=True) if shape is not None]
+        sizes = ([len(row.token_ids) for row in batch] for batch in found)
+        return [
+            (batch, smallest_fitting(own, self._steps) or self.largest) for batch, own in zip(found, sizes, strict=True)
+        ]
 
     @torch.inference_mode()
     def ranked(
@@ -155,7 +157,7 @@ class TreeRunner(Runner):
 
         An EAGLE-3 head also returns the features that it makes of the tokens, [tokens, width]; `parts` are those that
         it reads. Later forwards compute the tokens that follow (`TreeRow.more`). All are launched before the host reads
-        any. What is behind the last forward of a token has no meaning."""
+        any. A token's results of forwards that it had no part in have no meaning."""
         drawing, found = drawing_of(row.tree.law for row in rows), list[list[tuple[Ranked, Tensor | None]]]()
         for batch, shape, own in self._with_features(rows, parts):
             found.append(self._ranked(batch, shape, drawing, own, meanwhile))
@@ -203,7 +205,7 @@ class TreeRunner(Runner):
         return [self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count], *self._kept_hidden[:, :, :rows]]
 
     def _of_trunks(self, shape: GraphShape) -> bool:
-        """Return True if a shape holds trunks alone, of one or two tokens, with forwards after them."""
+        """Return True if a shape may hold the trunks of all sequences after a round: one or two tokens of each."""
         return self.later > 0 and shape.tokens <= 2 * shape.rows < 4 * self._sequences
 
     @torch.inference_mode()
@@ -249,7 +251,7 @@ class TreeRunner(Runner):
             for step in steps.ranked:
                 step.run = captured(step.run)
                 if self._of_trunks(steps.shape):
-                    step.run()  # a capture leaves no ids to go on from
+                    step.run()  # a capture computes nothing: `more` would look up whatever its memory holds
                     step.more = captured(step.more)
 
 

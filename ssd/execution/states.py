@@ -105,6 +105,7 @@ class StateBatch:
 
     @cached_property
     def _all_rows(self) -> tuple[StateRow, ...]:
+        """Return the rows, the same tuple for all layers: kernels pack it once."""
         return tuple(self._rows)
 
     @cached_property

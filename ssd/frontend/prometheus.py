@@ -43,7 +43,7 @@ _COUNTERS = {
     "rejected_speculations": "Entries of the board that were not sound, and were not used.",
     "target_losses": "Targets that have died.",
     "draft_losses": "Drafts that have left the target.",
-    "draft_openings": "Times that the circuit breaker has given up a draft in use.",
+    "draft_openings": "Times that the circuit breaker left a draft in use alone.",
 }
 # Counters with one more label.
 _LABELLED = {
@@ -51,7 +51,7 @@ _LABELLED = {
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Draft tokens accepted, by position."),
     "spec_decode_num_accepted_tokens_per_source": ("source", "Draft tokens accepted, by source."),
     "spec_decode_cache_misses": ("reason", "Outcomes that the draft had not prepared for, by reason."),
-    "late_compiles": ("process", "Kernels compiled on a GPU after the start, each in the middle of answers."),
+    "late_compiles": ("process", "Kernels compiled for a GPU, or loaded, after the start: answers may wait."),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From admission.", _REQUEST),

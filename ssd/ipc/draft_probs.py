@@ -87,7 +87,6 @@ class DraftProbsArena(Arena):
         return rows[: leading(sound & whole)]
 
     def _number(self, entry: int) -> int | None:
-        """Return the arena's number for a board entry, the trunk last; None beyond the arena."""
         if entry == TRUNK:
             return self.entries - 1
         return entry if entry < self.entries - 1 else None

@@ -145,6 +145,7 @@ def _create_folder(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write `text` to a new file that only its owner can read, from its creation on."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

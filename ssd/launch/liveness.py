@@ -70,6 +70,7 @@ class Liveness:
 
 
 def _is_stopped(pid: int) -> bool:
+    """Return True if a signal has stopped a process. A debugger that holds it does not count."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except OSError:

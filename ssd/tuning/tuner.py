@@ -307,6 +307,7 @@ class Tuning:
         return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
+        """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
         costs = self.estimates.costs
         known = self._draft and None not in (costs.of("step"), costs.of("step_beside"))
         modes: tuple[Mode, ...] = (key.mode,)

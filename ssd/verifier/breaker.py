@@ -61,13 +61,12 @@ class Seen:
 class Breaker:
     """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
 
-    The session tells it of every round. `reason` says why it is open. It is `stalled` if it closes again with the
-    draft's next progress, as a stall that has ended is forgiven. Times are in seconds. Without a draft each
-    verification brings a token for every row."""
+    The session tells it of every round. `reason` says why it is open. If that is a stall of the draft, it closes with
+    the draft's next progress. Times are in seconds. Without a draft each verification brings a token for every row."""
 
     def __init__(self) -> None:
         self.state: State = "closed"
-        self.reason, self.stalled = "", False
+        self.reason, self._stalled = "", False
         self._now: float | None = None
         self._back_off = self._next_back_off = _FIRST_BACK_OFF_S
         self._try_at = self._debt = self._useless = self._silent = self._unseen = self._in_state = 0.0
@@ -78,6 +77,11 @@ class Breaker:
         """Return True if the target may wait as long as usual: the draft is in use and has lost no time."""
         return self.state == "closed" and self._debt == 0
 
+    @property
+    def stalled(self) -> bool:
+        """Return True while the draft in use has made no progress for so short a time that it keeps its requests."""
+        return self.state == "open" and self._stalled and (self._now or 0.0) < self._try_at
+
     def admits(self, tracked: int) -> bool:
         """Return True if the draft, which tracks `tracked` requests, may be told of another one."""
         return self.state == "closed" or (self.state == "half_open" and tracked == 0)
@@ -87,14 +91,11 @@ class Breaker:
         lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
         self._now = now
         if self.state == "open":
-            if self.stalled and seen.ticked:
+            if self._stalled and seen.ticked:
                 self._enter("closed")
-            elif not self.stalled and now >= self._try_at:
+            elif not self._stalled and now >= self._try_at:
                 self.try_again()
             return
-        if seen.ticked and self._silent >= _SILENT_S and self._next_back_off <= _FORGIVEN_S:
-            self._debt = self._unseen = 0.0
-            self._next_back_off *= 2
         self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
         if seen.rows:
             self._in_state += lasted
@@ -140,9 +141,9 @@ class Breaker:
 
     def _open(self, reason: str, now: float) -> None:
         self.reason, self._back_off = reason, self._next_back_off
-        self.stalled = reason == _NO_PROGRESS and self.state == "closed" and self._back_off <= _FORGIVEN_S
+        self._stalled = reason == _NO_PROGRESS and self.state == "closed" and self._back_off <= _FORGIVEN_S
         self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
-        self._try_at = now + self._back_off
+        self._try_at = now + (UNSEEN_S if self._stalled else self._back_off)
         self._enter("open")
 
     def _enter(self, state: State) -> None:

@@ -293,7 +293,7 @@ class DraftSession:
     def judge(self, now: float, verify_s: float) -> None:
         """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
-        If the breaker has opened, release all tracked requests, but those of a stalled draft: it has their texts."""
+        If the breaker is open, release all tracked requests, unless the draft is stalled: it has their texts."""
         self._now = now
         self.still_s(now)
         progress, rejected = self.board.telemetry().progress, self.board.rejected

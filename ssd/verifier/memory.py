@@ -135,7 +135,6 @@ class SuffixMemory:
         return known
 
     def _chances_of(self, kind: int, found: Continuation) -> list[Mean]:
-        """Return the chance of each token: the match is longer by those before it."""
         table, votes = self._chances[kind], found.votes
         return [
             table[_CLASS[min(found.matching + depth, LONGEST)]][agreement(votes[2 * depth], votes[2 * depth + 1])]

@@ -81,7 +81,6 @@ class WaitCosts:
         return lambda more: worth * (cost.at(verified + more) - present)
 
     def _worth(self) -> float:
-        """Return what a second is worth: as many tokens of one row more."""
         speed = self.estimates.speed(self.batch)
         return speed if self.batch == 1 else speed / min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
 

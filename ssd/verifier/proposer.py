@@ -159,7 +159,8 @@ class Introductions:
     def settle(self, sequences: Items[Sequence]) -> bool:
         """Return True if the draft works ahead of a sequence in the next verification; else use its cores too."""
         tracked = self.session.tracked
-        ahead = any(s.request in tracked and s.speculation.mode == "ssd" for s in sequences)
+        drafts = self.session.breaker.state != "open"
+        ahead = drafts and any(s.request in tracked and s.speculation.mode == "ssd" for s in sequences)
         if self.team is not None:
             self.team.use(all_cores=not ahead)
         return ahead
@@ -195,7 +196,8 @@ class PlanFollower:
         if not tuned:
             return
         tokens = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        self._tuning.situate([s.kind for s in sequences], self._session.state in ("up", "half_open"), tokens)
+        usable = self._session.state in ("up", "half_open") or self._session.breaker.stalled
+        self._tuning.situate([s.kind for s in sequences], usable, tokens)
         told = []
         for sequence in tuned:
             planned = self.planned(sequence)
@@ -323,7 +325,7 @@ class RoundEvidence:
         session = self._session
         at_once = self._introductions.team is None or session.state != "up"
         for row in rows:
-            drafted = row.request in session.tracked and not session.stalled
+            drafted = row.request in session.tracked and session.breaker.state != "open"
             without = at_once and row.speculation.mode in DRAFTED and not drafted
             if not row.tuned or row.speculation != first or without:
                 return None

@@ -9,12 +9,13 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
+from msgspec import structs
 
 from ssd.config.params import Mode, Speculation
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Release
 from ssd.ipc.public import Message
-from ssd.verifier.breaker import Breaker, Seen
+from ssd.verifier.breaker import UNSEEN_S, Breaker, Seen
 from ssd.verifier.draft_session import TrackedRequests
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
@@ -170,12 +171,17 @@ def test_a_stall_that_has_ended_is_forgiven_at_once(stall: Seen, seconds: float)
     played = Played()
     played.until_it_changes(GOOD, most=1)
     played.play(replace(stall, lost=0.2))
-    played.until_it_changes(stall, most=seconds - 0.2)
-    for _ in range(3):
+    ends = played.now + seconds - 0.2
+    while played.now < ends:
         played.play(stall)
-    assert (played.breaker.state == "open") == played.breaker.stalled == (not stall.reading or seconds > 2)
+    opened = not stall.reading or seconds > 2
+    assert (played.breaker.state == "open") == opened
+    assert played.breaker.stalled == (opened and seconds < UNSEEN_S + 0.25), "it has its texts for two seconds"
     played.play(UNCOVERED)
-    assert played.breaker.state == "closed" and played.breaker.admits(5) and played.breaker.patient
+    assert played.breaker.state == "closed" and played.breaker.admits(5) and not played.breaker.stalled
+    if not opened:
+        return  # what was lost counts on: a draft that reads may take as long for each step
+    assert played.breaker.patient
     for _ in range(20):
         played.play(IN_VAIN)
     assert played.breaker.state == "closed"
@@ -198,17 +204,24 @@ def test_a_draft_that_stalls_again_and_again_is_not_forgiven() -> None:
     assert played.breaker.state == "closed"
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("mode", ["sd", "ssd", "auto"])
 @pytest.mark.parametrize("sequences", [1, 5])
-@pytest.mark.parametrize("seconds", [1.0, 2.5])
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
 def test_after_a_stall_of_the_draft_its_tokens_are_there_at_once(
     world: World, mode: Mode, sequences: int, seconds: float
 ) -> None:
     """It is told of no release, hears of all outcomes late, and is right at once, for every sequence."""
     settings = config(Speculation(mode, 4, (3,), "jit"))
+    planned, usable = structs.replace(settings.speculation, mode="sd"), [True]
     prompts = [tiny.token_ids(12, request) for request in range(sequences)]
     plain = plainly(world, prompts, 0.0, 180)
     pair = Pair(settings, world.target, Draft(settings, Runner(world.target.model, 400, PAGE_SIZE)))
+    if mode == "auto":
+        pair.proposer.plans.planned = lambda row: planned if usable[-1] else structs.replace(planned, mode="ngram")  # type: ignore[method-assign]
+        situate = pair.proposer.tuning.situate
+        pair.proposer.tuning.situate = lambda kinds, draft, tokens: (
+            usable.append(draft) or situate(kinds, draft, tokens)
+        )  # type: ignore[method-assign,func-returns-value]
     clock, held, told, brought = Clock(), list[Message](), list[Message](), list[float]()
     begins, ends = 1000.3, 1000.3 + seconds
 

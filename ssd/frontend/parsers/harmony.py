@@ -102,7 +102,6 @@ class HarmonyThoughts(ReasoningParser):
         return self._say(self._think if recipient or channel == "analysis" else self._answer)
 
     def _say(self, pass_on: Callable[[str], None]) -> Callable[[str], None]:
-        """Return the receiver of a message's text, which puts a line break between it and an earlier one."""
         gap = self._gaps[pass_on]
 
         def receive(text: str) -> None:

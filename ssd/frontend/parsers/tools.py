@@ -120,7 +120,6 @@ class ToolParser(Machine[Piece]):
     # -- for subclasses ---------------------------------------------------------------------------------------------
 
     def _content(self, *markers: str) -> Reading[str]:
-        """Pass text on up to the first marker, begin a span there, and return the marker; "" at the end."""
         return (yield from self._text.until(markers, self._say))
 
     def _say(self, text: str) -> None:

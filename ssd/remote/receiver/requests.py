@@ -71,7 +71,6 @@ class Requests:
         return round(self._rtt / self._round_s.value * self._round_tokens.value)
 
     def _deeper(self, speculation: Speculation) -> Speculation:
-        """Return the speculation to ask the draft for: more and longer chains, the longer they travel."""
         if speculation.mode != "ssd":
             return speculation
         longest = chain_length(speculation.num_speculative_tokens, self.ahead)
