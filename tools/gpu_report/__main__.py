@@ -1,7 +1,7 @@
-"""Measure this engine on a GPU with one command that ends in time (docs/gpu.md).
+"""Measure this engine on a GPU with one command that ends in time (README.md).
 
     python -m tools.gpu_report --target /tmp/target --draft /tmp/draft --dataset humaneval --out /tmp/report
-    python -m tools.gpu_report --call 1a --out /tmp/report
+    python -m tools.gpu_report --call l1 --out /tmp/report
 
 Each step is a process with a limit of its own, and no step depends on another. Without a pair, random weights take its
 place. `--out` gets rows.jsonl, where each row is on the disk as soon as it is found; log.txt, with all that the steps
@@ -27,7 +27,7 @@ from ssd.bench import datasets
 from ssd.bench.environment import environment
 from tools import processes
 from tools.gpu_report.job import Job, made_pair
-from tools.gpu_report.programmes import CALLS, EVERYTHING, Step
+from tools.gpu_report.programmes import CALLS, EVERYTHING, SECONDS, Step
 from tools.gpu_report.writing import ROWS, Log, Part, parts_of, write
 
 _END_S = 5.0  # what a step gets beyond its limit, to end by itself and then by force
@@ -48,7 +48,9 @@ class _Told(msgspec.Struct, frozen=True):
 @click.option("--target", help="With --draft: a pair with real texts. Default: a made one.")
 @click.option("--draft")
 @click.option("--dataset", default=datasets.RANDOM, show_default=True, help=f"Prompts: {datasets.KNOWN}.")
-@click.option("--seconds", type=click.FloatRange(min=10), help="For everything. Default: the sum of the steps' limits.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=10), help="For everything. Default: a call's, or the sum of limits."
+)
 @click.option("--slower", type=click.FloatRange(min=1), default=1.0, help="Multiplies the limits: a slower machine.")
 @click.option("--tiny", is_flag=True, help="Sizes for trying this command: what it finds means nothing.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True)
@@ -80,7 +82,10 @@ def main(
         raise click.UsageError(f"no step {min(unknown)!r}; there are {', '.join(known)}")
     chosen = [known[title] for title in only] or plan
     plan = tuple(msgspec.structs.replace(step, seconds=slower * step.seconds) for step in chosen)
-    end = time.monotonic() + (sum(step.seconds + _END_S for step in plan) if seconds is None else seconds)
+    if seconds is None:
+        limits = sum(step.seconds + _END_S for step in plan)
+        seconds = min(limits, slower * sum(SECONDS.get(call, limits) for call in calls) or limits)
+    end = time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     devices = draft_devices or tuple(dict.fromkeys((device, "cpu")))
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +118,7 @@ def _report(job: Job, plan: Sequence[Step], folder: Path, out: Path) -> list[Par
 
 def _started(step: Step, job: Job, folder: Path) -> str:
     """Run a step to its end or its limit. Returns its state."""
-    told, log = folder / "told", Path(job.out) / "log.txt"
+    told, log = folder / "told", job.log
     told.write_bytes(msgspec.json.encode(_Told(step, job)))
     started = processes.command("tools.gpu_report", "--told", str(told), "--out", job.out)
     with log.open("a") as file:

@@ -43,6 +43,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline: float
     step: str = ""
 
+    @property
+    def log(self) -> Path:
+        """Return the file that gets all that the steps print."""
+        return Path(self.out) / "log.txt"
+
     def left(self) -> float:
         """Return the seconds left."""
         return self.deadline - time.monotonic()

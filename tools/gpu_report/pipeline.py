@@ -1,4 +1,4 @@
-"""Trace rounds of one engine: where target and draft spend their time, and why look-ups miss."""
+"""Measure modes, each with an engine of its own: speed, where target and draft spend time, why look-ups miss."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import re
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -17,53 +22,101 @@ import msgspec
 from ssd.bench.datasets import random_ids
 from ssd.client import Client, Prompt
 from ssd.config.params import Mode, SamplingParams, Speculation
-from ssd.ipc.trace_ring import Moment, Span
+from ssd.ipc.trace_ring import Moment, Span, State
 from ssd.launch.resolve import resolve
-from ssd.llm import running
 from ssd.monitor.history import History
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import trace
+from tools.gpu_report.health import watched
 from tools.gpu_report.job import Job, Row
-from tools.gpu_report.modes import cases
+from tools.gpu_report.pairs import Case, cases
 
-_PAIR = "llama-8b small"
-_WARM_TOKENS, _TOKENS, _SETTLES_S = 64, 256, 0.3
+_SETTLES_S = 0.3
+_USUAL = ((32,),)
+
+_Setting = tuple[int, Sequence[int], float]
+Traces = Mapping[str, tuple[list[Span], list[Moment]]]
 
 
 def rows(
     job: Job,
     *,
+    pairs: Sequence[str] = ("llama-8b small",),
+    draft_devices: Sequence[str] = (),
     modes: Sequence[Mode] = ("ar", "sd", "ssd"),
     batches: Sequence[int] = (1,),
+    lengths: Sequence[Sequence[int]] = _USUAL,
+    temperatures: Sequence[float] = (0.0,),
+    tokens: int = 256,
+    repeats: int = 3,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
-    """Yield a row for each mode and batch: speed, look-ups by result, and shares of time by role and state.
+    """Yield a row for each pair, draft device, mode, batch, mix of prompt `lengths` and temperature.
 
-    A run comes after another one that warms up: kernels are compiled, and a draft that was left alone is taken again.
-    The trace of the last one is in `out`, for Perfetto."""
-    tokens = 32 if job.tiny else _TOKENS
+    `pairs`, and by default the draft devices, are those of `cases`; `options` are further ones of the engine. Every run
+    has other prompts. The first run is not in `tok_s`, the median of the `repeats` after it; `runs` are all speeds in
+    order. Look-ups and shares of time by state are those of the last run, whose trace is in `out`, for Perfetto.
+    `prompt_ms`: median and longest steps of the draft with prompts, in the first run and in the last."""
+    if job.tiny:
+        draft_devices, batches, tokens, repeats = (), batches[:1], 32, 1
+    devices, settings = draft_devices or job.draft_devices, list(product(batches, lengths, temperatures))
     with tempfile.TemporaryDirectory() as folder:
-        (case,) = cases(job, Path(folder), max(batches), [_PAIR], job.draft_devices[:1], options or {})
-        config = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic)
-        with running(config) as (engine, client):
-            listener = _Listener(engine.address)
-            for batch in batches:
-                prompts: list[Prompt] = list(random_ids(batch, 32, config.vocab_size, seed=batch))
-                for mode in modes:
-                    _run(client, prompts, mode, _WARM_TOKENS)
-                    begin = time.monotonic_ns()
-                    found = _run(client, prompts, mode, tokens)
-                    end = time.monotonic_ns()
-                    time.sleep(_SETTLES_S)
-                    traces = listener.between(begin, end)
-                    yield {"name": f"{case.name}, batch {batch}, {mode}", **found, **_summary(traces)}
-            listener.close()
-    file = Path(job.out) / f"trace-{re.sub('[^a-z0-9]+', '-', job.step)}.json"
-    file.write_text(json.dumps(trace(traces, (), begin, {"mode": mode})))
+        for case in cases(job, Path(folder), max(batches), pairs, devices, options or {}):
+            for mode in modes:
+                if job.left() <= 0:
+                    yield {"name": f"{case.name}, {mode}", "not_run": "no time left"}
+                    continue
+                try:
+                    yield from _of_mode(job, case, mode, settings, tokens, repeats)
+                except Exception as error:
+                    traceback.print_exc()
+                    yield {"name": f"{case.name}, {mode}", "failed": f"{type(error).__name__}: {error}", "ok": False}
 
 
-def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> Row:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, speculation=Speculation(mode, 5, (3,), "jit"))
+def _of_mode(
+    job: Job, case: Case, mode: Mode, settings: Sequence[_Setting], tokens: int, repeats: int
+) -> Iterator[Row]:
+    config, began = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic), time.monotonic()
+    with watched(job, config) as (engine, client, health), closing(_Listener(engine.address)) as listener:
+        yield {"name": f"{case.name}, {mode}, start", "seconds": time.monotonic() - began}
+        for batch, mix, temperature in settings:
+            count = (1 + repeats) * batch
+            prompts: list[Prompt] = list(_prompts(count, mix, config.vocab_size))
+            if case.synthetic is None:
+                prompts = job.asked(count)
+            run = partial(_run, client, mode=mode, temperature=temperature, tokens=tokens)
+            found = _measured(run, [prompts[at : at + batch] for at in range(0, count, batch)], listener)
+            of = "" if mix in _USUAL else f"prompts of {' '.join(map(str, mix))}, "
+            yield health.judged({"name": f"{case.name}, batch {batch}, {of}T = {temperature:g}, {mode}", **found})
+    file = Path(job.out) / f"trace-{re.sub('[^a-z0-9]+', '-', f'{job.step} {case.name} {mode}'.lower())}.json"
+    file.write_text(json.dumps(trace(listener.last, (), listener.begin, {"mode": mode})))
+
+
+def _prompts(count: int, mix: Sequence[int], vocabulary: int) -> list[list[int]]:
+    return [random_ids(1, mix[index % len(mix)], vocabulary, seed=index)[0] for index in range(count)]
+
+
+def _measured(run: Callable[[Sequence[Prompt]], Row], batches: Sequence[Sequence[Prompt]], listener: _Listener) -> Row:
+    """Run the batches one after the other; return what `rows` says of them."""
+    found, steps = list[Row](), list[str]()
+    for number, prompts in enumerate(batches):
+        begin = time.monotonic_ns()
+        found.append(run(prompts))
+        end = time.monotonic_ns()
+        if number in (0, len(batches) - 1):
+            time.sleep(_SETTLES_S)
+            listener.keep(begin, end)
+            spans = [span for span in listener.last["draft"][0] if span.state == State.PREFILL]
+            took = sorted((span.end - span.begin) / 1e6 for span in spans)
+            steps.append(f"{took[len(took) // 2]:.1f}, {took[-1]:.1f}" if took else "none")
+    speeds = [each["tok_s"] for each in found]
+    told = {"tok_s": median(speeds[1:]), "runs": " ".join(f"{speed:.0f}" for speed in speeds)}
+    return {**found[-1], **told, "prompt_ms": "; ".join(steps), **_summary(listener.last)}
+
+
+def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, temperature: float, tokens: int) -> Row:
+    speculation = Speculation(mode, 5, (3,), "jit")
+    params = SamplingParams(temperature, seed=0, max_tokens=tokens, ignore_eos=True, speculation=speculation)
     began = time.perf_counter()
     metrics = [answer.metrics for answer in client.generate(prompts, params)]
     seconds = time.perf_counter() - began
@@ -78,7 +131,7 @@ def _run(client: Client, prompts: Sequence[Prompt], mode: Mode, tokens: int) -> 
     }
 
 
-def _summary(traces: Mapping[str, tuple[list[Span], list[Moment]]]) -> Row:
+def _summary(traces: Traces) -> Row:
     """Return look-ups by result, and for each role the share of time and the median milliseconds of its states."""
     seen = (moment.mark for _, moments in traces.values() for moment in moments)
     marks = Counter(mark.name.lower() for mark in seen if mark.of_look_up)
@@ -94,10 +147,11 @@ def _summary(traces: Mapping[str, tuple[list[Span], list[Moment]]]) -> Row:
 
 
 class _Listener:
-    """Hears an engine's traces in a thread of its own."""
+    """Hears an engine's traces in a thread of its own. `last`: what was kept, from the time `begin` on."""
 
     def __init__(self, address: str) -> None:
         self._subscriber, self._history, self._over = Subscriber(address), History(), threading.Event()
+        self.begin, self.last = 0, dict[str, tuple[list[Span], list[Moment]]]()
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
@@ -108,8 +162,9 @@ class _Listener:
                 self._history.add(snapshot)
         self._subscriber.close()
 
-    def between(self, begin: int, end: int) -> dict[str, tuple[list[Span], list[Moment]]]:
-        return {role: kept.since(begin, end) for role, kept in self._history.traces.items()}
+    def keep(self, begin: int, end: int) -> None:
+        self.begin = begin
+        self.last = {role: kept.since(begin, end) for role, kept in self._history.traces.items()}
 
     def close(self) -> None:
         self._over.set()

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import resource
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
-import triton
-import triton.language as tl
 
 from ssd.config import gpus
 from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.process import memory_file
+from ssd.launch import mps
+from ssd.system import interpreter
+from tools.gpu_report.green import captured_on, green_streams
 from tools.gpu_report.job import Job, Row
-from tools.gpu_report.timing import captured, copy_bandwidth, device_seconds, wait
+from tools.gpu_report.timing import copy_bandwidth, wait
 
 _PACKAGES = ("zmq", "msgspec", "gguf", "flash_attn", "llguidance", "jsonschema", "xdist", "pytest_timeout", "click")
 _PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "compute-sanitizer", "ncu", "nvcc", "gcc")
-_LAUNCHES = 1000
-
-
-@triton.jit
-def _touch_kernel(x_ptr, WAITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    if WAITS:
-        tl.extra.cuda.gdc_wait()
-    tl.store(x_ptr, tl.load(x_ptr) + 1)
-    if WAITS:
-        tl.extra.cuda.gdc_launch_dependents()
+_HEADERS = ("cuda_fp16.h", "cuda_fp8.h", "cuda/std/type_traits")
+_WANTED = ("avx512f", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16")
 
 
 def rows(job: Job) -> Iterator[Row]:
@@ -73,24 +68,6 @@ def _first_launch(job: Job) -> Row:
     return {"ms": 1e3 * (time.perf_counter() - began), "fuses": fuses(torch.device(job.device))}
 
 
-def _graph(dependent: bool) -> Callable[[Job], Row]:
-    def probe(job: Job) -> Row:
-        """Time a launch of a kernel that does next to nothing, in a graph where each depends on the one before."""
-        x = torch.zeros(1, device=job.device)
-        more = {"launch_pdl": True} if dependent else {}
-
-        def launch() -> None:
-            for _ in range(_LAUNCHES):
-                _touch_kernel[(1,)](x, WAITS=dependent, num_warps=1, **more)
-
-        graph = captured(launch)
-        x.zero_()
-        seconds = device_seconds(graph, 10)
-        return {"us_a_launch": 1e6 * seconds / _LAUNCHES, "ok": int(x) % _LAUNCHES == 0 and int(x) > 0}
-
-    return probe
-
-
 def _page_lock(job: Job) -> Row:
     """Page-lock a board as the target does, and read it on the device."""
     reader = BoardReader(memory_file("probe", size_bytes(2)), 2, 1000)
@@ -102,25 +79,53 @@ def _page_lock(job: Job) -> Row:
     return {"locked": locked, "ok": locked and same}
 
 
-def _mps(job: Job) -> Row:
-    found = shutil.which("nvidia-cuda-mps-control")
-    version = subprocess.run(["nvidia-cuda-mps-control", "-v"], capture_output=True, text=True) if found else None
-    return {"found": found, "said": version.stdout.strip() if version else None}
+def _share(job: Job) -> Row:
+    """Ask how many multiprocessors a client of MPS with a share of 20 % sees: kernels are compiled for that number."""
+    said = "import torch; print(torch.cuda.get_device_properties(0).multi_processor_count)"
+    with mps.service() as where:
+        environment = interpreter.environment() | where | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"}
+        command = interpreter.command("-c", said)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+    return {"processors": whole, "with 20 %": last[0] if last else "no word", "ok": done.returncode == 0}
 
 
-def _graph_memory(job: Job) -> Row:
-    """Measure what a CUDA context and its libraries take, which `ssd.launch.memory` counts as a GiB."""
-    free, total = torch.cuda.mem_get_info()
-    taken = (total - free) / 2**20
-    return {"mib": taken, "of_torch_mib": torch.cuda.memory_reserved() / 2**20, "python": sys.version.split()[0]}
+def _green(job: Job) -> Row:
+    """Capture on a stream of a green context, and replay."""
+    (stream, _, count), x = green_streams(16), torch.zeros(1, device=job.device)
+    replay = captured_on(lambda: x.add_(1), stream)
+    x.zero_()
+    with torch.cuda.stream(stream):
+        replay()
+    stream.synchronize()
+    return {"processors": count, "ok": int(x) == 1}
+
+
+def _nvrtc(job: Job) -> Row:
+    """Look for what compiles CUDA at run time: torch's NVRTC, and headers in the packages beside it."""
+    ctypes.CDLL(f"libnvrtc.so.{(torch.version.cuda or '').partition('.')[0]}")
+    near = [Path(folder) for folder in (find_spec("nvidia") or find_spec("torch")).submodule_search_locations or ()]  # type: ignore[union-attr]
+    headers = {name: any(True for folder in near for _ in folder.rglob(name)) for name in _HEADERS}
+    return {**headers, "cuda.bindings": find_spec("cuda") is not None and find_spec("cuda.bindings") is not None}
+
+
+def _host(job: Job) -> Row:
+    """Note what of the host a draft on it would use: AMX, and the rate at which all cores but one copy."""
+    flags = set(re.findall(r"\w+", next(re.finditer(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.M))[0]))
+    cores = max(1, len(os.sched_getaffinity(0)) - 1)
+    torch.set_num_threads(cores)
+    rate = copy_bandwidth(torch.device("cpu"), 2**24 if job.tiny else 2**30, 5)
+    has = " ".join(name for name in _WANTED if name in flags)
+    return {"has": has, "copying cores": cores, "gb_s": rate / 1e9}
 
 
 _PROBES: dict[str, Callable[[Job], Row]] = {
-    "mps": _mps,
     "copy": _copy,
     "first Triton kernel": _first_launch,
-    "launch in a graph": _graph(False),
-    "launch in a graph, dependent": _graph(True),
     "page-locked board": _page_lock,
-    "memory of this process": _graph_memory,
+    "a share under MPS": _share,
+    "green context": _green,
+    "NVRTC": _nvrtc,
+    "host": _host,
 }

@@ -1,4 +1,4 @@
-"""List the steps of a report, and of the programmes for a GPU that is there for minutes (docs/gpu.md)."""
+"""List the steps of a report, and of the programmes for a GPU that is there for minutes (README.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class Step(msgspec.Struct, frozen=True):
     """Runs the module `part` of `tools.gpu_report` in a process of its own, for at most `seconds`.
 
     `options` are keyword arguments of the part's `rows`; `name` tells steps of one part apart; `environment` is added
-    to the process's. `expected` seconds and `prediction` were written before the step first ran on a device."""
+    to the process's. `expected` seconds, `prediction` and `decision`, what to do by the result, were written before the
+    step first ran on a device."""
 
     part: str
     seconds: float
@@ -21,6 +22,7 @@ class Step(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     expected: float = 0.0
     prediction: str = ""
+    decision: str = ""
 
     @property
     def title(self) -> str:
@@ -32,66 +34,230 @@ EVERYTHING = (
     Step("forward", 150.0),
     Step("audit", 60.0),
     Step("ids", 300.0),
-    Step("modes", 400.0),
+    Step("pipeline", 400.0, "modes", {"batches": (1, 4, 16), "temperatures": (0.0, 1.0)}),
     Step("assisted", 60.0),
 )
 """The report of a pair, without a programme."""
 
 _KERNEL_TESTS = ("test_static.py", "test_attention.py", "test_arithmetic.py", "test_draft.py")
-_ENGINE_TESTS = ("test_engine.py", "test_overlap.py", "test_ipc.py")
 _CHECKED = "what_is_drawn or guesses_are_those and greedy or a_cache_in_8_bits and bfloat16 or logits_are_those_of_the"
 
-_CORRECTNESS = (
-    Step("probe", 45.0, expected=20, prediction="Copy 4.2 TB/s on an H200 (3.0 on an H100); 1.5 us a launch; locked."),
+
+def _ids(name: str, seconds: float, prediction: str, decision: str, **more: Any) -> Step:
+    options = {"texts": 40, "tokens": 32, "kills": 0, **more.pop("options", {})}
+    return Step("ids", seconds, name, options, **more, prediction=prediction, decision=decision)
+
+
+def _rounds(name: str, seconds: float, expected: float, prediction: str, decision: str, **options: Any) -> Step:
+    share = options.pop("share", None)
+    environment = {} if share is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)}
+    chosen = {"draft_devices": ("cuda",), **({"options": {"mps": True}} if share else {})}
+    return Step("pipeline", seconds, name, chosen | options, environment, expected, prediction, decision)
+
+
+FEW_BITS = tuple(bits + by for bits in ("fp8", "int4") for by in ("", ", humming", ", humming, varying"))
+_ONE_GPU = (
     Step(
-        "tests",
-        110.0,
-        "kernel tests",
-        {"tests": _KERNEL_TESTS, "processes": 10},
-        expected=70,
-        prediction="At most five fail, by tolerances.",
+        "probe",
+        35.0,
+        expected=16,
+        prediction="A share of 20 % sees 27 processors; a green context of 16 captures and replays; NVRTC, no headers.",
+        decision="Other than 132 processors under MPS: rehearse with that number. No green context replays: drop them. "
+        "No header: carry cccl with humming. AMX, and over 100 GB/s: the draft on the host is worth kernels for it.",
     ),
-    Step(
+    _ids(
         "ids",
+        50.0,
+        "All equal; accepted tokens in every row; no memory lost.",
+        "A text that differs, or no draft token: nothing else counts before that is mended.",
+        options={"kills": 4},
+        expected=32,
+    ),
+    _rounds(
+        "prompts",
+        50.0,
+        35,
+        "A prompt step takes under 5 ms in the first run, too; nothing is compiled.",
+        "A longer step or a late compile: its warm-up comes before all else. Neither, and slow: profile that step.",
+        modes=("sd",),
+        batches=(1, 16),
+        lengths=((8,), (32,), (100,), (500,), (8, 32, 100, 500)),
+        tokens=32,
+        repeats=2,
+    ),
+    _rounds(
+        "rounds by turns",
+        80.0,
+        58,
+        "`sd` 460 tok/s at one sequence and 5,500 at 16; `ssd` 390 and 3,500.",
+        "`sd` at 16 below 4,500: read the traces, and leave l2 until the cause is known. Else the README says it.",
+        batches=(1, 16),
+    ),
+    *(
+        _rounds(
+            f"rounds under MPS, {share} %",
+            45.0,
+            30,
+            "`ssd` at one sequence .95 of `sd`, which loses 8 % to that by turns.",
+            "MPS stays recommended for `sd` only within 3 % of turns; the share with the higher `ssd` is the default.",
+            modes=("sd", "ssd"),
+            batches=(1, 16),
+            share=share,
+        )
+        for share in (20, 50)
+    ),
+    Step(
+        "beside",
         60.0,
-        "ids, first",
-        {"texts": 16, "tokens": 32, "kills": 0},
-        expected=35,
-        prediction="All equal with 80 %: products of the same sizes give the same bits.",
+        expected=40,
+        prediction="Two streams: a depth of 1.5 ms. 16 multiprocessors: verification 4 % longer, a depth of .4 ms.",
+        decision="Green contexts are built if a verification takes at most 6 % more and a depth a sixth of it.",
     ),
     Step(
-        "forward",
+        "draft_steps",
+        30.0,
+        "six depths, profiled",
+        {"pairs": ("llama-8b small", "qwen3-32b 0.6b"), "chains": (1, 16), "depths": 6, "profile": True},
+        expected=20,
+        prediction="A depth takes .5 ms, .2 of them in kernels; 65 launches.",
+        decision="`sd` in the target's process pays where kernels are under .3 of .5 ms; else fewer kernels do.",
+    ),
+    _ids(
+        "ids, dependent launches",
         45.0,
-        "forward, 8B",
-        {"models": ("llama-8b",), "batches": (1,), "profile": True},
+        "All equal.",
+        "All equal, with accepted tokens: dependent launches are on by default.",
+        environment={"SSD_PDL": "1"},
         expected=25,
-        prediction="Batch 1: 5.1 ms, 68 % of the copy on an H200.",
-    ),
-    Step(
-        "tests",
-        100.0,
-        "engine tests",
-        {"tests": _ENGINE_TESTS, "processes": 4},
-        expected=60,
-        prediction="One of six fails.",
     ),
     Step(
         "gemm",
-        40.0,
-        options={"counts": (1, 8, 16, 64)},
-        expected=25,
-        prediction="At 8 rows: gate_up .87 of the copy, qkv and down .80, o .60; same bits at any place of a batch.",
+        120.0,
+        "gemm, few bits",
+        {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)},
+        expected=60,
+        prediction="gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
+        decision="The library becomes an extra if it has .70 with the same bits in any batch; ours stays within 10 % of it.",
     ),
 )
-_FIGURES = (
+_PLACES = (
+    _rounds(
+        "32B by turns",
+        105.0,
+        80,
+        "`ar` 54 tok/s, `sd` 143, `ssd` 130; at 16 sequences 740, 1,900, 1,500.",
+        "The README's figure of one GPU. `sd` below 2.4 times `ar`: read the traces.",
+        pairs=("qwen3-32b 0.6b",),
+        batches=(1, 16),
+        tokens=128,
+        repeats=2,
+    ),
+    _rounds(
+        "32B under MPS, 20 %",
+        45.0,
+        28,
+        "`ssd` 150 tok/s at one sequence.",
+        "`ssd` above `sd` by turns: recommend MPS from 32B on.",
+        pairs=("qwen3-32b 0.6b",),
+        modes=("ssd",),
+        batches=(1, 16),
+        tokens=128,
+        repeats=2,
+        share=20,
+    ),
+    Step(
+        "draft_steps",
+        50.0,
+        "depths on the host",
+        {
+            **{"pairs": ("llama-8b small", "qwen3-32b 0.6b"), "draft_device": "cpu"},
+            **{"chains": (1, 4, 8, 12, 16, 32), "cores": (4, 8, 15)},
+        },
+        expected=32,
+        prediction="0.6B, 15 cores: 3.3 ms at 8 chains, 6 at 32; 3 % of 8B: 2 ms.",
+        decision="0.6B at 12 chains within 3.5 ms: from 32B on the draft belongs on the host. Above 6: only with AMX.",
+    ),
+    _rounds(
+        "8B, draft on the host",
+        40.0,
+        24,
+        "`ssd` 300 tok/s at one sequence: one or two depths a round.",
+        "Below `sd` by turns (l1): below 32B the draft stays on the GPU.",
+        modes=("ssd",),
+        draft_devices=("cpu",),
+        tokens=128,
+    ),
+    _rounds(
+        "32B, draft on the host",
+        45.0,
+        28,
+        "`ssd` 160 tok/s at one sequence.",
+        "Above `sd` by turns: recommended from 32B on, and `auto` places the draft there.",
+        pairs=("qwen3-32b 0.6b",),
+        modes=("ssd",),
+        draft_devices=("cpu",),
+        tokens=128,
+        repeats=2,
+    ),
     Step(
         "forward",
-        110.0,
-        options={"models": ("llama-1b", "llama-8b", "qwen3-32b")},
-        expected=70,
-        prediction="Batch 1: 1B .47, 8B .68, 32B .79 of the copy; the call returns after 50 us.",
+        60.0,
+        "8B, few bits",
+        {"models": ("llama-8b",), "kinds": ("fp8", "int4")},
+        expected=36,
+        prediction="One sequence: FP8 4.6 ms, 4 bits 3.9, as products of .45 and .28 of the copy.",
+        decision="Above 3.6 and 2.6 ms: products of another library, or our own in pairs, come first.",
     ),
-    Step("audit", 40.0, "audit, 1B", {"texts": 30}, expected=20, prediction="Differences in near-ties alone."),
+    *(
+        Step(
+            "forward",
+            30.0,
+            f"8B, 8k tokens, cache in {name}",
+            {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,), "cache": cache},
+            expected=14,
+            prediction=prediction,
+            decision="Less than a third off the time of the keys: arithmetic bounds attention over FP8; profile it.",
+        )
+        for name, cache, prediction in (
+            ("16 bits", "auto", "Keys at .75 of the copy."),
+            ("FP8", "fp8", "Half the time of the keys."),
+        )
+    ),
+    _rounds(
+        "hybrid of 0.5B",
+        45.0,
+        28,
+        "`ar` 40 tok/s, kernel by kernel; all modes run.",
+        "A failure: mend it, else static shapes for models with states are next.",
+        pairs=("hybrid small",),
+        modes=("ar", "ssd"),
+        batches=(1, 16),
+        tokens=64,
+        repeats=1,
+    ),
+    _rounds(
+        "gpt_oss, small",
+        40.0,
+        24,
+        "Runs, kernel by kernel.",
+        "A failure: mend it before the family is called supported on a GPU.",
+        pairs=("gpt_oss small",),
+        modes=("ar", "sd"),
+        tokens=32,
+        repeats=1,
+        options={"enforce_eager": True},
+    ),
+    _ids(
+        "kills under MPS",
+        50.0,
+        "The target survives with 75 %.",
+        "A target that dies or an altered answer: no MPS where drafts may be killed, and the page says so.",
+        options={"texts": 4, "kills": 3, "mps": True},
+        expected=35,
+    ),
+)
+_REST = (
+    Step("tests", 150.0, "all tests", {"processes": 12}, expected=85, prediction="All pass."),
     Step(
         "audit",
         40.0,
@@ -101,79 +267,6 @@ _FIGURES = (
         prediction="Differences in near-ties alone.",
     ),
     Step(
-        "ids",
-        110.0,
-        options={"texts": 40, "tokens": 32, "kills": 8},
-        expected=70,
-        prediction="All equal; no memory lost.",
-    ),
-    Step(
-        "modes",
-        100.0,
-        "modes, 8B",
-        {"pairs": ("llama-8b small",), "draft_devices": ("cuda",), "batches": (1, 16), "temperatures": (0.0,)},
-        expected=60,
-        prediction="By turns on one GPU: ssd .8 of sd, sd 1.6 of ar.",
-    ),
-    Step(
-        "modes",
-        90.0,
-        "modes, 8B, draft on the CPU",
-        {"pairs": ("llama-8b small",), "draft_devices": ("cpu",), "batches": (1,), "temperatures": (0.0,)},
-        expected=50,
-        prediction="A draft step of 250 MB takes 5 ms: ssd about ar.",
-    ),
-)
-_SERVICE = (
-    Step("tests", 150.0, "all tests", {"processes": 12}, expected=85, prediction="All pass."),
-    Step(
-        "pipeline",
-        40.0,
-        "rounds by turns",
-        expected=17,
-        prediction="Look-ups come late: a step of several depths ends after the verification.",
-    ),
-    Step(
-        "pipeline",
-        45.0,
-        "rounds under MPS",
-        {"options": {"mps": True}, "batches": (1, 16)},
-        expected=20,
-        prediction="Hits 60 %; ssd 1.1 of sd.",
-    ),
-    Step(
-        "pipeline",
-        45.0,
-        "rounds under MPS, same priority",
-        {"options": {"mps": True}, "modes": ("sd", "ssd")},
-        {"CUDA_MPS_CLIENT_PRIORITY": "0"},
-        expected=18,
-        prediction="A depth takes 1.0 ms for 1.6.",
-    ),
-    Step(
-        "ids",
-        60.0,
-        "ids, dependent launches",
-        {"texts": 40, "tokens": 32, "kills": 0},
-        {"SSD_PDL": "1"},
-        expected=25,
-        prediction="All equal.",
-    ),
-    Step(
-        "modes",
-        90.0,
-        "modes, 8B, MPS",
-        {
-            "pairs": ("llama-8b small",),
-            "draft_devices": ("cuda",),
-            "batches": (1, 16),
-            "temperatures": (0.0,),
-            "options": {"mps": True},
-        },
-        expected=60,
-        prediction="With the service, ssd 1.2 of sd.",
-    ),
-    Step(
         "tests",
         70.0,
         "memory checker",
@@ -181,84 +274,8 @@ _SERVICE = (
         expected=60,
         prediction="0 errors.",
     ),
-    Step(
-        "ids",
-        60.0,
-        "kills under MPS",
-        {"texts": 4, "tokens": 32, "kills": 3, "mps": True},
-        expected=35,
-        prediction="The target survives with 75 %.",
-    ),
-)
-
-
-def _verification(name: str, prediction: str = "", **environment: str) -> Step:
-    options = {"models": ("llama-1b", "llama-8b"), "batches": (1, 4)}
-    return Step("forward", 40.0, f"forward, {name}", options, environment, 13, prediction)
-
-
-def _modes(name: str, seconds: float, prediction: str, environment: dict[str, str], **options: Any) -> Step:
-    chosen = {"pairs": ("llama-8b small",), "draft_devices": ("cuda",), "batches": (1,), "temperatures": (0.0,)}
-    return Step("modes", seconds, f"modes, {name}", chosen | options, environment, seconds * 0.7, prediction)
-
-
-FEW_BITS = tuple(bits + by for bits in ("fp8", "int4") for by in ("", ", humming", ", humming, varying"))
-_KERNELS = (
-    _verification("plain"),
-    _verification("dependent launches", "8B batch 1: -.25 ms.", SSD_PDL="1"),
-    _verification("plain again"),
-    _verification("dependent launches again", SSD_PDL="1"),
     Step("variants", 90.0, expected=45, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
-    Step(
-        "gemm",
-        120.0,
-        "gemm, few bits",
-        {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)},
-        expected=75,
-        prediction="gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
-    ),
-    Step(
-        "forward",
-        60.0,
-        "forward, few bits",
-        {"models": ("llama-8b",), "kinds": ("fp8", "int4"), "batches": (1, 4)},
-        expected=40,
-        prediction="FP8 .60 of the time of 16 bits, int4 .45.",
-    ),
-    Step(
-        "forward",
-        40.0,
-        "forward, 8k",
-        {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,)},
-        expected=22,
-        prediction="Keys at .75 of the copy.",
-    ),
-    Step(
-        "forward",
-        40.0,
-        "forward, 8k, FP8 cache",
-        {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,), "cache": "fp8"},
-        expected=22,
-        prediction="Half the time of the keys.",
-    ),
     Step("compiled", 120.0, expected=90, prediction="transformers, compiled: 5.5 ms at one token."),
-)
-_MODES = (
-    _modes("ar with overlap", 40.0, "ar 5 % faster than without.", {}, modes=("ar",), batches=(1, 16)),
-    _modes("ar without overlap", 40.0, "", {"SSD_OVERLAP": "0"}, modes=("ar",), batches=(1, 16)),
-    *(
-        _modes(
-            f"MPS at {share} %",
-            50.0,
-            "20 to 35 % is best." if share == 10 else "",
-            {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)},
-            modes=("ar", "ssd"),
-            options={"mps": True},
-        )
-        for share in (10, 20, 35, 50)
-    ),
-    _modes("K and F", 90.0, "K = 5, F = 3 is within 5 % of the best.", {}, lookaheads=(3, 5, 7), fan_outs=(1, 3, 5)),
-    _modes("32B", 110.0, "ssd over ar 2.0 with a draft of 2 %.", {}, pairs=("qwen3-32b 0.6b",), batches=(1,)),
 )
 
 _FIRST_PIECE = (
@@ -304,13 +321,16 @@ _DRAFT_OF_A_CORPUS = (
 )
 
 CALLS: dict[str, Sequence[Step]] = {
-    "1a": _CORRECTNESS,
-    "1b": _FIGURES,
-    "1c": _SERVICE,
-    "2a": _KERNELS,
-    "2b": _MODES,
+    "l1": _ONE_GPU,
+    "l2": _PLACES,
+    "l3": _REST,
     "3a": _FIRST_PIECE,
     "3b": _DRAFT,
     "3c": _DRAFT_OF_A_CORPUS,
 }
-"""Programme 1, correctness, programme 2, performance, and programme 3, a draft, call by call."""
+"""Programmes l1, one GPU, l2, other sizes and places, and l3, the rest; then 3, a draft, call by call."""
+
+SECONDS = {"l1": 360.0, "l2": 350.0}
+"""Calls that end after this time, though the limits of their steps allow more: with two starts l1 and l2 take 13
+minutes. Steps at the end then have no time."""
+START_S = 35.0  # of a machine, before a call

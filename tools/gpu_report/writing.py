@@ -36,6 +36,7 @@ class Part(msgspec.Struct):
 
     name: str
     prediction: str = ""
+    decision: str = ""
     checks: bool = False
     state: str = "not run"
     seconds: float = 0.0
@@ -58,6 +59,7 @@ def parts_of(out: Path, plan: Sequence[Step]) -> list[Part]:
         part = Part(
             step.title,
             step.prediction,
+            step.decision,
             step.part in _CHECKS,
             rows=list({row["name"]: row for row in own if "name" in row}.values()),
         )
@@ -78,7 +80,13 @@ def markdown(facts: dict[str, Any], parts: list[Part]) -> str:
     wrong = [each for part in parts for each in part.wrong]
     lines += ["Wrong: " + "; ".join(wrong) if wrong else "Nothing is wrong in what was run.", ""]
     for part in parts:
-        lines += [f"## {part.name}", "", f"**{part.state}**, {part.seconds:.0f} s. {part.prediction}".rstrip(), ""]
+        told = [f"**{part.state}**, {part.seconds:.0f} s."]
+        told += [
+            f"*{what}*: {words}"
+            for what, words in (("Predicted", part.prediction), ("Decision", part.decision))
+            if words
+        ]
+        lines += [f"## {part.name}", "", "  \n".join(told), ""]
         keys = list(dict.fromkeys(key for row in part.rows for key in row))
         if keys:
             lines += [_line(keys), _line(["---"] * len(keys))]
