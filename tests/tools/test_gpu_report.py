@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,20 @@ def test_every_part_runs_and_finds_nothing_wrong(tmp_path: Path) -> None:
     verified = rows["forward"]["tiny, bf16, context 64, batch 4, K = 7"]
     assert rows["forward"]["copy"]["gb_s"] > 0 and verified["of_copy"] > 0
     assert rows["audit"]["K = 7"]["positions"] == 72
-    assert rows["ids"]["ssd, T = 1, float32, deterministic"]["equal"] == 4
+    for mode, temperature in product(("sd", "ssd"), (0, 1)):
+        compared = rows["ids"][f"{mode}, T = {temperature}, float32, deterministic"]
+        assert compared["equal"] == 4 and compared["accepted_tokens"] > 0
     kills = rows["ids"]["3 kills of the draft"]
     assert (kills["kills"], kills["altered"]) == (3, 0) and kills["answers"] >= 4
-    assert {name.rpartition(" ")[2] for name in rows["modes"] if "batch" in name} == {"ar", "sd", "ssd"}
+    measured = {name.rpartition(" ")[2]: row for name, row in rows["modes"].items() if "batch" in name}
+    assert measured.keys() == {"ar", "sd", "ssd"} and all(row["tok_s"] > 0 for row in measured.values())
+    assert measured["sd"]["drafted"] > 0 and measured["sd"]["late_compiles"] == 0
     assert rows["assisted"]["not run"]["why"] == "a made pair has no files with weights"
     text = (tmp_path / "report.md").read_text()
     assert "Nothing is wrong in what was run." in text and "| K = 7 | 72 |" in text
     assert "==== ids" in (tmp_path / "log.txt").read_text()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.txt", "report.md", "rows.jsonl"]
+    assert {file.name for file in tmp_path.glob("[!t]*")} == {"log.txt", "report.md", "rows.jsonl"}
+    assert len(list(tmp_path.glob("trace-*.json"))) == 3  # of each mode
 
 
 def test_some_parts_alone_are_in_the_report(tmp_path: Path) -> None:

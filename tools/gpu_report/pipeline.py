@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -12,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from ssd.bench.datasets import random_ids
 from ssd.client import Client, Prompt
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.ipc.trace_ring import Moment, Span, State
+from ssd.launch import mps
 from ssd.launch.resolve import resolve
 from ssd.monitor.history import History
 from ssd.monitor.subscriber import Subscriber
@@ -49,19 +50,26 @@ def rows(
     temperatures: Sequence[float] = (0.0,),
     tokens: int = 256,
     repeats: int = 3,
+    share: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
     """Yield a row for each pair, draft device, mode, batch, mix of prompt `lengths` and temperature.
 
-    `pairs`, and by default the draft devices, are those of `cases`; `options` are further ones of the engine. Every run
-    has other prompts. The first run is not in `tok_s`, the median of the `repeats` after it; `runs` are all speeds in
-    order. Look-ups and shares of time by state are those of the last run, whose trace is in `out`, for Perfetto.
-    `prompt_ms`: median and longest steps of the draft with prompts, in the first run and in the last."""
+    `pairs`, and by default the draft devices, are those of `cases`; `options` are further ones of the engine.
+    `share`: both processes run under MPS, the draft with this percentage; a variable of the environment would be for
+    the target, too.
+
+    Every run has other prompts. The first run is not in `tok_s`, the median of the `repeats` after it; `runs` are all
+    speeds in order. Look-ups and shares of time by state are those of the last run, whose trace is in `out`, for
+    Perfetto. `prompt_ms`: median and longest steps of the draft with prompts, in the first run and in the last."""
+    given = dict(options or {})
+    if share:
+        mps.DRAFT_SHARE, given["mps"] = share, True
     if job.tiny:
         draft_devices, batches, tokens, repeats = (), batches[:1], 32, 1
-    devices, settings = draft_devices or job.draft_devices, list(product(batches, lengths, temperatures))
+    devices, settings = draft_devices or job.draft_devices, list(itertools.product(batches, lengths, temperatures))
     with tempfile.TemporaryDirectory() as folder:
-        for case in cases(job, Path(folder), max(batches), pairs, devices, options or {}):
+        for case in cases(job, Path(folder), max(batches), pairs, devices, given):
             for mode in modes:
                 if job.left() <= 0:
                     yield {"name": f"{case.name}, {mode}", "not_run": "no time left"}
@@ -77,11 +85,13 @@ def _of_mode(
     job: Job, case: Case, mode: Mode, settings: Sequence[_Setting], tokens: int, repeats: int
 ) -> Iterator[Row]:
     config, began = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic), time.monotonic()
+    seeds = itertools.count()
     with watched(job, config) as (engine, client, health), closing(_Listener(engine.address)) as listener:
         yield {"name": f"{case.name}, {mode}, start", "seconds": time.monotonic() - began}
         for batch, mix, temperature in settings:
             count = (1 + repeats) * batch
-            prompts: list[Prompt] = list(_prompts(count, mix, config.vocab_size))
+            sizes = [mix[index % len(mix)] for index in range(count)]
+            prompts: list[Prompt] = [random_ids(1, size, config.vocab_size, next(seeds))[0] for size in sizes]
             if case.synthetic is None:
                 prompts = job.asked(count)
             run = partial(_run, client, mode=mode, temperature=temperature, tokens=tokens)
@@ -90,10 +100,6 @@ def _of_mode(
             yield health.judged({"name": f"{case.name}, batch {batch}, {of}T = {temperature:g}, {mode}", **found})
     file = Path(job.out) / f"trace-{re.sub('[^a-z0-9]+', '-', f'{job.step} {case.name} {mode}'.lower())}.json"
     file.write_text(json.dumps(trace(listener.last, (), listener.begin, {"mode": mode})))
-
-
-def _prompts(count: int, mix: Sequence[int], vocabulary: int) -> list[list[int]]:
-    return [random_ids(1, mix[index % len(mix)], vocabulary, seed=index)[0] for index in range(count)]
 
 
 def _measured(run: Callable[[Sequence[Prompt]], Row], batches: Sequence[Sequence[Prompt]], listener: _Listener) -> Row:

@@ -49,10 +49,8 @@ def _ids(name: str, seconds: float, prediction: str, decision: str, **more: Any)
 
 
 def _rounds(name: str, seconds: float, expected: float, prediction: str, decision: str, **options: Any) -> Step:
-    share = options.pop("share", None)
-    environment = {} if share is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)}
-    chosen = {"draft_devices": ("cuda",), **({"options": {"mps": True}} if share else {})}
-    return Step("pipeline", seconds, name, chosen | options, environment, expected, prediction, decision)
+    chosen = {"draft_devices": ("cuda",)} | options
+    return Step("pipeline", seconds, name, chosen, {}, expected, prediction, decision)
 
 
 FEW_BITS = tuple(bits + by for bits in ("fp8", "int4") for by in ("", ", humming", ", humming, varying"))

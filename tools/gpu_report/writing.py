@@ -36,11 +36,11 @@ class Part(msgspec.Struct):
 
     name: str
     prediction: str = ""
-    decision: str = ""
     checks: bool = False
     state: str = "not run"
     seconds: float = 0.0
     rows: list[Row] = []
+    decision: str = ""
 
     @property
     def wrong(self) -> list[str]:
@@ -59,8 +59,8 @@ def parts_of(out: Path, plan: Sequence[Step]) -> list[Part]:
         part = Part(
             step.title,
             step.prediction,
-            step.decision,
             step.part in _CHECKS,
+            decision=step.decision,
             rows=list({row["name"]: row for row in own if "name" in row}.values()),
         )
         for row in own:
