@@ -75,7 +75,7 @@ def test_some_parts_alone_are_in_the_report(tmp_path: Path) -> None:
 def test_products_of_few_bits_are_checked_and_a_library_that_is_not_there_stops_none(tmp_path: Path) -> None:
     """By Triton's interpreter. `--only` names a step of a programme, without its call."""
     report(tmp_path, "--only", "gemm, few bits")
-    (part,) = parts_of(tmp_path, [step for step in CALLS["2a"] if step.title == "gemm, few bits"])
+    (part,) = parts_of(tmp_path, [step for step in CALLS["l1"] if step.title == "gemm, few bits"])
     rows = {row["name"]: row for row in part.rows}
     assert part.state == "done" and len(rows) == 5 * 6
     for kind in ("fp8", "int4"):
