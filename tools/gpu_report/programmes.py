@@ -135,7 +135,7 @@ _ONE_GPU = (
         {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)},
         expected=60,
         prediction="gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
-        decision="The library becomes an extra at .70 with the same bits in any batch, unless ours is within 10 % of it.",
+        decision="The library becomes an extra at .70 with equal bits in any batch, unless ours is within 10 % of it.",
     ),
 )
 _PLACES = (
