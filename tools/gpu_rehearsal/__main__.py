@@ -1,13 +1,14 @@
-"""Rehearse the calls of the GPU report on a stand-in for CUDA, and pack what a device needs (docs/gpu.md).
+"""Rehearse the calls of the GPU report on a stand-in for CUDA, and pack what a device needs.
 
 \b
     python -m tools.gpu_rehearsal                  # all calls: make gpu-rehearsal
-    python -m tools.gpu_rehearsal --call 1a --only probe
+    python -m tools.gpu_rehearsal --call l1 --only probe
 
-Each call runs in a bare checkout without a network, on the device's versions of torch and Triton (`standin.py` says
-what is real there). Exit status 1: a step did not end by itself, the stand-in's log has an error or a warning, a
-captured graph has more launches than tests/capture allows, or a kernel more stack or shared memory than `resources.py`
-allows. Numbers are wrong on a stand-in, so rows that compare them do not count.
+tools/gpu_report/README.md has its chapter. Each call runs in a bare checkout without a network, on the device's
+versions of torch and Triton (`standin.py` says what is real there). Exit status 1: a step did not end by itself, the
+stand-in's log has an error or a warning, a captured graph has more launches than tests/capture allows, or a kernel more
+stack or shared memory than `resources.py` allows. Numbers are wrong on a stand-in, so rows that compare them do not
+count.
 
 `--carry` gets Triton's cache (kernels and launchers, compiled once here instead of on the device), the wheels that the
 device lacks, and the site folder that lets the cache fit its Python:

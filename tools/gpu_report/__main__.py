@@ -1,4 +1,4 @@
-"""Measure this engine on a GPU with one command that ends in time (README.md).
+"""Measure this engine on a GPU with one command that ends in time (tools/gpu_report/README.md).
 
     python -m tools.gpu_report --target /tmp/target --draft /tmp/draft --dataset humaneval --out /tmp/report
     python -m tools.gpu_report --call l1 --out /tmp/report

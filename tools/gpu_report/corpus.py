@@ -1,4 +1,4 @@
-"""Let the target write a corpus with `tools.distill` for as long as there is time (docs/gpu.md)."""
+"""Let the target write a corpus with `tools.distill` for as long as there is time (tools/gpu_report/README.md)."""
 
 from __future__ import annotations
 

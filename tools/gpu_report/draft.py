@@ -1,4 +1,4 @@
-"""Train a draft on the corpus that is there, and pack both for the way back (docs/gpu.md)."""
+"""Train a draft on the corpus that is there, and pack both for the way back (tools/gpu_report/README.md)."""
 
 from __future__ import annotations
 

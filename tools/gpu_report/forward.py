@@ -27,11 +27,10 @@ from ssd.system.registered import entries
 from ssd.verifier.loading import load
 from tools.gpu_report.gemm import BITS, GROUP
 from tools.gpu_report.job import TINY, Job, Row, config_folder
-from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed, wait
+from tools.gpu_report.timing import copy_bandwidth, in_a_row, timed
 from tools.inflate.sizes import LIKE, Like
 
 _LOOKAHEAD = 7
-_SHOWN_KERNELS = 12
 
 
 def rows(
@@ -42,13 +41,12 @@ def rows(
     batches: Sequence[int] = (1, 4, 16),
     contexts: Sequence[int] = (1024,),
     cache: str = "auto",
-    profile: bool = False,
 ) -> Iterator[Row]:
     """Yield the copy bandwidth, then a verification of K = 7 for every model, kind of weights, context and batch.
 
     `of_copy`: the share of that bandwidth at which it reads its weights and keys. `host_ms`: when the call returned.
     `ms_in_a_row`: for one of several that are launched without waiting, as with overlap scheduling.
-    `cache`: the KV cache's type. `profile`: a row for the kernels that take longest at batch 1."""
+    `cache`: the KV cache's type."""
     likes, copied, repeats = {name: LIKE[name] for name in models}, 2**32, 20
     if job.tiny:
         likes, batches, contexts, copied, repeats = {"tiny": TINY}, (1, 4), (64,), 2**24, 3
@@ -77,8 +75,6 @@ def rows(
                         "gb_s": read / seconds / 1e9,
                         "of_copy": read / seconds / bandwidth,
                     }
-            if profile:
-                yield from _profiled(job, name, partial(runner.forward, _batch(1, contexts[0], page)))
             del runner
             gc.collect()
             if device.type == "cuda":
@@ -153,23 +149,3 @@ def _packed(kind: str, weight: Tensor | Grouped, bias: Tensor | None) -> Linear:
         return Linear(Groups(codes, steps, None, e4m3=True, dtype=weight.dtype), bias)
     codes = (scaled.round() + 8).to(torch.uint8)
     return Linear(Groups(codes, steps, None, zero=8, dtype=weight.dtype), bias)
-
-
-def _profiled(job: Job, name: str, forward: partial[Tensor]) -> Iterator[Row]:
-    """Yield the kernels of a forward that take longest; the whole table is in profile.txt."""
-    forward()
-    with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
-        for _ in range(3):
-            forward()
-        wait(torch.device(job.device))
-    kernels = [event for event in profile.key_averages() if event.self_device_time_total > 0]
-    kernels.sort(key=lambda event: -event.self_device_time_total)
-    with (Path(job.out) / "profile.txt").open("a") as file:
-        file.write(f"{name}, three forwards\n{profile.key_averages().table(sort_by='self_device_time_total')}\n")
-    for kernel in kernels[:_SHOWN_KERNELS]:
-        yield {
-            "name": f"{name}: {kernel.key[:70]}",
-            "us": kernel.self_device_time_total / kernel.count,
-            "count": kernel.count / 3,
-            "ms": kernel.self_device_time_total / 3e3,
-        }

@@ -1,4 +1,4 @@
-"""List the steps of a report, and of the programmes for a GPU that is there for minutes (README.md)."""
+"""List the steps of a report, and of the programmes for a GPU that is there for minutes (see README.md)."""
 
 from __future__ import annotations
 
@@ -43,237 +43,164 @@ _KERNEL_TESTS = ("test_static.py", "test_attention.py", "test_arithmetic.py", "t
 _CHECKED = "what_is_drawn or guesses_are_those and greedy or a_cache_in_8_bits and bfloat16 or logits_are_those_of_the"
 
 
-def _ids(name: str, seconds: float, prediction: str, decision: str, **more: Any) -> Step:
-    options = {"texts": 40, "tokens": 32, "kills": 0, **more.pop("options", {})}
-    return Step("ids", seconds, name, options, **more, prediction=prediction, decision=decision)
-
-
-def _rounds(name: str, seconds: float, expected: float, prediction: str, decision: str, **options: Any) -> Step:
-    chosen = {"draft_devices": ("cuda",)} | options
-    return Step("pipeline", seconds, name, chosen, {}, expected, prediction, decision)
-
-
+_PAIRS = ("llama-8b small", "qwen3-32b 0.6b")
 FEW_BITS = tuple(bits + by for bits in ("fp8", "int4") for by in ("", ", humming", ", humming, varying"))
-_ONE_GPU = (
-    Step(
-        "probe",
-        35.0,
-        expected=16,
-        prediction="A share of 20 % sees 27 processors; a green context of 16 captures and replays; NVRTC, no headers.",
-        decision="Other than 132 processors under MPS: rehearse with that number. No green context replays: drop them. "
-        "No header: carry cccl with humming. AMX, and over 100 GB/s: the draft on the host is worth kernels for it.",
+
+
+def _steps(*given: tuple[Any, ...]) -> Sequence[Step]:
+    """Return steps of (part, name, limit, expected seconds, options[, environment]), with what `_TOLD` says of them.
+
+    Modes are measured with the draft on the GPU."""
+    found = []
+    for part, name, limit, expected, options, *environment in given:
+        own = {"draft_devices": ("cuda",)} | options if part == "pipeline" else options
+        found.append(Step(part, limit, name, own, *(environment or [{}]), expected, *_TOLD[name]))
+    return found
+
+
+_TOLD: dict[str, tuple[str, str]] = {
+    "probe": (
+        "A share of 20 % sees 27 processors; a green context of 16 captures and replays; NVRTC, no headers.",
+        "Other than 132 processors under MPS: rehearse with that number. No green context replays: drop them. No "
+        "header: carry cccl with humming. AMX, and over 100 GB/s: the draft on the host is worth kernels for it.",
     ),
-    _ids(
-        "ids",
-        50.0,
+    "ids": (
         "All equal; accepted tokens in every row; no memory lost.",
         "A text that differs, or no draft token: nothing else counts before that is mended.",
-        options={"kills": 4},
-        expected=32,
     ),
-    _rounds(
-        "prompts",
-        50.0,
-        35,
+    "prompts": (
         "A prompt step takes under 5 ms in the first run, too; nothing is compiled.",
         "A longer step or a late compile: its warm-up comes before all else. Neither, and slow: profile that step.",
-        modes=("sd",),
-        batches=(1, 16),
-        lengths=((8,), (32,), (100,), (500,), (8, 32, 100, 500)),
-        tokens=32,
-        repeats=2,
     ),
-    _rounds(
-        "rounds by turns",
-        80.0,
-        58,
+    "rounds by turns": (
         "`sd` 460 tok/s at one sequence and 5,500 at 16; `ssd` 390 and 3,500.",
         "`sd` at 16 below 4,500: read the traces, and leave l2 until the cause is known. Else the README says it.",
-        batches=(1, 16),
     ),
-    *(
-        _rounds(
-            f"rounds under MPS, {share} %",
-            45.0,
-            30,
-            "`ssd` at one sequence .95 of `sd`, which loses 8 % to that by turns.",
-            "MPS stays recommended for `sd` only within 3 % of turns; the share with the higher `ssd` is the default.",
-            modes=("sd", "ssd"),
-            batches=(1, 16),
-            share=share,
-        )
-        for share in (20, 50)
+    "rounds under MPS, 20 %": (
+        "`ssd` at one sequence .95 of `sd`, which loses 8 % to that by turns.",
+        "MPS stays recommended for `sd` only within 3 % of turns; the share with the higher `ssd` is the default.",
     ),
-    Step(
-        "beside",
-        60.0,
-        expected=40,
-        prediction="Two streams: a depth of 1.5 ms. 16 multiprocessors: verification 4 % longer, a depth of .4 ms.",
-        decision="Green contexts are built if a verification takes at most 6 % more and a depth a sixth of it.",
+    "rounds under MPS, 50 %": (
+        "`ssd` at one sequence .95 of `sd`, which loses 8 % to that by turns.",
+        "MPS stays recommended for `sd` only within 3 % of turns; the share with the higher `ssd` is the default.",
     ),
-    Step(
-        "draft_steps",
-        30.0,
-        "six depths, profiled",
-        {"pairs": ("llama-8b small", "qwen3-32b 0.6b"), "chains": (1, 16), "depths": 6, "profile": True},
-        expected=20,
-        prediction="A depth takes .5 ms, .2 of them in kernels; 65 launches.",
-        decision="`sd` in the target's process pays where kernels are under .3 of .5 ms; else fewer kernels do.",
+    "beside": (
+        "Two streams: a depth of 1.5 ms. 16 multiprocessors: verification 4 % longer, a depth of .4 ms.",
+        "Green contexts are built if a verification takes at most 6 % more and a depth a sixth of it.",
     ),
-    _ids(
-        "ids, dependent launches",
-        45.0,
+    "six depths, profiled": (
+        "A depth takes .5 ms, .2 of them in kernels; 65 launches.",
+        "`sd` in the target's process pays where kernels are under .3 of .5 ms; else fewer kernels do.",
+    ),
+    "ids, dependent launches": (
         "All equal.",
         "All equal, with accepted tokens: dependent launches are on by default.",
-        environment={"SSD_PDL": "1"},
-        expected=25,
     ),
-    Step(
-        "gemm",
-        120.0,
-        "gemm, few bits",
-        {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)},
-        expected=60,
-        prediction="gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
-        decision="The library becomes an extra at .70 with equal bits in any batch, unless ours is within 10 % of it.",
+    "gemm, few bits": (
+        "gate_up, 8 rows: FP8 .65 of the copy, int4 .50; humming-kernels .75 or more, invariant .70.",
+        "The library becomes an extra at .70 with equal bits in any batch, unless ours is within 10 % of it.",
     ),
-)
-_PLACES = (
-    _rounds(
-        "32B by turns",
-        105.0,
-        80,
+    "32B by turns": (
         "`ar` 54 tok/s, `sd` 143, `ssd` 130; at 16 sequences 740, 1,900, 1,500.",
         "The README's figure of one GPU. `sd` below 2.4 times `ar`: read the traces.",
-        pairs=("qwen3-32b 0.6b",),
-        batches=(1, 16),
-        tokens=128,
-        repeats=2,
     ),
-    _rounds(
-        "32B under MPS, 20 %",
-        45.0,
-        28,
+    "32B under MPS, 20 %": (
         "`ssd` 150 tok/s at one sequence.",
         "`ssd` above `sd` by turns: recommend MPS from 32B on.",
-        pairs=("qwen3-32b 0.6b",),
-        modes=("ssd",),
-        batches=(1, 16),
-        tokens=128,
-        repeats=2,
-        share=20,
     ),
-    Step(
-        "draft_steps",
-        50.0,
-        "depths on the host",
-        {
-            **{"pairs": ("llama-8b small", "qwen3-32b 0.6b"), "draft_device": "cpu"},
-            **{"chains": (1, 4, 8, 12, 16, 32), "cores": (4, 8, 15)},
-        },
-        expected=32,
-        prediction="0.6B, 15 cores: 3.3 ms at 8 chains, 6 at 32; 3 % of 8B: 2 ms.",
-        decision="0.6B at 12 chains within 3.5 ms: from 32B on the draft belongs on the host. Above 6: only with AMX.",
+    "depths on the host": (
+        "0.6B, 15 cores: 3.3 ms at 8 chains, 6 at 32; 3 % of 8B: 2 ms.",
+        "0.6B at 12 chains within 3.5 ms: from 32B on the draft belongs on the host. Above 6: only with AMX.",
     ),
-    _rounds(
-        "8B, draft on the host",
-        40.0,
-        24,
+    "8B, draft on the host": (
         "`ssd` 300 tok/s at one sequence: one or two depths a round.",
         "Below `sd` by turns (l1): below 32B the draft stays on the GPU.",
-        modes=("ssd",),
-        draft_devices=("cpu",),
-        tokens=128,
     ),
-    _rounds(
-        "32B, draft on the host",
-        45.0,
-        28,
+    "32B, draft on the host": (
         "`ssd` 160 tok/s at one sequence.",
         "Above `sd` by turns: recommended from 32B on, and `auto` places the draft there.",
-        pairs=("qwen3-32b 0.6b",),
-        modes=("ssd",),
-        draft_devices=("cpu",),
-        tokens=128,
-        repeats=2,
     ),
-    Step(
-        "forward",
-        60.0,
-        "8B, few bits",
-        {"models": ("llama-8b",), "kinds": ("fp8", "int4")},
-        expected=36,
-        prediction="One sequence: FP8 4.6 ms, 4 bits 3.9, as products of .45 and .28 of the copy.",
-        decision="Above 3.6 and 2.6 ms: products of another library, or our own in pairs, come first.",
+    "8B, few bits": (
+        "One sequence: FP8 4.6 ms, 4 bits 3.9, as products of .45 and .28 of the copy.",
+        "Above 3.6 and 2.6 ms: products of another library, or our own in pairs, come first.",
     ),
-    *(
-        Step(
-            "forward",
-            30.0,
-            f"8B, 8k tokens, cache in {name}",
-            {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,), "cache": cache},
-            expected=14,
-            prediction=prediction,
-            decision="Less than a third off the time of the keys: arithmetic bounds attention over FP8; profile it.",
-        )
-        for name, cache, prediction in (
-            ("16 bits", "auto", "Keys at .75 of the copy."),
-            ("FP8", "fp8", "Half the time of the keys."),
-        )
+    "8B, 8k tokens, cache in 16 bits": (
+        "Keys at .75 of the copy.",
+        "Less than a third off the time of the keys: arithmetic bounds attention over FP8; profile it.",
     ),
-    _rounds(
-        "hybrid of 0.5B",
-        45.0,
-        28,
+    "8B, 8k tokens, cache in FP8": (
+        "Half the time of the keys.",
+        "Less than a third off the time of the keys: arithmetic bounds attention over FP8; profile it.",
+    ),
+    "hybrid of 0.5B": (
         "`ar` 40 tok/s, kernel by kernel; all modes run.",
         "A failure: mend it, else static shapes for models with states are next.",
-        pairs=("hybrid small",),
-        modes=("ar", "ssd"),
-        batches=(1, 16),
-        tokens=64,
-        repeats=1,
     ),
-    _rounds(
-        "gpt_oss, small",
-        40.0,
-        24,
+    "gpt_oss, small": (
         "Runs, kernel by kernel.",
         "A failure: mend it before the family is called supported on a GPU.",
-        pairs=("gpt_oss small",),
-        modes=("ar", "sd"),
-        tokens=32,
-        repeats=1,
-        options={"enforce_eager": True},
     ),
-    _ids(
-        "kills under MPS",
-        50.0,
+    "kills under MPS": (
         "The target survives with 75 %.",
         "A target that dies or an altered answer: no MPS where drafts may be killed, and the page says so.",
-        options={"texts": 4, "kills": 3, "mps": True},
-        expected=35,
     ),
+    "all tests": (
+        "All pass.",
+        "",
+    ),
+    "audit, 8B": (
+        "Differences in near-ties alone.",
+        "",
+    ),
+    "memory checker": (
+        "0 errors.",
+        "",
+    ),
+    "variants": (
+        "Norm with 16 warps 2.2 us for 3.1; products within 10 %.",
+        "",
+    ),
+}
+"""Predictions and decisions."""
+
+_BOTH = {"batches": (1, 16)}
+_MIXES = {"lengths": ((8,), (32,), (100,), (500,), (8, 32, 100, 500)), "tokens": 32, "repeats": 2}
+_ONE_GPU = _steps(
+    ("probe", "probe", 35, 16, {}),
+    ("ids", "ids", 50, 32, {"texts": 40, "tokens": 32, "kills": 4}),
+    ("pipeline", "prompts", 50, 35, {**_BOTH, **_MIXES, "modes": ("sd",)}),
+    ("pipeline", "rounds by turns", 80, 58, _BOTH),
+    ("pipeline", "rounds under MPS, 20 %", 45, 30, {**_BOTH, "modes": ("sd", "ssd"), "share": 20}),
+    ("pipeline", "rounds under MPS, 50 %", 45, 30, {**_BOTH, "modes": ("sd", "ssd"), "share": 50}),
+    ("beside", "beside", 60, 40, {}),
+    ("draft_steps", "six depths, profiled", 30, 20, {"pairs": _PAIRS, "chains": (1, 16), "depths": 6, "profile": True}),
+    ("ids", "ids, dependent launches", 45, 25, {"texts": 40, "tokens": 32, "kills": 0}, {"SSD_PDL": "1"}),
+    ("gemm", "gemm, few bits", 120, 60, {"counts": (1, 8, 16), "kinds": FEW_BITS, "models": ("llama-8b",)}),
 )
-_REST = (
-    Step("tests", 150.0, "all tests", {"processes": 12}, expected=85, prediction="All pass."),
-    Step(
-        "audit",
-        40.0,
-        "audit, 8B",
-        {"texts": 30, "model": "llama-8b"},
-        expected=25,
-        prediction="Differences in near-ties alone.",
-    ),
-    Step(
-        "tests",
-        70.0,
-        "memory checker",
-        {"tests": _KERNEL_TESTS, "sanitizer": True, "chosen": _CHECKED},
-        expected=60,
-        prediction="0 errors.",
-    ),
-    Step("variants", 90.0, expected=45, prediction="Norm with 16 warps 2.2 us for 3.1; products within 10 %."),
-    Step("compiled", 120.0, expected=90, prediction="transformers, compiled: 5.5 ms at one token."),
+_8B, _32B = {"tokens": 128}, {"pairs": _PAIRS[1:], "tokens": 128, "repeats": 2}
+_HOST = {"modes": ("ssd",), "draft_devices": ("cpu",)}
+_SIZES = {"chains": (1, 4, 8, 12, 16, 32), "cores": (4, 8, 15)}
+_LONG = {"models": ("llama-8b",), "batches": (1, 4), "contexts": (8192,)}
+_FEW = {"tokens": 64, "repeats": 1}
+_EAGER = {**_FEW, "options": {"enforce_eager": True}}
+_PLACES = _steps(
+    ("pipeline", "32B by turns", 105, 80, _32B | _BOTH),
+    ("pipeline", "32B under MPS, 20 %", 45, 28, {**_32B, **_BOTH, "modes": ("ssd",), "share": 20}),
+    ("draft_steps", "depths on the host", 50, 32, {**_SIZES, "pairs": _PAIRS, "draft_device": "cpu"}),
+    ("pipeline", "8B, draft on the host", 40, 24, _8B | _HOST),
+    ("pipeline", "32B, draft on the host", 45, 28, _32B | _HOST),
+    ("forward", "8B, few bits", 60, 36, {"models": ("llama-8b",), "kinds": ("fp8", "int4")}),
+    ("forward", "8B, 8k tokens, cache in 16 bits", 30, 14, _LONG),
+    ("forward", "8B, 8k tokens, cache in FP8", 30, 14, {**_LONG, "cache": "fp8"}),
+    ("pipeline", "hybrid of 0.5B", 45, 28, {**_BOTH, "pairs": ("hybrid small",), "modes": ("ar", "ssd"), **_FEW}),
+    ("pipeline", "gpt_oss, small", 40, 24, {**_EAGER, "pairs": ("gpt_oss small",), "modes": ("ar", "sd")}),
+    ("ids", "kills under MPS", 50, 35, {"texts": 4, "tokens": 32, "kills": 3, "mps": True}),
+)
+_REST = _steps(
+    ("tests", "all tests", 150, 85, {"processes": 12}),
+    ("audit", "audit, 8B", 40, 25, {"texts": 30, "model": "llama-8b"}),
+    ("tests", "memory checker", 70, 60, {"tests": _KERNEL_TESTS, "sanitizer": True, "chosen": _CHECKED}),
+    ("variants", "variants", 90, 45, {}),
 )
 
 _FIRST_PIECE = (
