@@ -10,6 +10,7 @@ from pathlib import Path
 from ssd.config.params import Speculation
 from tests.draft.audit import world_in
 from tests.draft.pair import Draft, Pair, config
+from tools.gpu_report.health import LATE
 from tools.processes import ROOT
 
 PROGRAM = """
@@ -50,6 +51,7 @@ def test_a_kernel_that_is_compiled_or_loaded_late_is_told_and_counted(tmp_path: 
     assert compiled.startswith("Triton compiled merge_kernel after the start, in ")
     assert loaded.startswith("Triton loaded merge_kernel after the start, in ")
     assert noted == "['late', 'late']"
+    assert LATE.findall(done.stdout) == ["merge_kernel"] * 2  # by which the GPU report knows them
 
 
 def test_late_compiles_of_both_processes_are_in_the_targets_load(tmp_path: Path) -> None:

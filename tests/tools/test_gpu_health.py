@@ -13,6 +13,7 @@ import pytest
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams
+from ssd.launch import mps
 from tools.gpu_report import ids, pipeline
 from tools.gpu_report.health import Health
 from tools.gpu_report.job import Job, Row, made_pair
@@ -101,3 +102,19 @@ def test_a_decision_stands_beside_the_result() -> None:
     (step, *_) = CALLS["l1"]
     text = markdown({}, [Part("probe", step.prediction, decision=step.decision)])
     assert f"*Predicted*: {step.prediction}" in text and f"*Decision*: {step.decision}" in text
+
+
+def test_a_share_of_mps_is_the_drafts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment it would limit the target, too."""
+    monkeypatch.setattr(mps, "DRAFT_SHARE", 20)
+    asked = []
+
+    def cases(*given: Any) -> Iterator[Any]:
+        asked.append(given[-1])
+        yield from ()
+
+    monkeypatch.setattr(pipeline, "cases", cases)
+    assert not list(pipeline.rows(job_in(tmp_path), share=50, options={"enforce_eager": True}))
+    assert asked == [{"enforce_eager": True, "mps": True}]
+    assert mps.draft_environment({}) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    assert all("CUDA_MPS" not in variable for call in CALLS.values() for step in call for variable in step.environment)

@@ -15,7 +15,7 @@ from tools.gpu_report.job import Job, Row
 
 _BREAKER = re.compile(r"goes on without the draft: .+|the draft is of use again")
 # The one place that knows how an engine tells of a kernel that is compiled, or loaded, once its process is ready.
-_LATE = re.compile(r"Triton (?:compiled|loaded) (\w+) after the start")
+LATE = re.compile(r"Triton (?:compiled|loaded) (\w+) after the start")
 
 
 class Health:
@@ -37,7 +37,7 @@ class Health:
                 said += file.read().decode(errors="replace")
                 self._at = file.tell()
         self._said[row["name"]] = said
-        late = _LATE.findall(said)
+        late = LATE.findall(said)
         found = {"breaker": "; ".join(_BREAKER.findall(said)), "late_compiles": len(late)}
         return row | found | ({"ok": False, "compiled": " ".join(sorted(set(late)))} if late else {})
 
