@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams
@@ -114,7 +115,8 @@ def test_a_share_of_mps_is_the_drafts_alone(tmp_path: Path, monkeypatch: pytest.
         yield from ()
 
     monkeypatch.setattr(pipeline, "cases", cases)
-    assert not list(pipeline.rows(job_in(tmp_path), share=50, options={"enforce_eager": True}))
+    job = structs.replace(job_in(tmp_path), device="cuda")
+    assert not list(pipeline.rows(job, share=50, options={"enforce_eager": True}))
     assert asked == [{"enforce_eager": True, "mps": True}]
     assert mps.draft_environment({}) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
     assert all("CUDA_MPS" not in variable for call in CALLS.values() for step in call for variable in step.environment)

@@ -46,8 +46,7 @@ def rows(job: Job, *, pairs: Sequence[str] = ("llama-8b small", "qwen3-32b 0.6b"
             rehearsal.step()
             tree = engine.drafter.runner
             assert isinstance(context, StaticContext) and isinstance(tree, TreeRunner)
-            shape = tree.shape(tree.rows([], rehearsal._rows))
-            assert shape is not None
+            ((_, shape),) = tree.batches(tree.rows([], rehearsal._rows))
             works = context.parts[0][0]._forward, tree._steps[shape].ranked[Drawing.GREEDY]._compute
             yield from ({**row, "name": f"{case.name}, {row['name']}"} for row in _found(job, works))
 

@@ -63,7 +63,7 @@ def rows(
     speeds in order. Look-ups and shares of time by state are those of the last run, whose trace is in `out`, for
     Perfetto. `prompt_ms`: median and longest steps of the draft with prompts, in the first run and in the last."""
     given = dict(options or {})
-    if share:
+    if share and job.device != "cpu":
         mps.DRAFT_SHARE, given["mps"] = share, True
     if job.tiny:
         draft_devices, batches, tokens, repeats = (), batches[:1], 32, 1
