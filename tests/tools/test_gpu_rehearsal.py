@@ -27,10 +27,18 @@ def test_a_log_says_which_rules_were_broken_and_what_was_captured() -> None:
     assert line.startswith("WARNING cudaMemcpyAsync of pageable memory") and times == 2
     verify, draw, other = launches.graphs(LOG)
     assert (verify.kind, draw.kind) == ("verify", "between")
-    assert verify.ceiling is not None and 170 <= verify.ceiling < 400
-    assert draw.ceiling is not None and 5 <= draw.ceiling < 20
-    assert other.ceiling is None  # the report times launches in it
+    assert (most := verify.most()) is not None and 170 <= most < 400
+    assert (most := draw.most()) is not None and 5 <= most < 20
+    assert other.most() is None  # the report times launches in it
     assert len(launches.counted([verify, draw, other])) == 4
+
+
+def test_a_graph_of_several_forwards_may_have_the_launches_of_all() -> None:
+    step, trunk = launches.Graph(91, 8, 4, 0), launches.Graph(382, 32, 16, 0)
+    assert launches.over([step, trunk]) == {}
+    assert launches.over([trunk]).keys() == {trunk}  # nothing shows that it is more than one forward
+    assert launches.over([step, trunk._replace(launches=440)]).keys() == {trunk._replace(launches=440)}
+    assert launches.over([step._replace(launches=120)]).keys() == {step._replace(launches=120)}
 
 
 def test_a_variant_with_a_stack_is_over_its_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,9 @@ def _wrong_in(log: str) -> list[str]:
     """Print the graphs that were captured; return rules that were broken, and graphs over their ceilings."""
     found = launches.graphs(log)
     click.echo("\n".join(launches.counted(found)))
-    over = {graph for graph in found if graph.ceiling is not None and graph.launches > graph.ceiling}
+    over = launches.over(found)
     broken = [f"{line} ({times} times)" for line, times in launches.broken_rules(log).items()]
-    return broken + [f"{graph}: at most {graph.ceiling} launches" for graph in sorted(over)]
+    return broken + [f"{graph}: at most {most} launches" for graph, most in sorted(over.items())]
 
 
 def _pack(cache: Path, carry: Path) -> None:

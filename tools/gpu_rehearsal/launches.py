@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tests.capture.test_capture import BETWEEN, CEILINGS
@@ -32,8 +33,11 @@ class Graph(NamedTuple):
             return "torch's attention"
         return "verify" if self.attentions == self.layers else "tree step"
 
-    @property
-    def ceiling(self) -> int | None:
+    def exceeds(self, forwards: int) -> bool:
+        most = self.most(forwards)
+        return most is not None and self.launches > most
+
+    def most(self, forwards: int = 1) -> int | None:
         """Return the most launches that tests/capture allows a graph of this kind in any family."""
         if not self.layers:
             return max(BETWEEN.values()) if self.rounds else None
@@ -41,7 +45,21 @@ class Graph(NamedTuple):
             return None
         verify = self.kind == "verify"
         found = [most for (_, name), most in CEILINGS.items() if name.startswith("verify") is verify]
-        return max(self.layers * each + besides for each, besides in found)
+        return max(self.layers * each + forwards * besides for each, besides in found)
+
+
+def over(found: Collection[Graph]) -> dict[Graph, int]:
+    """Return the graphs with too many launches, and how many they may have.
+
+    Forwards of a draft may follow each other in one graph: it has n times the layers of a step that is there, too."""
+    steps = {graph.layers: graph for graph in found if graph.kind == "tree step" and not graph.exceeds(1)}
+    wrong = {}
+    for graph in set(found):
+        own = steps.values() if graph.kind == "tree step" else ()
+        several = [graph.layers // step.layers for step in own if graph.layers % step.layers == 0]
+        if all(graph.exceeds(forwards) for forwards in (1, *several)):
+            wrong[graph] = graph.most(max((1, *several))) or 0
+    return wrong
 
 
 def broken_rules(log: str) -> Counter[str]:
@@ -59,5 +77,5 @@ def counted(found: list[Graph]) -> list[str]:
     for kind, layers in sorted({(graph.kind, graph.layers) for graph in found}):
         same = [graph for graph in found if (graph.kind, graph.layers) == (kind, layers)]
         most = max(same)
-        lines.append(f"{len(same):>6} {layers:>6} {most.launches:>8} {most.ceiling or '-':>7}  {kind}")
+        lines.append(f"{len(same):>6} {layers:>6} {most.launches:>8} {most.most() or '-':>7}  {kind}")
     return lines
