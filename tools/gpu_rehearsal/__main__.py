@@ -45,7 +45,9 @@ _CARRIED_SUFFIXES = (".json", ".cubin", ".so")
 @click.option("--call", "calls", type=click.Choice(list(CALLS)), multiple=True, help="These calls. Default: all.")
 @click.option("--only", multiple=True, help="These steps of the calls alone.")
 @click.option("--slower", type=click.FloatRange(min=1), default=8.0, show_default=True, help="Multiplies all limits.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=ROOT / "build/rehearsal")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False, resolve_path=True), default=ROOT / "build/rehearsal"
+)
 @click.option("--carry", type=click.Path(path_type=Path, file_okay=False), default=ROOT / ".carry")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), default=_CACHE, show_default=True)
 def main(calls: tuple[str, ...], only: tuple[str, ...], slower: float, out: Path, carry: Path, cache: Path) -> None:
