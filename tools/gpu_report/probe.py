@@ -92,9 +92,12 @@ def _share(job: Job) -> Row:
 
 
 def _green(job: Job) -> Row:
-    """Capture on a stream of a green context, and replay."""
+    """Capture on a stream of a green context, and replay: a kernel of torch and one of Triton."""
+    from ssd.speculation.sampling import drawn
+
     (stream, _, count), x = green_streams(16), torch.zeros(1, device=job.device)
-    replay = captured_on(lambda: x.add_(1), stream)
+    logits = torch.randn(8, 4096, device=job.device)
+    replay = captured_on(lambda: (x.add_(1), drawn(logits)), stream)
     x.zero_()
     with torch.cuda.stream(stream):
         replay()
