@@ -16,7 +16,8 @@ from typing import NamedTuple
 import triton
 
 _MOST_STACK = 16  # bytes a thread
-# Attention in 16 bits with heads of 256 and tiles of 64 queries: half as many queries would miss wgmma.
+# Attention in 16 bits with heads of 256 and tiles of 64 queries: half as many queries would miss wgmma. And over FP8
+# keys with tiles of 32.
 _MOST_STACK_WIDE = 48
 _MOST_SHARED = 232448  # bytes of a program on sm_90
 _OURS = re.compile(r"_kernel$")  # others are made by torch's compiler
@@ -32,7 +33,8 @@ class Group(NamedTuple):
 
     @property
     def most_stack(self) -> int:
-        return _MOST_STACK_WIDE if self.kernel == "attend_kernel" and "x256 ." in self.product else _MOST_STACK
+        wide = "x256 ." in self.product or "i8" in self.types.split(",")
+        return _MOST_STACK_WIDE if self.kernel == "attend_kernel" and wide else _MOST_STACK
 
 
 class Use(NamedTuple):
