@@ -158,6 +158,7 @@ def test_a_new_request_may_be_the_trial(world: World) -> None:
     assert "open" in watched.states and watched.pair.proposer.state != "up"
     watched.broken(False)
     watched.draft.steps = None
+    watched.draft._writer.tick()  # as an idle draft does every 0.1 s
     watched.run([tiny.token_ids(5, 5)], params(1, 30))
     watched.run([tiny.token_ids(6, 6)], params(1, 30))
     assert watched.pair.proposer.state == "up" and watched.drafted[0] > 0
