@@ -183,7 +183,6 @@ def _entries(interactive: bool) -> Iterator[str]:
 
 
 def _whole(line: str, read: Callable[[str], str | None]) -> str:
-    """Return the entry that begins with a line. The end of the input ends it too."""
     head, opening, text = line.partition(_QUOTES)
     if opening and head.strip() in ("", "/system"):
         while _QUOTES not in text and (more := read("... ")) is not None:

@@ -434,7 +434,6 @@ def _break_even(report: PlanReport) -> _Table:
 
 
 def _ranges(ranges: Ranges) -> str:
-    """Return ranges as text: "0.350-0.500", or "0.350 up" for one that reaches the top."""
     return ", ".join(f"{a:.3f} up" if b > 0.999 else f"{a:.3f}-{b:.3f}" for a, b in ranges) or "never"
 
 

@@ -102,7 +102,6 @@ class ChildProcess:
 
 
 def _new_oom_kills() -> int:
-    """Return the number of out-of-memory kills since the last call or the last start of a child."""
     global _oom_kills
     before, _oom_kills = _oom_kills, cgroups.oom_kills()
     return _oom_kills - before

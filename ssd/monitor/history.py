@@ -50,7 +50,6 @@ class TraceHistory:
 
 
 def _states_before(records: Records, moment: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the records that enter a state until `moment`; the last one is the state at `moment`."""
     return np.flatnonzero((records[:, 1] <= moment) & (records[:, 2] < Mark.HIT))
 
 

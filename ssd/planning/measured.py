@@ -101,7 +101,6 @@ class MeasuredPair:
         return found
 
     def _more_cores(self) -> list[int]:
-        """List the numbers of cores that are predicted; none unless two were measured."""
         counts = [1 << power for power in range(_MOST_CORES.bit_length())]
         return [count for count in counts if len(self.cores) > 1 and count > max(self.cores)]
 

@@ -89,7 +89,6 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
 
 
 def _files(model: str | None) -> list[Path]:
-    """List the weight files of a model; their times of change show if a draft was trained again."""
     place = Path(model or "")
     files = sorted(place.iterdir()) if model and place.is_dir() else [place]
     return [file for file in files if file.suffix in (".safetensors", ".gguf") and file.is_file()]

@@ -82,6 +82,10 @@ class Breaker:
         """Return True while the draft in use has made no progress for so short a time that it keeps its requests."""
         return self.state == "open" and self._stalled and (self._now or 0.0) < self._try_at
 
+    @property
+    def _forgives(self) -> bool:
+        return self.state == "closed" and self._next_back_off <= _FORGIVEN_S
+
     def admits(self, tracked: int) -> bool:
         """Return True if the draft, which tracks `tracked` requests, may be told of another one."""
         return self.state == "closed" or (self.state == "half_open" and tracked == 0)
@@ -96,6 +100,9 @@ class Breaker:
             elif not self._stalled and now >= self._try_at:
                 self.try_again()
             return
+        if self._debt and seen.ticked and self._silent >= _SILENT_S and self._forgives:  # it stalled as it read
+            self._debt = self._unseen = 0.0
+            self._next_back_off *= 2
         self._silent = 0.0 if seen.ticked else self._silent + lasted * bool(seen.rows)
         if seen.rows:
             self._in_state += lasted
@@ -141,7 +148,7 @@ class Breaker:
 
     def _open(self, reason: str, now: float) -> None:
         self.reason, self._back_off = reason, self._next_back_off
-        self._stalled = reason == _NO_PROGRESS and self.state == "closed" and self._back_off <= _FORGIVEN_S
+        self._stalled = reason == _NO_PROGRESS and self._forgives
         self._next_back_off = min(_LONGEST_BACK_OFF_S, 2 * self._back_off)
         self._try_at = now + (UNSEEN_S if self._stalled else self._back_off)
         self._enter("open")

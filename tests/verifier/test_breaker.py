@@ -179,12 +179,19 @@ def test_a_stall_that_has_ended_is_forgiven_at_once(stall: Seen, seconds: float)
     assert played.breaker.stalled == (opened and seconds < UNSEEN_S + 0.25), "it has its texts for two seconds"
     played.play(UNCOVERED)
     assert played.breaker.state == "closed" and played.breaker.admits(5) and not played.breaker.stalled
-    if not opened:
-        return  # what was lost counts on: a draft that reads may take as long for each step
     assert played.breaker.patient
     for _ in range(20):
         played.play(IN_VAIN)
     assert played.breaker.state == "closed"
+
+
+def test_slow_steps_of_a_draft_that_reads_use_up_nothing_where_nothing_is_lost() -> None:
+    played = Played()
+    for _ in range(4):
+        played.until_it_changes(replace(SILENT, reading=True), most=0.5)
+        played.play(replace(UNCOVERED, reading=True))
+    played.until_it_changes(SILENT)
+    assert played.breaker.stalled
 
 
 def test_a_draft_that_stalls_again_and_again_is_not_forgiven() -> None:

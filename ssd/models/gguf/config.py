@@ -114,7 +114,6 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str,
 
 
 def _inner(said: _Metadata) -> str:
-    """Return the name of the width of a feed-forward; a file may have that of an expert alone."""
     names = "feed_forward_length", "expert_feed_forward_length"
     return next((name for name in names if name in said), names[0])
 
