@@ -13,7 +13,7 @@ from torch import Tensor
 from ssd.errors import SsdError
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
-from ssd.kernels.gpu import Draws, Filters, fused
+from ssd.kernels.gpu import Draws, Filters, fused, fuses
 from ssd.speculation.noise import gumbel, gumbels_of, keys_of
 
 _BLOCK = 128
@@ -137,7 +137,7 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
 
 def warm_up(device: torch.device) -> None:
     """Compile the kernels that sample outside of captured graphs, for vocabularies of any size."""
-    for size in (16, 17):  # kernels for sizes that 16 divides differ from others
+    for size in (16, 17) if fuses(device) else ():  # kernels for sizes that 16 divides differ from others
         logits, law = torch.zeros(1, size, device=device), Law(1.0, top_p=0.5)
         perturbed(logits, law, [0], lambda seed, position, size=size: gumbel(seed, position, size, device))  # type: ignore[misc]
         gumbels_of(keys_of([(0, 0)], device), size, ids=torch.arange(size, device=device))
