@@ -26,6 +26,7 @@ CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
 Executor = Literal["local", "ray"]
+InlineDraft = Literal["auto", "on", "off"]
 MemoryScope = Literal["key", "engine"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
@@ -228,6 +229,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
       cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
       system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
+    - `inline_draft`: the draft runs in the target's process, in turn with it, for requests in the modes `ar` and `sd`.
     - `features`: the draft reads hidden states of the target.
     - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
@@ -255,6 +257,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     elastic_cores: bool = False
+    inline_draft: bool = False
     digest: str = ""
     vocab_size: Positive = 1
     features: Features | None = None
@@ -287,6 +290,11 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     def has_draft(self) -> bool:
         """Return True if there may be a draft, here or on another machine."""
         return self.draft is not None or self.link is not None
+
+    @property
+    def drafts_apart(self) -> bool:
+        """Return True if a draft, if there is one, has a process of its own."""
+        return self.has_draft and not self.inline_draft
 
     @property
     def parks_draft(self) -> bool:

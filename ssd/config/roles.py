@@ -18,5 +18,5 @@ def of_target(role: str) -> bool:
 
 
 def roles(config: EngineConfig) -> tuple[str, ...]:
-    draft = ("draft",) if config.has_draft else ()
+    draft = ("draft",) if config.drafts_apart else ()
     return (*target_roles(config), "frontend", *draft)

@@ -99,6 +99,14 @@ class Step:
         self.draws[drawing]()
         return self.drawn
 
+    def sampled(self, drawing: Drawing) -> Tensor:
+        """Run the forward as a part of a larger graph; return the token after each token, int64 [tokens]."""
+        self._forward()
+        if drawing is Drawing.GREEDY:
+            return self.greedy
+        self._draw(drawing)
+        return self.drawn
+
     def _draw(self, drawing: Drawing) -> None:
         logits, table = self.logits, self._runner.adjustments
         if drawing is Drawing.ADJUSTED and table is not None:

@@ -22,9 +22,11 @@ Result = TypeVar("Result")
 
 KERNELS = {
     "adjust": "triton_adjustment",
+    "begin_draft": "triton_rounds",
     "build": "triton_rounds",
     "decide": "triton_rounds",
     "drawn": "triton_sampling",
+    "go_on_drafting": "triton_rounds",
     "gumbels_of": "triton_sampling",
     "lowest": "triton_sampling",
     "note_outcomes": "triton_adjustment",

@@ -95,6 +95,41 @@ def decide(
 
 
 @fused
+def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, row: RowLayout) -> None:
+    """Begin to draft behind the outcomes `decided` (see `decide`) of n rows, with a draft on the target's device.
+
+    `drafted` int64 [n, 3 + most] gets accepted draft tokens, the token after them, and the number of draft tokens that
+    the next row may have. `work`, of the same form as `decided`, gets what the draft's first forward reads: the token
+    after the accepted ones, behind the last accepted one if all were, which the draft has not read. A row that may have
+    none has depth -1: no token."""
+    numbers, ids = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
+    _, _, verified, most, left = numbers.T[:5]
+    accepted, token = decided[:, :2].T
+    depth = torch.minimum(most, (left - accepted - 1).clamp(min=0)).masked_fill(token < 0, 0)
+    whole = (accepted == verified) & (verified > 0)
+    last = ids.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
+    drafted[:, :3] = torch.stack((accepted, token, depth), dim=1)
+    first = accepted - whole.long(), torch.where(whole, last, token), torch.where(depth > 0, whole.long(), -1), token
+    work[:, :4] = torch.stack(first, dim=1)
+
+
+@fused
+def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor, vocabulary: int) -> None:
+    """Add to `drafted` what a forward over the rows of `work` sampled, and make the next forward's `work` of it.
+
+    `tokens` int64 [count] are the samples after all tokens, `starts` [n + 1 or more] where rows begin among them. An id
+    that is not in the vocabulary becomes 0, which is a wrong guess."""
+    accepted, _, depth = drafted[:, :3].T
+    place, live = work[:, 0] + work[:, 2] - accepted, work[:, 2] >= 0
+    found = tokens[(starts[1 : len(work) + 1] - 1).clamp(min=0)]
+    found = torch.where((found >= 0) & (found < vocabulary), found, 0)
+    here = live[:, None] & (torch.arange(drafted.shape[1] - 3, device=work.device) == place[:, None])
+    drafted[:, 3:] = torch.where(here, found[:, None], drafted[:, 3:])
+    further = torch.where(live & (place + 1 < depth), 0, -1)
+    work[:, :3] = torch.stack((accepted + place + 1, found, further), dim=1)
+
+
+@fused
 def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, row: RowLayout) -> None:
     """Write each row's accepted ids, and the token after them, to the words int32 of its slot.
 

@@ -121,6 +121,69 @@ def decide(
     return decided, report
 
 
+@triton.jit
+def begin_draft_kernel(
+    rows: tl.tensor,
+    decided: tl.tensor,
+    drafted: tl.tensor,
+    work: tl.tensor,
+    row_words: int,
+    NUMBERS: tl.constexpr,
+    IDS: tl.constexpr,
+    WORDS: tl.constexpr,
+) -> None:
+    """Begin one row's draft tokens. `WORDS` of a row of `decided`, `drafted` and `work`."""
+    row = tl.program_id(0).to(tl.int64)
+    mine, at = rows + row * row_words, row * WORDS
+    verified = tl.load(mine + NUMBERS + 2)
+    most = tl.load(mine + NUMBERS + 3)
+    left = tl.load(mine + NUMBERS + 4)
+    accepted = tl.load(decided + at)
+    token = tl.load(decided + at + 1)
+    depth = tl.where(token < 0, 0, tl.minimum(most, tl.maximum(left - accepted - 1, 0)))
+    whole = ((accepted == verified) & (verified > 0)).to(tl.int64)
+    last = tl.load(mine + IDS + tl.maximum(accepted - 1, 0))
+    tl.store(drafted + at, accepted)
+    tl.store(drafted + at + 1, token)
+    tl.store(drafted + at + 2, depth)
+    tl.store(work + at, accepted - whole)
+    tl.store(work + at + 1, tl.where(whole > 0, last, token))
+    tl.store(work + at + 2, tl.where(depth > 0, whole, -1))
+    tl.store(work + at + 3, token)
+
+
+def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, row: RowLayout) -> None:
+    """Compute `ssd.kernels.rounds.begin_draft`."""
+    sizes = {"NUMBERS": row.numbers, "IDS": row.ids, "WORDS": 3 + row.most}
+    begin_draft_kernel[(len(rows),)](rows, decided, drafted, work, rows.stride(0), **sizes, num_warps=1)
+
+
+@triton.jit
+def go_on_drafting_kernel(
+    drafted: tl.tensor, work: tl.tensor, tokens: tl.tensor, starts: tl.tensor, vocabulary: int, WORDS: tl.constexpr
+) -> None:
+    """Note one row's draft token, and go on from it."""
+    row = tl.program_id(0).to(tl.int64)
+    at = row * WORDS
+    accepted = tl.load(drafted + at)
+    depth = tl.load(drafted + at + 2)
+    behind = tl.load(work + at + 2)
+    place = tl.load(work + at) + behind - accepted
+    live = behind >= 0
+    found = tl.load(tokens + tl.maximum(tl.load(starts + row + 1) - 1, 0))
+    found = tl.where((found >= 0) & (found < vocabulary), found, 0)
+    tl.store(drafted + at + 3 + place, found, mask=live)
+    tl.store(work + at, accepted + place + 1)
+    tl.store(work + at + 1, found)
+    tl.store(work + at + 2, tl.where(live & (place + 1 < depth), 0, -1).to(tl.int64))
+
+
+def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor, vocabulary: int) -> None:
+    """Compute `ssd.kernels.rounds.go_on_drafting`."""
+    words = drafted.shape[1]
+    go_on_drafting_kernel[(len(work),)](drafted, work, tokens, starts, vocabulary, WORDS=words, num_warps=1)
+
+
 _DRAWS = "low", "high", "inverse", "top_k", "top_p", "min_p"
 _FIELDS = "ids", "positions", "slots", *_DRAWS, "starts", "sequences"
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
 from ssd.config.emulation import Agreement
-from ssd.config.engine import CommonOptions, DraftWeights, DType, Positive, SequenceCount, TokenCount
+from ssd.config.engine import CommonOptions, DraftWeights, DType, InlineDraft, Positive, SequenceCount, TokenCount
 from ssd.config.params import (
     MAX_LOOKAHEAD,
     Backup,
@@ -122,6 +122,12 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     draft_device: Annotated[
         str | None, "Where the draft runs. Default: cpu; beside a GPU target a free GPU or the same.", PROCESSORS
     ] = None
+    inline_draft: Annotated[
+        InlineDraft,
+        "Draft in the target's process, in sd with a given K. auto: where both models are on one GPU.",
+        PROCESSORS,
+        ADVANCED,
+    ] = "auto"
     target_cpus: Annotated[
         str | None, "The target's own cores, as 0-2,5. Default: all; in ssd all but the draft's.", PROCESSORS
     ] = None

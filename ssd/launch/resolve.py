@@ -83,7 +83,8 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
     vocab_size = ModelSizes.of(target).vocab_size
     draft_probs = memory.draft_probs_bytes(options, speculation, vocab_size)
-    room = _room(options, speculation, pair, draft_probs, available)
+    inline = _drafts_inline(options, speculation, pair)
+    room = _room(options, speculation, pair, draft_probs, available, inline)
     config = EngineConfig(
         target=str(target.directory),
         draft=(mtp.NAME if mtp.is_mtp(drafts[-1]) else str(drafts[-1].directory)) if drafts else None,
@@ -97,6 +98,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
         target_cpus=target_cpus,
         draft_cpus=draft_cpus,
         elastic_cores=elastic,
+        inline_draft=inline,
         digest=target.digest,
         vocab_size=vocab_size,
         features=pair.features,
@@ -146,15 +148,48 @@ def _cores(options: ChosenOptions, has_draft: bool) -> tuple[Cpus, Cpus, bool]:
     return target, draft, has_draft and options.device == options.draft_device == "cpu" and apart
 
 
-def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_probs: int, available: int) -> _Room:
+def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair) -> bool:
+    """Return True if the draft runs in the target's process. Raises UsageError if it should and cannot."""
+    asked = options.inline_draft
+    cause = "--inline-draft off" if asked == "off" else _why_not_inline(options, speculation, pair)
+    if asked == "on" and cause is not None:
+        raise UsageError(f"--inline-draft on: {cause}")
+    return cause is None
+
+
+def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair) -> str | None:
+    models = [pair.target, *pair.drafts]
+    kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
+    causes = {
+        f"mode {speculation.mode} drafts ahead, in another process; give --mode sd": speculation.mode != "sd",
+        "K is chosen while the engine runs; give -k": not speculation.num_speculative_tokens,
+        "the sampler rejection needs a draft's probabilities": speculation.rule().needs_draft_probs,
+        f"the target is on {options.device}, the draft on {options.draft_device}; both must be on one GPU": (
+            options.device == "cpu" or gpus.number(options.device) != gpus.number(options.draft_device)
+        ),
+        "the target has several ranks": options.tensor_parallel_size > 1,
+        "there must be one draft on this machine": len(pair.drafts) != 1,
+        f"the draft is {kind.name if kind else 'a head'}": kind is not None or any(map(mtp.is_mtp, pair.drafts)),
+        "the draft has other ids than the target": any(pairs.DRAFT_VOCAB in draft.config for draft in pair.drafts),
+        "layers have states": any(ModelSizes.of(model).recurrent.change for model in models),
+        "--mps is for two processes": options.mps,
+    }
+    return next((cause for cause, holds in causes.items() if holds), None)
+
+
+def _room(
+    options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_probs: int, available: int, inline: bool
+) -> _Room:
     """Fit weights, processes and caches into the `available` bytes of the host, and into the GPUs.
 
-    `draft_probs`: bytes of draft probabilities. Raises UsageError where there is no room."""
+    `draft_probs`: bytes of draft probabilities. `inline`: the draft has no process.
+
+    Raises UsageError where there is no room."""
     target, drafts = pair.target, pair.drafts
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     weights = memory.host_weights(options, sized, drafts, pair.formats) + memory.host_states(options, sized, drafts)
-    processes = memory.host_processes(options, bool(drafts))
+    processes = memory.host_processes(options, bool(drafts) and not inline)
     memory.check_room(options, sized, sized_drafts, weights, processes, available)
     free = max(0, available - weights - processes)
     length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, sized_drafts, free))
@@ -165,14 +200,14 @@ def _room(options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_p
         sized_drafts,
         options.max_num_seqs * (-(-length // options.page_size) + 1),  # one more page each, for tokens not yet accepted
         free,
-        _gpu_places(options, bool(drafts)),
+        _gpu_places(options, bool(drafts), inline),
         (draft_probs, 0 if pair.features is None else pair.features.width),
     )
     return _Room(length, *pages)
 
 
-def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
-    """Return the GPUs of target and draft, and log if they share one. Raises UsageError for a missing GPU."""
+def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPlaces:
+    """Return the GPUs of target and draft, and log if two processes share one. Raises UsageError for a missing GPU."""
     target = gpus.of_ranks(options.device, options.ranks_here)
     draft = gpus.number(options.draft_device)
     draft = draft if has_draft else None
@@ -191,7 +226,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool) -> GpuPlaces:
             raise UsageError(f"--device {options.device}{ranks} needs cuda:{target[-1]}: no such GPU, {there}")
     if options.mps and draft not in target:
         raise UsageError("--mps is for a target and a draft on the same GPU, which these are not")
-    if draft in target and present is not None and not options.mps:
+    if draft in target and present is not None and not options.mps and not inline:
         if (service := mps.state()) == "running":
             log.info("target and draft share cuda:%d under CUDA's MPS", draft)
         else:

@@ -208,7 +208,7 @@ class Supervisor:
         self.publisher = Publisher(context, shared.directory, self._config, shared.trace_fd, heartbeats, shared.kernels)
         try:
             for role in ROLES:
-                if role != "draft" or self._config.has_draft:
+                if role != "draft" or self._config.drafts_apart:
                     self._processes.start(role)
             while self._life.stage < Stage.STOPPING:
                 self._turn(liveness)
@@ -264,7 +264,7 @@ class Supervisor:
 
     def _can_serve(self) -> bool:
         """Return True if every process that requests need is ready, the draft too unless it has died or was parked."""
-        waits_for_draft = self._config.has_draft and not self._restarts["draft"].deaths and not self._parked
+        waits_for_draft = self._config.drafts_apart and not self._restarts["draft"].deaths and not self._parked
         needed = (*target_roles(self._config), "frontend", *(("draft",) if waits_for_draft else ()))
         return all(role in self._running and self._running[role].ready for role in needed)
 

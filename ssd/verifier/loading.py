@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, TARGET_REACH
+from ssd.config.params import DRAFTED, MAX_LOOKAHEAD, TARGET_REACH
 from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -20,8 +20,11 @@ from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.models.pairs import SHARED, borrowed, check_pair
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
+from ssd.system import failpoints
+from ssd.verifier.inline_draft import InlineRunner
 
 log = logging.getLogger("ssd.target")
 
@@ -76,6 +79,32 @@ def load(
     if ranks.rank == 0 and layers and not _shows(runner, layers):
         raise UsageError(f"{config.target} shows no hidden states, which the draft {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
+
+
+def load_draft(config: EngineConfig) -> InlineRunner | None:
+    """Load the draft of a target in this process; return None, and log why, if the device has no room for it.
+
+    Raises UsageError for a model that cannot draft for the target."""
+    assert config.draft is not None
+    dummy, longest = config.load_format == "dummy", config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
+    checkpoint = inspect(Path(config.draft), weights=not dummy)
+    target = inspect(Path(config.target), weights=SHARED in checkpoint.config and not dummy)
+    checkpoint = check_pair(target, checkpoint if dummy else borrowed(checkpoint, target))
+    device = device_of(config.device)
+    try:
+        failpoints.reach("draft.load")
+        dtype = getattr(torch, config.draft_formats[0].dtype)
+        model = registry.load(checkpoint, dtype, device, longest, dummy=dummy)
+        if config.synthetic is not None:
+            model = synthetic.scripted(model, config.synthetic, "draft")
+        runner = InlineRunner(model, config)
+        runner.warm_up(1)
+    except UsageError as error:
+        raise UsageError(f"the draft {config.draft}: {error}") from error
+    except Exception:
+        log.exception("decoding goes on without the draft %s, which cannot be loaded", config.draft)
+        return None
+    return runner
 
 
 def _check_plain(config: EngineConfig, cause: str) -> None:

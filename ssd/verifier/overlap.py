@@ -26,7 +26,7 @@ from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
 from ssd.execution.static import StaticRunner, Step, draws_of
-from ssd.execution.tables import Upload
+from ssd.execution.tables import Upload, uploaded
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
 from ssd.ipc.device_board import DeviceBoard, page_locked
@@ -34,6 +34,7 @@ from ssd.ipc.trace_ring import State
 from ssd.kernels.rounds import EntryLayout, RowLayout, build, decide, note_outcomes
 from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law, drawing_of, read_ids
+from ssd.verifier.inline_draft import InlineDraft
 from ssd.verifier.overlap_choice import OverlapPolicy, undrafted
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled, part_of
@@ -88,17 +89,20 @@ class FollowedRow(NamedTuple):
 
 
 class DeviceScheduler:
-    """Launches verifications on `runner`, at most one behind the one that the host waits for."""
+    """Launches verifications on `runner`, at most one behind the one that the host waits for.
 
-    def __init__(self, runner: StaticRunner, board: DeviceBoard) -> None:
+    The draft tokens of a next verification come from the `board`, or from a `draft` on the same device."""
+
+    def __init__(self, runner: StaticRunner, board: DeviceBoard, draft: InlineDraft | None = None) -> None:
         device = runner.model.device
-        self._runner, self._board = runner, board
+        self._runner, self._board, self._draft = runner, board, draft
         self._most_rows = max(shape.rows for shape in runner.steps)
         self._rows = Upload((self._most_rows, sum(_SIZES)), torch.int64, device)
         self._tokens = torch.zeros(max(shape.tokens for shape in runner.steps), dtype=torch.int64, device=device)
         self._running = self._tokens[:0]
         cuda = device.type == "cuda"
-        self._report = torch.zeros(len(self._tokens) + self._most_rows * (3 + _MOST_IDS), dtype=torch.int64)
+        self._parts = len(self._tokens), self._most_rows * (3 + _MOST_IDS)
+        self._report = torch.zeros(sum(self._parts), dtype=torch.int64)
         self._report = self._report.pin_memory() if cuda else self._report
         self._arrived = torch.cuda.Event() if cuda else None
         self._decide: Callable[[], None] = self._make_decision
@@ -113,6 +117,8 @@ class DeviceScheduler:
         captured = GraphPool(self._rows.device.device).capture if capture else once
         self._decide = captured(self._decide)
         self._decide()  # the next captures read its result
+        if self._draft is not None:
+            self._draft.prepare(self._rows.device, lambda: self._decided, _ROW)
         if self._runner.adjustments is not None:
             self._note_outcomes = captured(self._note_outcomes)
         self._build = {shape: captured(make) for shape, make in self._build.items()}
@@ -142,29 +148,60 @@ class DeviceScheduler:
             table.tell((each.row.slot, each.text) for each in rows)
         self._fill(rows)
         self._tokens[: len(self._running)].copy_(self._running)
-        if any(each.most for each in rows):
-            self._board.fetch(1 + max(each.row.slot for each in rows))
-        self._decide()
-        self._report.copy_(self._told, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
+        self._decide_and_draft(rows)
         if table is not None:
             self._note_outcomes()
         self._build[shape]()
         step.run()
         self._running = step.tokens(drawing_of((each.law for each in rows), table is not None))
 
+    def _decide_and_draft(self, rows: Items[FollowedRow]) -> None:
+        """Find the outcomes of `rows`, and their draft tokens; send both to the host."""
+        most = max(each.most for each in rows)
+        if most and self._draft is None:
+            self._board.fetch(1 + max(each.row.slot for each in rows))
+        self._decide()
+        if self._draft is None:
+            self._report.copy_(self._told, non_blocking=True)
+        else:
+            requests = [(each.row.slot, each.round_key[1]) for each in rows]
+            self._draft.run(requests, most, drawing_of(each.law for each in rows))
+            samples, drafted = self._report.split(self._parts)
+            samples.copy_(self._tokens, non_blocking=True)
+            drafted.copy_(self._draft.drafted.view(-1), non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
         """Return the samples of the verification before the running one, and the draft tokens in the running one.
 
-        Wait for the former. It has `rows` followed rows; the entry is -1 where the board had none for a row."""
+        Wait for the former. It has `rows` followed rows; the entry is -1 where there were no draft tokens for a row."""
+        found = self._of_rows(rows)
+        if self._draft is not None:
+            drafts = [Cached(0 if depth else -1, ids[:depth]) for _, _, depth, *ids in found]
+        else:
+            drafts = [Cached(entry, ids[:depth]) for entry, depth, _, *ids in found]
+            self._board.reader.rejected += sum(unsound for _, _, unsound, *_ in found)
+        return read_ids(self._report[: self._parts[0]], self._board.reader.vocab_size), drafts
+
+    def _of_rows(self, rows: int) -> list[list[int]]:
+        """Wait for the report, and return what it has of each row."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        samples, looked_up = self._report.split((len(self._tokens), self._most_rows * (3 + _MOST_IDS)))
-        entries = looked_up.view(self._most_rows, -1)[:rows].tolist()
-        drafts = [Cached(entry, ids[:depth]) for entry, depth, _, *ids in entries]
-        self._board.reader.rejected += sum(unsound for _, _, unsound, *_ in entries)
-        return read_ids(samples, self._board.reader.vocab_size), drafts
+        found: list[list[int]] = self._report[self._parts[0] :].view(self._most_rows, -1)[:rows].tolist()
+        return found
+
+    @torch.inference_mode()
+    def draft(self, rows: Items[FollowedRow], last: Items[int]) -> list[list[int]]:
+        """Return `most` draft tokens behind the `last` token of each text, for a host that waits; none if that fails.
+
+        No verification may run: `rows` are as if one did whose outcomes are these tokens."""
+        self._fill(rows)
+        self._tokens[: len(last)].copy_(uploaded(torch.tensor(last), self._tokens.device))
+        self._decide_and_draft(rows)
+        found = self._of_rows(len(rows))
+        failed = self._draft is None or self._draft.failed
+        return [ids[: 0 if failed else row.most] for row, (_, _, _, *ids) in zip(rows, found, strict=True)]
 
     def samples(self) -> list[int]:
         """Wait for the running verification, and return the samples of all its tokens."""
@@ -206,7 +243,7 @@ class DeviceScheduler:
         (_, tokens, longest), tables, rows = step.shape, self._runner.tables, min(step.shape.rows, self._most_rows)
         build(
             self._rows.device[:rows],
-            self._decided[:rows],
+            (self._decided if self._draft is None else self._draft.drafted)[:rows],
             tables.tensor,
             step.batch.fields,
             (tokens, step.batch.rows, longest),

@@ -20,9 +20,12 @@ def undrafted(modes: Iterable[Mode]) -> bool:
 
 
 class OverlapPolicy:
-    """Learns from rounds if overlap pays. All are of decoding batches in which some row may have draft tokens."""
+    """Learns from rounds if overlap pays. All are of decoding batches in which some row may have draft tokens.
 
-    def __init__(self) -> None:
+    It `always` pays where nothing is looked up: with a draft in the target's process."""
+
+    def __init__(self, always: bool = False) -> None:
+        self._always = always
         self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
         self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
 
@@ -45,7 +48,7 @@ class OverlapPolicy:
         """Return True if a batch of requests in these modes may overlap.
 
         A batch without draft tokens waits for none, so it loses nothing by overlap."""
-        return undrafted(modes) or self.pays
+        return self._always or undrafted(modes) or self.pays
 
     @property
     def pays(self) -> bool:

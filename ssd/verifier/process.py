@@ -25,7 +25,8 @@ from ssd.layers.ranks import SINGLE
 from ssd.system import failpoints
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.loading import load
+from ssd.verifier.inline_proposer import inline
+from ssd.verifier.loading import load, load_draft
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
 from ssd.verifier.proposer import BoardProposer, Proposer
@@ -93,14 +94,18 @@ class Target:
         self._experience: Experience | None = None
         self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-        if (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback:
+        drafts = config.drafts_apart or config.speculation.mode != "ar"
+        if drafts and not config.inline_draft and not runner.model.shape.no_rollback:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None
             memory = SuffixMemory.of(config)
             shared = reader, self._to_draft, draft_probs, child.trace
             proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps)
-        verification = overlapped(plain, config, reader, proposer.asks)
+        if config.inline_draft:
+            proposer, verification = inline(config, plain, reader, load_draft(config))
+        else:
+            verification = overlapped(plain, config, reader, proposer.asks)
         learns = None if self._experience is None else self._experience.tuning
         cores = None if self._team is None else CoreChoice(self._team, learns)
         self.engine = TargetEngine(config, verification, proposer, stops, cores, runner.state_slots)

@@ -13,7 +13,7 @@ one."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,7 +25,7 @@ from triton.runtime.interpreter import GridExecutor
 from ssd.draft import static_shapes
 from ssd.execution import static
 from ssd.execution.tables import BatchTensors
-from ssd.verifier import overlap
+from ssd.verifier import inline_draft, overlap
 from tests.capture.watch import MADE, Fault, Listen, check_waits, where
 
 # Values that Python, NumPy or a C kernel reads.
@@ -269,20 +269,23 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
 class _Later:
     """Captures a function when it is first called, as few tests use all shapes.
 
-    Its `batch` is filled with padding meanwhile, as at a warm-up."""
+    Its `batches` are filled with padding meanwhile, as at a warm-up; other tensors that it changes are given, too."""
 
-    def __init__(self, function: Callable[[], None], batch: BatchTensors, pad: Callable[[], None]) -> None:
-        self._function, self._batch, self._pad = function, batch, pad
+    def __init__(
+        self, function: Callable[[], None], batches: Sequence[BatchTensors], pad: Callable[[], None], *more: Tensor
+    ) -> None:
+        self._function, self._pad = function, pad
+        uploads = [batch._upload for batch in batches]
+        self._changed = [*more, *(each.device for each in uploads), *(each._host for each in uploads)]
         self._replay: Callable[[], None] | None = None
 
     def capture(self) -> Callable[[], None]:
         if self._replay is None:
-            upload = self._batch._upload
-            kept = upload.device.clone(), upload.host.copy()
+            kept = [tensor.clone() for tensor in self._changed]
             self._pad()
             self._replay = captured(self._function)
-            upload.device.copy_(kept[0])
-            upload.host[:] = kept[1]
+            for tensor, before in zip(self._changed, kept, strict=True):
+                tensor.copy_(before)
         return self._replay
 
     def __call__(self) -> None:
@@ -290,14 +293,14 @@ class _Later:
 
 
 def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture and replay, as a GPU does, in the runners of target and draft and in the device scheduler."""
+    """Capture and replay, as a GPU does, in the runners of target and draft, in the device scheduler and its draft."""
     step_made, ranked_made = static.Step.__init__, static_shapes._RankedStep.__init__
 
     def make_step(step: Any, runner: Any, *more: Any) -> None:
         step_made(step, runner, *more)
 
         def later(function: Callable[[], None]) -> Callable[[], None]:
-            return _Later(function, step.batch, lambda: runner._fill(step, []))
+            return _Later(function, [step.batch], lambda: runner._fill(step, []))
 
         step.run = later(step.run)
         step.draws = {drawing: later(draw) for drawing, draw in step.draws.items()}
@@ -305,10 +308,26 @@ def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     def make_ranked(step: Any, runner: Any, batch: Any, *more: Any) -> None:
         ranked_made(step, runner, batch, *more)
         pad = lambda: batch.fill_rows([], runner.tables, runner.tree_cache, warm=True)  # noqa: E731
-        step.run, step.more = _Later(step.run, batch, pad), _Later(step.more, batch, pad)
+        step.run, step.more = _Later(step.run, [batch], pad), _Later(step.more, [batch], pad)
+
+    loop_made = inline_draft._Loop.__init__
+
+    def make_loop(loop: Any, draft: Any, *more: Any) -> None:
+        loop_made(loop, draft, *more)
+        steps, changed = (loop._one, loop._two), (draft.work, draft.drafted)
+
+        def pad() -> None:
+            draft.work[:, 2] = -1
+            for step in steps:  # kernels of Triton do not run while they are captured
+                draft.runner._fill(step, [])
+
+        for name in ("first", "one", "rest"):
+            setattr(loop, name, _Later(getattr(loop, name), [step.batch for step in steps], pad, *changed))
 
     monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)
+    monkeypatch.setattr(inline_draft._Loop, "__init__", make_loop)
     monkeypatch.setattr(static.Step, "__init__", make_step)
     monkeypatch.setattr(static_shapes._RankedStep, "__init__", make_ranked)
     for module in (static, static_shapes, overlap):
         monkeypatch.setattr(module, "once", captured)
+    monkeypatch.setattr(inline_draft, "once", lambda function: function)

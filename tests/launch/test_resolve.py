@@ -12,6 +12,7 @@ from ssd.config import gpus
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
 from ssd.config.params import Speculation
+from ssd.config.roles import roles
 from ssd.errors import UsageError
 from ssd.ipc.layouts import draft_probs_layout
 from ssd.launch import memory, mps
@@ -247,6 +248,48 @@ def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytes
     assert config(device="cuda:9", kv_cache_memory_bytes=GIB).num_pages == GIB // (4 * PAGE_BYTES)
     assert config(draft_device="cuda").draft_num_pages == 8 * (8192 // 16 + 1)
     assert config(mode="ar", draft_device="cuda").draft is None
+
+
+ONE_GPU: dict[str, Any] = {"device": "cuda", "draft_device": "cuda", "mode": "sd", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause"),
+    [
+        ({}, None),
+        ({"draft_device": "cuda:0", "dtype": "bfloat16"}, None),
+        ({"mode": "ssd"}, "mode ssd drafts ahead"),
+        ({"mode": "auto"}, "give --mode sd"),
+        ({"num_speculative_tokens": 0}, "give -k"),
+        ({"sampler": "rejection"}, "the sampler rejection needs"),
+        ({"device": "cpu", "draft_device": "cpu"}, "the target is on cpu"),
+        ({"draft_device": "cuda:1"}, "the draft on cuda:1; both must be on one GPU"),
+        ({"draft_device": "cpu"}, "both must be on one GPU"),
+        ({"tensor_parallel_size": 2}, "the target has several ranks"),
+        ({"draft": (str(MODEL), "smollm2-draft")}, "there must be one draft on this machine"),
+        ({"mps": True}, "--mps is for two processes"),
+    ],
+    ids=str,
+)
+def test_a_draft_is_in_the_targets_process_where_it_can_be(
+    asked: dict[str, Any], cause: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told then that two processes share the GPU."""
+    monkeypatch.setattr(mps, "state", lambda: "stopped")
+    found = config(**ONE_GPU | asked)
+    assert found.inline_draft == (cause is None) and ("draft" in roles(found)) == (cause is not None)
+    if cause is None:
+        assert config(**ONE_GPU | asked, inline_draft="on").inline_draft and "take turns" not in caplog.text
+        assert not config(**ONE_GPU | asked, inline_draft="off").inline_draft and "take turns" in caplog.text
+    else:
+        with pytest.raises(UsageError, match=f"^--inline-draft on: .*{cause}"):
+            config(**ONE_GPU | asked, inline_draft="on")
+
+
+def test_a_draft_of_another_kind_has_a_process(tmp_path: Path) -> None:
+    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
+    with pytest.raises(UsageError, match="--inline-draft on: the draft is an EAGLE-3 head"):
+        config(**ONE_GPU, target=str(target), draft=(str(head),), max_model_len=100, inline_draft="on")
 
 
 def test_who_shares_a_gpu_is_told_how_to_share_it_well(

@@ -15,6 +15,7 @@ from msgspec import structs
 from ssd.client import Client, Completion, Prompt
 from ssd.config import gpus
 from ssd.config.emulation import DeviceTimes, ForwardTime
+from ssd.config.engine import InlineDraft
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -26,7 +27,12 @@ from tools.gpu_report.job import Job, Row
 _PATIENCE_S = 30.0
 _LONGEST_LIFE_S = 1.0
 _LEAK_BYTES = 2**26
-_ENGINES: tuple[tuple[Mode, ...], ...] = (("ar", "sd"), ("ssd",))
+# The modes of each engine, and where its draft is; the last mode is its own.
+_ENGINES: tuple[tuple[tuple[Mode, ...], InlineDraft], ...] = (
+    (("ar", "sd"), "auto"),
+    (("sd",), "off"),
+    (("ssd",), "off"),
+)
 _TINY_TIMES = DeviceTimes(ForwardTime(0.02), ForwardTime(0.0))
 _COUNTED = ("rounds", "drafted_tokens", "accepted_tokens", "hits", "misses")
 
@@ -36,15 +42,15 @@ def rows(
 ) -> Iterator[Row]:
     """Ask `texts` of `tokens` in every mode, then kill the draft of `ssd` `kills` times.
 
-    Each drafting mode has an engine of its own, since a draft that was left alone stays so for a while. T = 1 comes
-    first: made pairs agree more there. Ids of a deterministic engine must be those of `ar`; without it, on a GPU,
-    differences are counted alone. `mps`: target and draft run under CUDA's MPS."""
+    Each drafting mode has an engine of its own, since a draft that was left alone stays so for a while. `sd` has two
+    where its draft may be in the target's process. T = 1 comes first: made pairs agree more there. Ids of a
+    deterministic engine must be those of `ar`; without it, on a GPU, differences are counted alone. `mps`: target and
+    draft run under CUDA's MPS."""
     count, tokens, kills = (4, 32, 3) if job.tiny else (texts, tokens, kills)
     options = EngineOptions(
         target=job.target,
         load_format=job.load_format,
         draft=(job.draft,),
-        mode="ssd",
         device=job.device,
         draft_device=job.draft_devices[0],
         dtype=job.dtype,
@@ -57,9 +63,11 @@ def rows(
         suffix_memory=0,
     )
     prompts, expected = job.asked(count), dict[float, list[list[int]]]()
-    for modes in _ENGINES:
+    for modes, inline in _ENGINES:
         restarts = Restarts(per_minute=float("inf"), longest=0.1)
-        config = resolve(options)
+        config = resolve(structs.replace(options, mode=modes[-1], inline_draft=inline))
+        if modes == ("sd",) and job.device == "cpu":  # as the engine before
+            continue
         if job.tiny and job.device == "cpu":  # else a busy machine's draft is always late
             config = structs.replace(config, emulate=_TINY_TIMES)
         with watched(job, config, restarts) as (engine, client, health):
@@ -70,7 +78,8 @@ def rows(
                     expected[temperature] = found
                     continue
                 equal = sum(a == b for a, b in zip(found, expected[temperature], strict=True))
-                name = f"{mode}, T = {temperature:g}, {job.dtype}{', deterministic' if deterministic else ''}"
+                place = " in the target's process" if mode == "sd" and config.inline_draft else ""
+                name = f"{mode}{place}, T = {temperature:g}, {job.dtype}{', deterministic' if deterministic else ''}"
                 counts = {field: sum(getattr(answer.metrics, field) for answer in answers) for field in _COUNTED}
                 # Equal texts without draft tokens show nothing.
                 judged = {"ok": equal == len(found) and counts["accepted_tokens"] > 0} if deterministic else {}

@@ -84,7 +84,9 @@ def rows(
 def _of_mode(
     job: Job, case: Case, mode: Mode, settings: Sequence[_Setting], tokens: int, repeats: int
 ) -> Iterator[Row]:
-    config, began = msgspec.structs.replace(resolve(case.options), synthetic=case.synthetic), time.monotonic()
+    # Only an engine whose own mode is `sd` drafts in its target's process.
+    asked = msgspec.structs.replace(case.options, mode="sd" if mode == "sd" else "ssd")
+    config, began = msgspec.structs.replace(resolve(asked), synthetic=case.synthetic), time.monotonic()
     seeds = itertools.count()
     with watched(job, config) as (engine, client, health), closing(_Listener(engine.address)) as listener:
         yield {"name": f"{case.name}, {mode}, start", "seconds": time.monotonic() - began}

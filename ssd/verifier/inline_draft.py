@@ -1,0 +1,199 @@
+"""A draft in the target's process and stream, for mode `sd` on one GPU: no message, no board, no second context.
+
+The device goes from an outcome to the next batch by itself: it finds the outcome, runs the draft for each of K tokens,
+and builds the batch of them. Each token is drawn with the target's own noise, so at any temperature it is accepted if
+both models draw the same. A wrong, bad or missing draft token costs the time of its forward, never an id."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.execution.batch import Row
+from ssd.execution.graph_shapes import GraphShape
+from ssd.execution.graphs import GraphPool, once
+from ssd.execution.pages import OutOfPages, PagePool, PageTable
+from ssd.execution.static import StaticRunner, Step
+from ssd.kernels.gpu import Draws
+from ssd.kernels.rounds import RowLayout, begin_draft, build, go_on_drafting
+from ssd.models.interface import Model
+from ssd.speculation.sampling import Drawing, drawn
+from ssd.system import failpoints
+from ssd.verifier.sequence import Sequence as Request
+
+log = logging.getLogger("ssd.target")
+
+_DRAWINGS = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
+
+
+class InlineRunner(StaticRunner):
+    """The draft's runner. It draws among the ids that the target has, too."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        sizes = config.draft_num_pages, config.page_size, config.deterministic, config.attention
+        self._outputs = min(config.vocab_size, model.shape.outputs)
+        capture = not config.enforce_eager
+        super().__init__(model, *sizes, most_rows=config.max_num_seqs, longest=2, capture=capture)
+
+    def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
+        return drawn(logits[:, : self._outputs].contiguous(), draws)
+
+
+class _Loop:
+    """The forwards of up to `rows` rows in one kind of drawing: the `first`, and one or all later ones."""
+
+    def __init__(self, draft: InlineDraft, rows: int, drawing: Drawing) -> None:
+        self._draft, self._drawing = draft, drawing
+        # A row's first forward may have two tokens: the last draft token was accepted, but never read.
+        self._two = Step(draft.runner, GraphShape(rows, 2 * rows, min(2, 2 * rows - rows // 2)), ())
+        self._one = Step(draft.runner, GraphShape(rows, rows, 1), ())
+        self.first: Callable[[], None] = partial(self._begin, rows)
+        self.one: Callable[[], None] = partial(self._forward, self._one, rows)
+        self.rest: Callable[[], None] = partial(self._later, rows, draft.lookahead - 1)
+
+    def _begin(self, rows: int) -> None:
+        draft = self._draft
+        begin_draft(draft.rows, draft.decided(), draft.drafted, draft.work, draft.layout)
+        self._forward(self._two, rows)
+
+    def _later(self, rows: int, forwards: int) -> None:
+        for _ in range(forwards):
+            self._forward(self._one, rows)
+
+    def _forward(self, step: Step, rows: int) -> None:
+        draft, tables = self._draft, self._draft.runner.tables
+        work, fields, dummy = draft.work[:rows], step.batch.fields, (tables.dummy, tables.dummy_page)
+        sizes = step.batch.tokens, step.batch.rows, step.batch.longest
+        page = draft.runner.cache.page_size
+        build(draft.rows[:rows], work, tables.tensor, fields, sizes, page, dummy, draft.layout)
+        go_on_drafting(draft.drafted[:rows], work, step.sampled(self._drawing), fields["starts"], draft.vocabulary)
+
+
+class _Text:
+    """A request's text as the draft has read it: `computed` tokens have keys and values."""
+
+    def __init__(self, table: PageTable, tokens: Sequence[int]) -> None:
+        self.table = table
+        self.computed = table.adopt_prefix(tokens)
+
+
+class InlineDraft:
+    """Owns the draft's model, its KV cache and what it has read of each request.
+
+    `drafted` int64 [rows, 3 + most] are the results of `run` (see `ssd.kernels.rounds.begin_draft`). `failed`: it is
+    not used any more."""
+
+    def __init__(self, config: EngineConfig, runner: InlineRunner) -> None:
+        self.runner, self.vocabulary = runner, config.vocab_size
+        self.lookahead = config.speculation.num_speculative_tokens
+        self.steps, self.failed = 0, False
+        self._pool = PagePool(config.draft_num_pages, config.page_size)
+        self._texts: dict[int, _Text] = {}
+        self._most_tokens = config.max_num_batched_tokens
+        self._loops: dict[tuple[int, Drawing], _Loop] = {}
+
+    @torch.inference_mode()
+    def prepare(self, rows: Tensor, decided: Callable[[], Tensor], layout: RowLayout) -> None:
+        """Make, and on a GPU capture, the forwards that read a device scheduler's `rows` and what it has `decided`."""
+        self.rows, self.decided, self.layout = rows, decided, layout
+        self.drafted, self.work = torch.zeros_like(decided()), torch.zeros_like(decided())
+        captured = GraphPool(self.runner.model.device).capture if self.runner.capture else once
+        size = 1
+        while size < len(rows):
+            size *= 2
+        while size:  # the largest first: smaller ones reuse its memory
+            for drawing in _DRAWINGS:
+                loop = self._loops[size, drawing] = _Loop(self, min(size, len(rows)), drawing)
+                loop.first, loop.one = captured(loop.first), captured(loop.one)
+                loop.rest = captured(loop.rest) if self.lookahead > 2 else loop.one
+            size //= 2
+
+    # -- texts -----------------------------------------------------------------------------------------------------
+
+    def read(self, requests: Sequence[Request]) -> list[Request]:
+        """Read what is new of the requests' texts but the last token, and return those that are read to there.
+
+        Prompts are read in parts of at most `max_num_batched_tokens` tokens in all."""
+        rows, ready, room = list[Row](), list[Request](), self._most_tokens
+        for request in requests:
+            text = self._texts.get(request.request)
+            if text is None:
+                table = PageTable(self._pool, request.params.cache_salt)
+                text = self._texts[request.request] = _Text(table, request.tokens)
+            missing = request.tokens[text.computed : len(request.tokens) - 1][:room]
+            stop = text.computed + len(missing)
+            if not self._grown(text, stop):
+                continue
+            if missing:
+                rows.append(Row(missing, text.computed, text.table.pages, 0, request.slot))
+                room, text.computed = room - len(missing), stop
+            if stop == len(request.tokens) - 1:
+                ready.append(request)
+        if rows:
+            failpoints.reach("draft.prefill")
+            self.runner.forward(rows)
+        for request in requests:
+            text = self._texts[request.request]
+            text.table.share_computed(request.tokens, min(text.computed, len(request.tokens) - 1))
+        return ready
+
+    def has_read(self, request: Request) -> bool:
+        """Return True if the device can draft behind the request's verification of its proposal."""
+        text = self._texts.get(request.request)
+        return text is not None and text.computed >= len(request.tokens) - 1 + max(1, len(request.proposal))
+
+    def pages(self, request: Request, stop: int) -> Sequence[int] | None:
+        """Return the pages of a request's text, enough for `stop` tokens; None if there is no room."""
+        text = self._texts[request.request]
+        return text.table.pages if self._grown(text, stop) else None
+
+    def _grown(self, text: _Text, stop: int) -> bool:
+        if stop > self.runner.model.shape.max_position:
+            return False
+        try:
+            text.table.grow(stop)
+        except OutOfPages:
+            return False
+        return True
+
+    def committed(self, request: Request, drafted: int) -> None:
+        """Note a request's new tokens, and that the device has `drafted` tokens behind them, where it drafts ahead."""
+        text = self._texts.get(request.request)
+        if text is not None:
+            known = len(request.tokens) - 1
+            text.computed = known + drafted if drafted else min(text.computed, known)
+
+    def release(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            text = self._texts.pop(request.request, None)
+            if text is not None:
+                text.table.share_computed(request.tokens, min(text.computed, len(request.tokens) - 1))
+                text.table.free()
+
+    # -- the device's work -----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[tuple[int, int]], most: int, drawing: Drawing) -> None:
+        """Launch the forwards of up to `most` draft tokens for rows, each given by its slot and its request."""
+        known = [(slot, text.table.pages) for slot, request in rows if (text := self._texts.get(request)) is not None]
+        try:
+            self.runner.tables.tell(known)
+            self._launch(self._loops[1 << (len(rows) - 1).bit_length(), min(drawing, Drawing.FILTERED)], most)
+        except Exception:
+            log.exception("the draft failed; decoding goes on without it")
+            self.failed = True
+            self.drafted.copy_(self.decided())  # no draft tokens
+
+    def _launch(self, loop: _Loop, most: int) -> None:
+        loop.first()
+        if most == self.lookahead > 1:
+            loop.rest()
+        else:
+            for _ in range(most - 1):
+                loop.one()
+        self.steps += most

@@ -1,0 +1,267 @@
+"""A draft in the target's process and stream: the ids of plain decoding, drafted behind a verification that runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.config.engine import EngineConfig
+from ssd.config.params import SamplingParams, Speculation
+from ssd.execution.adjustments import adjust
+from ssd.execution.static import StaticRunner
+from ssd.ipc.device_board import DeviceBoard
+from ssd.kernels import library, suffixes
+from ssd.kernels.gpu import Draws
+from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
+from ssd.speculation.sampling import Drawing
+from ssd.verifier.engine import TargetEngine
+from ssd.verifier.inline_draft import InlineDraft, InlineRunner
+from ssd.verifier.inline_proposer import InlineProposer
+from ssd.verifier.memory import SuffixMemory
+from ssd.verifier.overlap import DeviceScheduler, OverlappedVerification
+from ssd.verifier.overlap_choice import OverlapPolicy
+from ssd.verifier.verification import PlainVerification
+from tests.capture.replay import replay_captures
+from tests.draft.pair import Pair, config, empty_board, params
+from tests.models import tiny
+from tests.verifier.test_overlap import (
+    ADJUSTED,
+    KINDS,
+    PAGES,
+    PROMPTS,
+    ROWS,
+    World,
+    followed,
+    requests,
+    run_disturbed,
+)
+
+pytestmark = pytest.mark.usefixtures("replayed")
+
+
+class Inline(Pair):
+    """A target with a draft in its process. Its cache has NaN wherever nothing was written."""
+
+    def __init__(
+        self,
+        configuration: EngineConfig,
+        target: StaticRunner,
+        draft: InlineRunner,
+        overlap: bool = True,
+        memory: SuffixMemory | None = None,
+    ) -> None:
+        self.config, self.draft, self._said_hello = configuration, None, False
+        self.between_steps: Callable[[], None] = lambda: None
+        self.inline = InlineDraft(configuration, draft)
+        board = DeviceBoard(empty_board(configuration), target.model.device)
+        device = DeviceScheduler(target, board, self.inline)
+        self.inline_proposer = InlineProposer(self.inline, device, memory)
+        plain, most = PlainVerification(target), configuration.max_num_batched_tokens
+        asks, policy = self.inline_proposer.asks, OverlapPolicy(always=True)
+        self.overlapped = OverlappedVerification(plain, device, asks, most, policy)
+        verification = self.overlapped if overlap else plain
+        self.engine = TargetEngine(configuration, verification, self.inline_proposer)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def pair(
+    world: World, lookahead: int = 4, overlap: bool = True, memory: Any = None, kind: Any = InlineRunner, **fields: Any
+) -> Inline:
+    sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES}
+    settings = config(Speculation("sd", lookahead), **sizes | fields)
+    draft = kind(world.draft.model, settings)
+    draft.cache.keys.fill_(torch.nan)
+    draft.cache.values.fill_(torch.nan)
+    return Inline(settings, world.static(settings.num_pages), draft, overlap, memory)
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> SuffixMemory:
+    """A suffix memory, whose functions in C are there although a GPU runs none."""
+    monkeypatch.undo()
+    found = library.functions()
+    assert found is not None
+    replay_captures(monkeypatch)
+    monkeypatch.setattr(suffixes, "call", lambda: found)
+    return SuffixMemory(2**18)
+
+
+@pytest.fixture(params=["torch", "triton"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "triton":
+        for function in (adjust, begin_draft, build, decide, go_on_drafting, note_outcomes):
+            monkeypatch.setattr(function, "serves", lambda _: True)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "lookahead", "temperature", "overlap"),
+    [
+        *(
+            ("torch", *each)
+            for each in [(1, 0.0, True), (2, 0.8, True), (4, 0.0, False), (4, 0.8, True), (8, 0.8, True)]
+        ),
+        ("triton", 1, 0.8, True),
+        ("triton", 4, 0.8, True),
+    ],
+    indirect=["kernels"],
+)
+def test_ids_are_those_of_ar_and_drafts_those_of_a_process(
+    world: World, kernels: str, lookahead: int, temperature: float, overlap: bool
+) -> None:
+    tokens = 12 if kernels == "triton" else 40
+    laws = params(ROWS, tokens, temperature)
+    own = pair(world, lookahead, overlap)
+    found = own.run(PROMPTS[:ROWS], laws)
+    apart = world.pair(Speculation("sd", lookahead, (1,)), world.plain, False).run(PROMPTS[:ROWS], laws)
+    assert found.ids == world.truth(PROMPTS[:ROWS], laws)
+    assert [m.acceptance_histogram for m in found.metrics] == [m.acceptance_histogram for m in apart.metrics]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_of_all_kinds_in_one_batch(world: World, overlap: bool) -> None:
+    """Adjusted, filtered, with log-probabilities, of other K, and plain ones; a prompt of many parts."""
+    asked: list[dict[str, Any]] = [
+        ADJUSTED[1],
+        {"temperature": 0.8, "top_k": 7, "speculation": Speculation("sd", 2)},
+        {"logprobs": 2, "speculation": Speculation("sd", 9)},
+        {"speculation": Speculation("ar")},
+        {"speculation": Speculation("sd", 3, sampler="rejection"), "temperature": 0.0},
+        {},
+    ]
+    prompts = [*PROMPTS, tiny.token_ids(90, 9)]
+    laws = [SamplingParams(seed=n, max_tokens=40, **kind) for n, kind in enumerate(asked)]
+    found = pair(world, overlap=overlap, max_num_batched_tokens=32).run(prompts, laws)
+    assert found.ids == world.truth(prompts, laws)
+    accepted = [metrics.accepted_tokens for metrics in found.metrics]
+    assert not accepted[3] and all(accepted[:3] + accepted[4:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int, remembering: SuffixMemory) -> None:
+    """Requests that come, end early, are aborted or lose their pages, with few pages for target and draft; every other
+    time beside a suffix memory."""
+    dice = Random(seed)
+    kinds = [*KINDS, {"speculation": Speculation("ar")}, {"speculation": Speculation("sd", 2)}]
+    prompts, laws = requests(dice, kinds)
+    pages, of_draft = (dice.choice((30, 60, PAGES)) for _ in range(2))
+    memory = remembering if seed % 2 else None
+    own = pair(world, memory=memory, num_pages=pages, draft_num_pages=of_draft, max_model_len=100)
+    seen = followed(own)
+    run_disturbed(own, dice, prompts, laws, world.truth(prompts, laws))
+    assert len(seen) > 5 and own.inline._pool.live == 0
+    own.inline._pool.check()
+
+
+def test_a_verification_is_launched_with_its_draft_before_the_last_outcome_is_read(world: World) -> None:
+    own = pair(world)
+    calls, device = list[str](), own.overlapped._device
+
+    def noted(call: Any, *args: Any) -> Any:
+        calls.append(call.__name__)
+        return call(*args)
+
+    for name in ("launch", "launch_next", "report", "draft"):
+        setattr(device, name, partial(noted, getattr(device, name)))
+    own.run(PROMPTS[:1], params(1, 30))
+    assert calls[:2] == ["draft", "launch"] and len(calls) > 10
+    assert {*calls[2::2]} == {"launch_next"} and {*calls[3::2]} == {"report"}
+
+
+def test_a_round_of_the_device_takes_few_launches(world: World) -> None:
+    """Whatever K is: the later forwards of a speculation are one graph."""
+    counted = []
+    for lookahead in (3, 8):
+        own = pair(world, lookahead)
+        loop, launches = own.inline._loops[1, Drawing.GREEDY], Counter[str]()
+
+        def noted(name: str, call: Any, launches: Counter[str] = launches) -> Callable[[], None]:
+            return lambda: (launches.update([name]), call())[1]  # type: ignore[func-returns-value]
+
+        loop.first, loop.one, loop.rest = (noted(n, getattr(loop, n)) for n in ("first", "one", "rest"))
+        metrics = own.run(PROMPTS[:1], params(1, 60)).metrics[0]
+        counted.append(launches)
+        assert launches["first"] == launches["rest"] >= metrics.rounds and not launches["one"]
+    assert [*counted[0]] == [*counted[1]]
+
+
+def test_a_text_of_another_request_is_not_read_again(world: World) -> None:
+    own = pair(world)
+    read, forward = list[int](), own.inline.runner.forward
+    own.inline.runner.forward = lambda rows, *more: (  # type: ignore[method-assign]
+        read.extend(len(row.token_ids) for row in rows),
+        forward(rows, *more),
+    )[1]
+    prompt = tiny.token_ids(62, 5)  # 15 pages of 4, and 2
+    first = own.run([prompt], params(1, 20)).ids
+    assert sum(read) == 62
+    read.clear()
+    assert own.run([prompt], params(1, 20)).ids == first
+    assert sum(read) == 2
+    read.clear()
+    own.run([prompt], [SamplingParams(max_tokens=20, cache_salt="another")])
+    assert sum(read) == 62
+
+
+def test_what_the_memory_knows_better_is_verified_instead(world: World, remembering: SuffixMemory) -> None:
+    own = pair(world, 2, memory=remembering)
+    laws = params(1, 60)
+    texts = [own.run(PROMPTS[:1], laws) for _ in range(3)]
+    assert all(text.ids == world.truth(PROMPTS[:1], laws) for text in texts)
+    by_source = [text.metrics[0].accepted_by_source for text in texts]
+    assert "memory" not in by_source[0] and by_source[2]["memory"] > 0
+
+
+class Wrong(InlineRunner):
+    """Samples what is no token."""
+
+    found = -1
+
+    def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
+        return torch.full_like(super().tokens(logits, draws), self.found)
+
+
+@pytest.mark.parametrize(("kernels", "found"), [("torch", -1), ("torch", 131), ("triton", 2**40)], indirect=["kernels"])
+def test_bad_ids_cost_proposals_alone(world: World, kernels: str, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wrong, "found", found)
+    laws = params(2, 12, 0.8)
+    own = pair(world, kind=Wrong)
+    texts = own.run(PROMPTS[:2], laws)
+    assert texts.ids == world.truth(PROMPTS[:2], laws)
+    assert all(metrics.drafted_tokens > 0 for metrics in texts.metrics)
+
+
+@pytest.mark.parametrize("where", ["read", "behind"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_draft_that_fails_leaves_the_target_alone(
+    world: World, where: str, after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, calls = pair(world), count()
+    loop = own.inline._loops[2, Drawing.GREEDY]
+    place, name = (own.inline.runner, "forward") if where == "read" else (loop, "first")
+    call = getattr(place, name)
+
+    def failing(*args: Any) -> Any:
+        if next(calls) >= after:
+            raise RuntimeError("planted")
+        return call(*args)
+
+    setattr(place, name, failing)
+    laws = params(2, 40)
+    for prompts in (PROMPTS[:2], PROMPTS[2:4]):
+        assert own.run(prompts, laws).ids == world.truth(prompts, laws)
+    failed = where == "behind" or after < 2
+    assert (own.inline_proposer.state == "down") == failed == ("planted" in caplog.text)
+    assert own.engine.pool.live == 0 and own.inline._pool.live == 0
