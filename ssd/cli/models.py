@@ -32,11 +32,6 @@ _DRAFTS = (
     ("EAGLE-3 head", "--draft HEAD, in SafeAILab's or speculators' layout", _BUILT_IN),
     ("block drafter", "--draft DRAFTER, in the layout of DSpark, DFlash or speculators", _BUILT_IN),
     (
-        "KV-injected drafter",
-        "--draft DRAFTER, from `python -m tools.distill --kind kv-injection`",
-        "llama, mistral, qwen3",
-    ),
-    (
         "MTP head",
         "--draft mtp: layers for it in the target's own checkpoint",
         "qwen3_5_text, qwen3_5_moe_text, qwen3_next",

@@ -18,7 +18,7 @@ from torch import Tensor
 from ssd.config.engine import EngineConfig
 from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
 from ssd.draft.drafter import ChainRows, LogitRows, PathRow, cells, ranked_guesses
-from ssd.draft.kv_injection import KVInjectionDrafter
+from ssd.draft.eagle3 import FeatureDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.meanwhile import Task, nothing
@@ -29,6 +29,22 @@ from ssd.kernels.guess import GuessStep
 from ssd.models.block import MASK, BlockDraft
 from ssd.models.blocks import path_cells
 from ssd.speculation.noise import NoiseCache
+
+
+def warm_up(runner: Runner, rows: int) -> None:
+    """Do `Runner.warm_up` for a block drafter, from hidden states that are zero."""
+    model = cast(BlockDraft, runner.model)
+    cache = ChainCache.new(model.shape, 1, rows, model.dtype, model.device)
+    states = torch.zeros(rows, model.fused, dtype=model.dtype, device=model.device)
+    with torch.inference_mode():
+        model.remember(states, 0, range(rows), runner.cache.keys, runner.cache.values)
+    for count in (1, rows):
+        own = ChainTokens(range(runner.cache.pages), 1)
+        own.add(0, 0, 0, [0] + [MASK] * (count - 1))
+        context = TreeContext(runner.context([]), [own], runner.cache, cache, runner.paged)
+        runner.attention.warms_up = count == 1
+        runner.run(own.tokens, context, range(count))
+    runner.attention.warms_up = False
 
 
 @dataclass
@@ -75,7 +91,7 @@ class _Block:
         return row._replace(drafts=drafts_known), token
 
 
-class BlockDrafter(KVInjectionDrafter):
+class BlockDrafter(FeatureDrafter):
     """Owns a block drafter. In `features` the target publishes its hidden states."""
 
     goes_on = False
@@ -91,6 +107,17 @@ class BlockDrafter(KVInjectionDrafter):
         super().__init__(config, runner, noise, vocab_size, features, cache)
         self.block = model.fields.block - (not model.fields.from_anchor)
 
+    @property
+    def _model(self) -> BlockDraft:
+        return cast(BlockDraft, self.runner.model)
+
+    def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
+        missing = tree.base - tree.computed
+        if not tokens or missing <= 0:
+            return tokens
+        there = self._read_next(tree, min(len(tokens), missing))
+        return tokens if there == missing else tokens[:there]
+
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
     ) -> Iterator[Guess]:
@@ -105,6 +132,18 @@ class BlockDrafter(KVInjectionDrafter):
         blocks = self._blocks(paths, chains, more)
         self._guess([block for block in blocks if block.count], meanwhile)
         return [block.guesses for block in blocks]
+
+    def _remember(self, paths: Sequence[PathRow]) -> None:
+        """Store keys and values of the tokens before those of the rows, as far as these are committed."""
+        cache = self.runner.cache
+        for tree, row in paths:
+            if row.start >= tree.base:
+                continue
+            states, first = self._read.pop(tree.request), row.start - 1
+            slots = cache.slots(row.pages, first, first + len(states))
+            with torch.inference_mode():
+                self._model.remember(states, first, slots, cache.keys, cache.values)
+        self._read.clear()  # also of a sequence that got no row
 
     def _blocks(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int]) -> list[_Block]:
         found, rest = list[_Block](), iter(more)

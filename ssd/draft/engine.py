@@ -19,7 +19,6 @@ from ssd.draft.drafter import Drafter, PathRow
 from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.forward import forward, path_rows
 from ssd.draft.grammar import DraftGrammar
-from ssd.draft.kv_injection import KVInjectionDrafter
 from ssd.draft.publisher import Publisher
 from ssd.draft.rehearsal import Rehearsal
 from ssd.draft.static_shapes import StaticDrafter, StaticHeadDrafter, TreeRunner
@@ -279,8 +278,7 @@ def _drafter(
     known = noise, vocab_size
     if isinstance(runner.model, BlockDraft):
         assert features is not None, "a block drafter reads hidden states"
-        drafter = KVInjectionDrafter if runner.model.fields.one_by_one else BlockDrafter
-        return drafter(config, runner, *known, features)
+        return BlockDrafter(config, runner, *known, features)
     if isinstance(runner, TreeRunner):
         if features is not None:
             return StaticHeadDrafter(config, runner, *known, features=features)

@@ -17,7 +17,7 @@ import zmq
 
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD
-from ssd.draft import eagle3, kv_injection
+from ssd.draft import block, eagle3
 from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
@@ -172,7 +172,7 @@ def _text_ids(target: str) -> list[int]:
 
 def _warm_up(runner: Runner, tokens: int) -> None:
     if isinstance(runner.model, BlockDraft):
-        kv_injection.warm_up(runner, tokens)
+        block.warm_up(runner, tokens)
     elif isinstance(runner.model, PairModel) and not isinstance(runner, TreeRunner):
         eagle3.warm_up(runner, tokens)
     else:

@@ -59,20 +59,17 @@ static void decoder_layer(const layer_t *by, int64_t layer, const float *x, cons
     add(y, normed, y, rows * width);
 }
 
-/* Puts keys and values that the `count` layers make of x to where `to` has each row's own. x is [rows, count * width],
-   of which each layer norms and takes its own part; or, if `shared`, normed x [rows, width] for all of them. */
+/* Puts keys and values that the `count` layers make of normed x [rows, width] to where `to` has each row's own. */
 void remember(const layer_t *layers, int64_t count, const float *cosines, const float *sines, const int64_t *positions,
-              const float *x, int64_t shared, int64_t rows, const store_t *to, float *scratch) {
+              const float *x, int64_t rows, const store_t *to, float *scratch) {
     const int64_t dim = layers->dim, attended = layers->heads * dim, kv = layers->kv_heads * dim, projected = attended + 2 * kv;
-    const int64_t width = layers->qkv.inputs;
     float *cos = scratch, *sin = cos + rows * dim, *qkv = sin + rows * dim, *rotated = qkv + rows * projected;
-    float *keys = qkv + attended, *normed = rotated + rows * kv, *rest = normed + rows * width;
+    float *keys = qkv + attended, *rest = rotated + rows * kv;
     gather(cosines, dim, positions, cos, rows);
     gather(sines, dim, positions, sin, rows);
     for (int64_t layer = 0; layer < count; layer++) {
         const layer_t *by = layers + layer;
-        if (!shared) rms_norm(x + layer * width, count * width, by->attention_norm, normed, rows, width, by->eps);
-        multiply(&by->qkv, shared ? x : normed, width, qkv, rows, rest);
+        multiply(&by->qkv, x, by->qkv.inputs, qkv, rows, rest);
         if (by->k_norm) norm_heads(keys, by->k_norm, by->kv_heads, by, rows, projected);
         rotate(keys, projected, cos, sin, rotated, rows, by->kv_heads, dim);
         put(to, layer, rotated, kv, keys + kv, projected, rows, by->kv_heads, dim);

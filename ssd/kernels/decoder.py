@@ -102,18 +102,15 @@ class Decoder:
         if not 0 <= min(positions, default=0) <= max(positions, default=0) < self._positions:
             raise IndexError(f"positions beyond the {self._positions} that the model has")
 
-    def remember(self, x: Tensor, positions: array[int], to: KVSpans, shared: bool) -> None:
-        """Store the keys and values of all layers for x as each token's own in `to`.
-
-        If `shared`, x is normed [n, width] for all layers; else [n, layers x width], and each norms its own part."""
+    def remember(self, x: Tensor, positions: array[int], to: KVSpans) -> None:
+        """Store the keys and values that all layers make of normed x [n, width] as each token's own in `to`."""
         check(x)
         n = len(positions)
-        wide = self.width * (1 if shared else len(self))
-        if x.shape != (n, wide) or not x.is_contiguous() or to.tokens != n:
-            raise ValueError(f"{n} positions of {wide} numbers expected, not {list(x.shape)} and {to.tokens}")
+        if x.shape != (n, self.width) or not x.is_contiguous() or to.tokens != n:
+            raise ValueError(f"{n} positions of {self.width} numbers expected, not {list(x.shape)} and {to.tokens}")
         self._check(positions)
         memory = library.scratch(n * (self._row_bytes + self._product_bytes))
-        addresses = *self.tables, address(positions), x.data_ptr(), shared, n, byref(to.struct), memory.data_ptr()
+        addresses = *self.tables, address(positions), x.data_ptr(), n, byref(to.struct), memory.data_ptr()
         library.call().remember(self.structs, len(self), *addresses)
 
     def scratch_bytes(self, views: Views) -> int:

@@ -194,8 +194,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
         *(POINTER(View), c_int64, c_void_p),
     ),
     "remember": (
-        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
-        *(POINTER(Store), c_void_p),
+        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Store), c_void_p),
     ),
     "guess": (
         *(POINTER(Model), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(View), c_int64),

@@ -180,10 +180,9 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     for draft in drafts:
         whole = _whole(draft.model, target.model)
         logits, cells, depth = rows + chains, chains, MAX_LOOKAHEAD + 1
-        fields = fields_of(draft.model.config) if is_block(draft.model) else None
-        if fields is not None and not fields.one_by_one:
+        if is_block(draft.model):
             # A pass has the rows of whole speculations, after every chain and every path.
-            paths = options.max_num_seqs * path_cells(fields, MAX_LOOKAHEAD)
+            paths = options.max_num_seqs * path_cells(fields_of(draft.model.config), MAX_LOOKAHEAD)
             cells, depth = chains + paths, BLOCK_ROWS
             logits = (chains + options.max_num_seqs) * (1 + speculation.longest)
         # A draft keeps the logits of its largest shape only.

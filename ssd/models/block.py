@@ -1,13 +1,9 @@
 """A block drafter: a few layers that predict several tokens in one pass, from hidden states of the target.
 
 The layouts are those of DFlash (z-lab) and DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), flat, nested or as vLLM's
-`speculators` writes them. Keys and values of the committed text are made of the target's hidden states (`context`); the
-rows of a block are a known token, or several, and a mask for each further place. A first-order head adds to the logits
-of a place what the token before it says (`bias`).
-
-tools.distill writes another layout: each layer reads the hidden states before a layer of the target
-(`context_by_layer`), and a pass predicts one token (`BlockFields.one_by_one`). So it is a decoder whose keys and values
-of the committed text are injected."""
+`speculators` writes them. Keys and values of the committed text are made of the target's hidden states (`remember`);
+the rows of a block are a known token, or several, and a mask for each further place. A first-order head adds to the
+logits of a place what the token before it says (`bias`)."""
 
 from __future__ import annotations
 
@@ -63,7 +59,6 @@ class BlockDraft(Predicting):
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, self.shape.vocab_size, width)
         self.head, self._embed = predicting(config, weights, self.shape, device, embedding, not own)
         self.fused = len(self.fields.layers) * width
-        self._fuse: tuple[LinearLayer, RMSNorm] | None = None
         normed = config.get("model_type") != "llama" or weights.has("layers.0.self_attn.q_norm.weight")
         attention = Qwen3Attention if normed else Attention
         below = [weights.below(f"layers.{index}") for index in range(self.shape.layers)]
@@ -76,13 +71,10 @@ class BlockDraft(Predicting):
             Layer(first, own, second, FeedForward(config, layer.below("mlp")))
             for layer, own, (first, second) in zip(below, self._attentions, norms, strict=True)
         ]
-        self._first_norms = [first for first, _ in norms]
-        if not self.fields.by_layer:
-            fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
-            self._fuse = fuse, RMSNorm(weights("hidden_norm.weight", width), eps)
+        self._fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
+        self._fused_norm = RMSNorm(weights("hidden_norm.weight", width), eps)
         self._norm = RMSNorm(weights("norm.weight", width), eps)
-        mask = torch.tensor([self.fields.mask or 0], device=device)
-        self._mask = None if self.fields.mask is None else self._embed(mask)[0]
+        self._mask = self._embed(torch.tensor([self.fields.mask], device=device))[0]
         self._first: tuple[Table, LinearLayer] | None = None
         if rank := self.fields.rank:
             markov = weights.below("markov_head")
@@ -90,42 +82,24 @@ class BlockDraft(Predicting):
             self._first = Table(markov.whole("markov_w1.weight", self.shape.vocab_size, rank)), second
         self._decoder = decoder_of(self._layers, self._rotary) if self.fields.causal else None
 
-    def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return keys and values [n, kv_heads, head_dim] by layer of committed tokens at `positions` int64 [n].
-
-        `states` [n, fused] are the target's hidden states of these tokens, after each of its layers, side by side."""
-        turn = self._rotary.at(positions)
-        if self._fuse is None:
-            parts = states.chunk(len(self._layers), -1)
-            inputs = [norm(part) for norm, part in zip(self._first_norms, parts, strict=True)]
-        else:
-            inputs = [self._fused(states)] * len(self._layers)
-        return [attention.keys_and_values(x, turn) for attention, x in zip(self._attentions, inputs, strict=True)]
-
-    def _fused(self, states: Tensor) -> Tensor:
-        """Return normed [n, width] that all layers make keys and values of; `states` itself if each has its own."""
-        if self._fuse is None:
-            return states
-        fuse, norm = self._fuse
-        return norm(fuse(states))
-
     def remember(self, states: Tensor, first: int, slots: Sequence[int], keys: Tensor, values: Tensor) -> None:
-        """Store what `context` returns, for positions from `first` on, in `slots` of [layers, slots, kv_heads, dim]."""
-        positions = range(first, first + len(states))
+        """Store keys and values of committed tokens in `slots` of [layers, slots, kv_heads, dim].
+
+        `states` [n, fused] are the target's hidden states of these tokens, after each of its `layers`, side by side;
+        their positions begin at `first`."""
+        positions, x = range(first, first + len(states)), self._fused_norm(self._fuse(states))
         if self._decoder is not None:
             spans = KVSpans([(keys, values)], array("q", slots), range(len(slots)), [1] * len(slots))
-            self._decoder.remember(self._fused(states), array("q", positions), spans, self._fuse is not None)
+            self._decoder.remember(x, array("q", positions), spans)
             return
         where, every = (torch.tensor(numbers, device=self.device) for numbers in (slots, positions))
-        for layer, made in enumerate(self.context(states, every)):
-            keys[layer][where], values[layer][where] = made
+        turn = self._rotary.at(every)
+        for layer, attention in enumerate(self._attentions):
+            keys[layer][where], values[layer][where] = attention.keys_and_values(x, turn)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        if self._mask is None:
-            x = self._embed(token_ids)
-        else:
-            masks = token_ids == MASK
-            x = torch.where(masks[:, None], self._mask, self._embed(token_ids.masked_fill(masks, 0)))
+        masks = token_ids == MASK
+        x = torch.where(masks[:, None], self._mask, self._embed(token_ids.masked_fill(masks, 0)))
         if self._decoder is not None and (views := context.views()) is not None:
             return self._norm(self._decoder(x, views, 0, len(self._layers)))
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)

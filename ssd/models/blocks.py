@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.layer_kinds import FULL
-from ssd.models.layouts import KV_INJECTION, names_block
+from ssd.models.layouts import names_block
 from ssd.system.fields import count, flag
 
 # Families whose layers a block drafter may have; SpecForge and `speculators` name their own drafts, which have Qwen3's.
@@ -39,7 +39,7 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
 }
 # Tensors of any block drafter. Those of the confidence head, of `t2d` and of a verifier are not read.
 _TENSORS = re.compile(
-    r"(?P<fused>fc|hidden_norm)\.weight|norm\.weight|(embed_tokens|lm_head)\.weight|d2t|t2d|confidence_head\.proj\.(weight|bias)"
+    r"(fc|hidden_norm)\.weight|norm\.weight|(embed_tokens|lm_head)\.weight|d2t|t2d|confidence_head\.proj\.(weight|bias)"
     r"|verifier_(lm_head|norm)\.weight|(.*\.)?rotary_emb\.inv_freq"
     r"|layers\.(?P<layer>\d{1,6})\.(self_attn\.[qkvo]_proj\.(weight|(?P<attention_bias>bias))|self_attn\.[qk]_norm\.weight"
     r"|(input|post_attention)_layernorm\.weight|mlp\.(gate|up|down)_proj\.(weight|(?P<mlp_bias>bias)))"
@@ -51,23 +51,16 @@ class BlockFields(NamedTuple):
     """The fields of a block drafter.
 
     It reads the target's hidden states after `layers` layers. `block`: rows of a block. `mask`: the id whose embedding
-    is that of a mask; None if blocks have one row. `causal`: a row of a block sees no later ones.
+    is that of a mask. `causal`: a row of a block sees no later ones.
     `from_anchor`: the row of the last known token predicts the next one; else that of a mask predicts its own place.
-    `rank` of the first-order head; 0 without one. `by_layer`: each of its layers reads those hidden states that are its
-    own in `layers`, as a layer of the target does; else `fc` fuses all for all of them."""
+    `rank` of the first-order head; 0 without one."""
 
     layers: tuple[int, ...]
     block: int
-    mask: int | None
+    mask: int
     causal: bool
     from_anchor: bool
     rank: int
-    by_layer: bool
-
-    @property
-    def one_by_one(self) -> bool:
-        """Return True if each pass predicts one token, and leaves keys and values for those after it."""
-        return self.block == 1
 
 
 def path_cells(fields: BlockFields, longest: int) -> int:
@@ -79,11 +72,6 @@ def path_cells(fields: BlockFields, longest: int) -> int:
 
 def is_block(model: Checkpoint) -> bool:
     return names_block(model.config)
-
-
-def is_kv_injection(model: Checkpoint) -> bool:
-    """Return True for a drafter with injected keys and values, by its config."""
-    return is_block(model) and KV_INJECTION in model.config["architectures"]
 
 
 def fields_of(config: Mapping[str, Any]) -> BlockFields:
@@ -102,28 +90,13 @@ def fields_of(config: Mapping[str, Any]) -> BlockFields:
     dspark = said.get("projector_type") == "dspark" or any("dspark" in name for name in names)
     from_anchor = flag(said, "sample_from_anchor", flag(said, "shift_label", dspark))
     block, mask = count(said, "block_size", 16), said.get("mask_token_id")
-    if block + from_anchor < 2:
-        raise UsageError("block_size must be at least 2 where the first row of a block predicts nothing")
+    if block < 2:
+        raise UsageError("block_size must be at least 2")
     rank = 0 if said.get("markov_rank") in (None, 0) else count(said, "markov_rank")
-    if block > 1 and (type(mask) is not int or not 0 <= mask < count(said, "vocab_size")):
+    if type(mask) is not int or not 0 <= mask < count(said, "vocab_size"):
         raise UsageError(f"mask_token_id must be an id of the vocabulary, is {mask!r}")
     causal = flag(said, "is_causal", flag(said, "causal"))
-    if block == 1 and (rank or not causal):
-        raise UsageError("a drafter with block_size 1 must be causal, and has no first-order head (markov_rank)")
-    layers, by_layer = _layers(said), flag(said, "context_by_layer")
-    if by_layer and len(layers) != (own := count(said, "num_hidden_layers")):
-        raise UsageError(
-            f"target_layer_ids must name a layer for each of {own} layers (context_by_layer), not {len(layers)}"
-        )
-    return BlockFields(
-        layers,
-        block,
-        mask if block > 1 else None,
-        causal,
-        from_anchor,
-        rank,
-        by_layer,
-    )
+    return BlockFields(_layers(said), block, mask, causal, from_anchor, rank)
 
 
 def _refuse_windows(said: Mapping[str, Any]) -> None:
@@ -184,7 +157,6 @@ def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
             or int(parts["layer"] or 0) >= layers
             or any(parts[bias] and not flag(draft.config, bias) for bias in ("attention_bias", "mlp_bias"))
             or (parts["first"] and not fields.rank)
-            or (parts["fused"] and fields.by_layer)
         ):
             raise UsageError(f"{where}: tensor {name} is not one of the block drafter that its config.json describes")
     predicted = draft.count("draft_vocab_size", draft.count("vocab_size"))

@@ -11,9 +11,6 @@ from ssd.errors import UsageError
 # Kinds of block drafters, as vLLM's `speculators` and names of architectures have them -> an architecture.
 _BLOCKS = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}
 
-# The architecture of the drafters with injected keys and values that tools.distill makes.
-KV_INJECTION = "KVInjectionDraftModel"
-
 # Fields that the config of a draft of vLLM's `speculators` has beside the config of its layers.
 _BESIDE_THE_LAYERS = (
     *("draft_vocab_size", "target_hidden_size", "quantization_config", "compression_config"),
@@ -25,9 +22,7 @@ _BESIDE_THE_LAYERS = (
 def names_block(config: Mapping[str, Any]) -> bool:
     """Return True for the config of a block drafter, by its architecture."""
     names = config.get("architectures")
-    return isinstance(names, list) and any(
-        name == KV_INJECTION or any(kind in str(name).lower() for kind in _BLOCKS) for name in names
-    )
+    return isinstance(names, list) and any(kind in str(name).lower() for name in names for kind in _BLOCKS)
 
 
 def of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:

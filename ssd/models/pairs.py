@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models import mtp
-from ssd.models.blocks import check_block, is_block, is_kv_injection
+from ssd.models.blocks import check_block, is_block
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
 from ssd.models.heads import EMBEDDING, OUTPUTS, TARGET_EMBEDDING, check_head, is_head
 from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
@@ -39,7 +39,6 @@ def _block_layers(draft: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
 
 KINDS = (
     Kind("an MTP head", mtp.is_mtp, mtp.check_mtp, "ssd.models.mtp_head:MTPHead", in_family=True),
-    Kind("a KV-injected drafter", is_kv_injection, _block_layers, "ssd.models.block:BlockDraft"),
     Kind("a block drafter", is_block, _block_layers, "ssd.models.block:BlockDraft"),
     Kind("an EAGLE-3 head", is_head, check_head, "ssd.models.eagle3:Eagle3"),
 )

@@ -361,8 +361,7 @@ def test_one_call_of_a_head_says_what_single_calls_do(case: str, int8: bool, law
 
 
 BLOCKS: dict[str, dict[str, Any]] = {
-    "one by one": {"predicted": 40},
-    "norms": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
+    "few ids": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
     "all": {"layout": "dspark", "is_causal": True},
     "no first-order head": {
         "predicted": 40,
@@ -406,23 +405,16 @@ def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: 
 @pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
 @pytest.mark.parametrize("law", [GREEDY, WARM, WARM._replace(top_k=20)], ids=["greedy", "warm", "filtered"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "kv-injection"])
 def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
-    kind: str, int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `sd`: the same trunks and candidates, in a step each. Filters need every token's logits on the host."""
-    target = heads.target(tmp_path / "target", tie_word_embeddings=True)
-    if kind == "llama":
-        directory, layers = tiny.model("llama", tmp_path / "draft", seed=4), (1, 2)
-    else:
-        directory, layers = blocks.block(tmp_path / "draft", predicted=40), blocks.LAYERS
-    features = Features(layers=layers, width=len(layers) * tiny.SIZES["hidden_size"])
+    directory = tiny.model("llama", tmp_path / "draft", seed=4)
     found, forwards = [list[Any](), list[Any]()], list[int]()
     for depths, said in zip((1, 16), found, strict=True):
         monkeypatch.setattr(DepthPolicy, "depths", lambda self, trees, now, depths=depths: depths)
-        runner = load(directory, torch.float32, int8, None if kind == "llama" else target)
-        known = {"features": features} if kind == "kv-injection" else {}
-        draft = Draft(pair.config(Speculation("sd", 5, (3,), "jit"), **known), runner)
+        runner = load(directory, torch.float32, int8)
+        draft = Draft(pair.config(Speculation("sd", 5, (3,), "jit")), runner)
         played(draft, law, said)
         forwards.append(draft.forwards)
     whole = [[trunk for trunk in trunks if len(trunk[0]) == 5] for trunks in found]

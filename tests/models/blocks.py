@@ -30,21 +30,19 @@ target = heads.target
 class Layout(NamedTuple):
     """What the definition of a layout says about rows, and which optional tensors its checkpoints have."""
 
-    causal: bool = False
     from_anchor: bool = True
     markov: bool = True
     confidence: bool = True
     head_norms: bool = True
     embedding: bool = False
     outputs: bool = False
-    by_layer: bool = False
 
 
 LAYOUTS = {
-    # Of tools/distill: token by token.
-    "own": Layout(causal=True, markov=False, confidence=False, head_norms=False, by_layer=True),
     # deepseek-ai/DeepSpec: flat.
     "dspark": Layout(embedding=True, outputs=True),
+    # The same over a Llama's layers.
+    "llama": Layout(head_norms=False, embedding=True, outputs=True),
     # z-lab: fields in `dflash_config`.
     "dflash": Layout(from_anchor=False, markov=False, confidence=False),
     # SpecForge's DSpark: the fields in `dflash_config`, too.
@@ -56,7 +54,7 @@ LAYOUTS = {
 
 
 def block(
-    directory: Path, layout: str = "own", predicted: int = 131, seed: int = 0, depth: int = DEPTH, **fields: Any
+    directory: Path, layout: str = "dspark", predicted: int = 131, seed: int = 0, depth: int = DEPTH, **fields: Any
 ) -> Path:
     """A random block drafter of `predicted` tokens in a layout of LAYOUTS; `fields` are of its config, None for those
     to be left out."""
@@ -84,8 +82,7 @@ def _shapes(has: Layout, predicted: int, depth: int) -> dict[str, tuple[int, ...
     names = "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size", "vocab_size"
     count, groups, width, inner, vocabulary = (tiny.SIZES[name] for name in names)
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (width,)}
-    if not has.by_layer:
-        shapes |= {"fc.weight": (width, len(LAYERS) * width), "hidden_norm.weight": (width,)}
+    shapes |= {"fc.weight": (width, len(LAYERS) * width), "hidden_norm.weight": (width,)}
     for index in range(depth):
         layer = f"layers.{index}"
         shapes |= {f"{layer}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
@@ -113,18 +110,14 @@ def _shapes(has: Layout, predicted: int, depth: int) -> dict[str, tuple[int, ...
 def _config(layout: str, predicted: int, depth: int) -> dict[str, Any]:
     sizes = tiny.SIZES | {"num_hidden_layers": depth, "head_dim": DIM, "rope_theta": THETA}
     qwen = sizes | {"model_type": "qwen3", "layer_types": ["full_attention"] * depth, "attention_bias": False}
-    names = [layer - 1 for layer in LAYERS]
-    fields = {"mask_token_id": MASK, "target_layer_ids": names}
+    fields = {"mask_token_id": MASK, "target_layer_ids": [layer - 1 for layer in LAYERS]}
     markov = {"markov_rank": RANK, "markov_head_type": "vanilla"}
     markov |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    if layout == "own":
-        own = {"architectures": ["KVInjectionDraftModel"], "model_type": "llama", "is_causal": True, "block_size": 1}
-        own |= {"context_by_layer": True, "sample_from_anchor": True, "draft_vocab_size": predicted}
-        return sizes | own | {"target_layer_ids": names}
+    flat = {"block_size": BLOCK, "num_anchors": 512} | fields | markov
     if layout == "dspark":
-        return (
-            {**qwen, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK, "num_anchors": 512} | fields | markov
-        )
+        return {**qwen, "architectures": ["Qwen3DSparkModel"]} | flat
+    if layout == "llama":
+        return {**sizes, "architectures": ["LlamaDSparkModel"], "model_type": "llama"} | flat
     if layout == "dflash":
         code = {"auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "num_target_layers": 4, "block_size": BLOCK}
         return {**qwen, "architectures": ["DFlashDraftModel"], "dflash_config": fields} | code
@@ -157,20 +150,20 @@ def runner(directory: Path, of: Path, dtype: torch.dtype = torch.float64) -> Run
 class PlainBlock:
     """The drafter in `directory`, of a layout, over the target `of`, in plain torch: nothing of the engine.
 
-    `causal` and `from_anchor` are those of the layout unless given."""
+    `from_anchor` is that of the layout unless given."""
 
     def __init__(
         self,
         directory: Path,
         of: Plain,
-        layout: str = "own",
+        layout: str = "dspark",
         *,
-        causal: bool | None = None,
+        causal: bool = False,
         from_anchor: bool | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         has = LAYOUTS[layout]
-        self.causal = has.causal if causal is None else causal
+        self.causal = causal
         self.from_anchor = has.from_anchor if from_anchor is None else from_anchor
         self.target, self.dtype = of, dtype
         weights = load_file(directory / "model.safetensors")
@@ -179,7 +172,6 @@ class PlainBlock:
         self.ids = torch.arange(len(differences)) + differences
         weights.pop("t2d", None)
         self.weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        self.by_layer = has.by_layer
         self.depth = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
         theirs = of.weights
         self.embedding = self.weights.get("embed_tokens.weight", theirs["model.embed_tokens.weight"].to(dtype))
@@ -210,9 +202,8 @@ class PlainBlock:
 
         `known` is the anchor, or it and tokens before it whose hidden states are missing; these see no later rows."""
         found = self.target.states(committed)
-        if not self.by_layer:
-            context = torch.cat([found[layer] for layer in LAYERS], -1).to(self.dtype) @ self.weights["fc.weight"].T
-            context = self._norm(context, "hidden_norm")
+        context = torch.cat([found[layer] for layer in LAYERS], -1).to(self.dtype) @ self.weights["fc.weight"].T
+        context = self._norm(context, "hidden_norm")
         x = torch.cat((self.embedding[torch.tensor(known)], self.mask.expand(masks, -1)))
         before, rows = torch.arange(len(committed)), len(committed) + torch.arange(len(x))
         hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
@@ -222,8 +213,6 @@ class PlainBlock:
         groups = tiny.SIZES["num_attention_heads"] // tiny.SIZES["num_key_value_heads"]
         for index in range(self.depth):
             layer = f"layers.{index}"
-            if self.by_layer:
-                context = self._norm(found[LAYERS[index]].to(self.dtype), f"{layer}.input_layernorm")
             y = self._norm(x, f"{layer}.input_layernorm")
             q = self._heads(y, layer, "q", rows)
             k, v = (
@@ -255,13 +244,10 @@ class PlainBlock:
         row = self.weights["markov_head.markov_w1.weight"][before]
         return wide.index_copy(0, self.ids, self.weights["markov_head.markov_w2.weight"] @ row)
 
-    def each(self, text: Sequence[int], committed: int, tokens: Sequence[int], block: int) -> list[Tensor]:
-        """[vocab_size] for each of `tokens` after `text`, given the tokens before it: `logits` and `bias`.
-
-        With a `block` of 1 each pass drafts one token, else as many as there are of a block."""
-        if block == 1:
-            return [self.logits([*text, *tokens[:count]], committed)[0] for count in range(len(tokens))]
-        found = self.logits(text, committed, min(block, len(tokens)))
+    def each(self, text: Sequence[int], committed: int, tokens: Sequence[int]) -> list[Tensor]:
+        """[vocab_size] for each of `tokens` after `text` that one pass drafts, given the tokens before it: `logits` and
+        `bias`."""
+        found = self.logits(text, committed, min(BLOCK, len(tokens)))
         return [row + self.bias(before) for row, before in zip(found, [text[-1], *tokens], strict=False)]
 
     def guesses(self, text: Sequence[int], committed: int, count: int = 1) -> list[int]:

@@ -90,7 +90,7 @@ def assert_follow(guesses: Sequence[Guess], plain: blocks.PlainBlock, text: Sequ
 
 
 CASES = [
-    *((layout, 131, {}) for layout in blocks.LAYOUTS if layout != "own"),
+    *((layout, 131, {}) for layout in blocks.LAYOUTS),
     ("speculators-dflash", 40, {}),
     ("speculators-dspark", 40, {}),
     ("speculators-dspark", 131, {"sample_from_anchor": None}),  # an old file
@@ -128,39 +128,11 @@ def test_its_guesses_are_those_of_a_plain_forward(
     assert_follow(chained, plain, [*TEXT, *TRUNK[:1], *CHAIN], 2)
 
 
-@pytest.mark.parametrize("predicted", [131, 40])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_drafter_with_injected_keys_guesses_what_a_plain_forward_does(
-    target: Path, tmp_path: Path, predicted: int, dtype: torch.dtype
-) -> None:
-    """After the committed text, after draft tokens in the same forward or in later ones, and after chains."""
-    folder = blocks.block(tmp_path / "draft", "own", predicted)
-    plain = blocks.PlainBlock(folder, Plain(target))
-    own = Drafted(blocks.runner(folder, target, dtype), target)
-    path = own.path(TRUNK)
-    found = list(own.drafter.forward([path], []))
-    for index, guess in enumerate(found):
-        assert_follow([guess], plain, [*TEXT, *TRUNK[:index]], 0)
-    assert len(found) == 1 + len(TRUNK)
-    cell, pages = own.drafter.chain_cache.take(), own.tree.table.pages
-    assert cell is not None
-    for depth, token in enumerate(CHAIN):
-        again = PathRow(own.tree, Row(TRUNK[depth:][:1], len(TEXT) + depth, pages, 1))
-        tokens = ChainTokens(pages, own.tree.base)
-        tokens.add(1, cell, depth, [token])
-        own.tree.chains.clear()
-        own.tree.chains.add(Chain(1, CHAIN[: depth + 1], cell, 0))
-        trunk, chain = own.drafter.forward([again], [ChainRows(own.tree, tokens)])
-        assert_follow([trunk], plain, [*TEXT, *TRUNK[: depth + 1]], 0)
-        assert_follow([chain], plain, [*TEXT, *TRUNK[:1], *CHAIN[: depth + 1]], 0)
-
-
 def test_the_fields_of_each_layout_are_read(target: Path, tmp_path: Path) -> None:
     for layout, has in blocks.LAYOUTS.items():
         fields = check_block(inspect(blocks.block(tmp_path / layout, layout)), inspect(target))
-        assert fields.layers == blocks.LAYERS and fields.block == (1 if has.by_layer else blocks.BLOCK)
-        assert (fields.causal, fields.from_anchor, fields.rank > 0) == (has.causal, has.from_anchor, has.markov)
-        assert fields.mask == (None if has.by_layer else blocks.MASK)
+        assert (fields.layers, fields.block, fields.mask) == (blocks.LAYERS, blocks.BLOCK, blocks.MASK)
+        assert (fields.causal, fields.from_anchor, fields.rank > 0) == (False, has.from_anchor, has.markov)
         options = EngineOptions(target=str(target), draft=(str(tmp_path / layout),))
         assert resolve(options).features == Features(layers=blocks.LAYERS, width=WIDTH)
 
@@ -183,7 +155,7 @@ def test_fields_of_dflash_come_first(tmp_path: Path) -> None:
         tmp_path / "draft", "dflash", dflash_config=nested, mask_token_id=5, target_layer_ids=[2], block_size=9
     )
     fields = fields_of(inspect(folder).config)
-    assert fields == ((2,), 4, 3, True, False, 0, False)
+    assert fields == ((2,), 4, 3, True, False, 0)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = {
@@ -231,17 +203,14 @@ REFUSED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = 
     "odd mask": ("dspark", {}, {"mask_token_id": "mask"}, "mask_token_id must be an id of the vocabulary"),
     "no mask": ("dspark", {}, {"mask_token_id": None}, "mask_token_id must be an id of the vocabulary, is None"),
     "block": ("dflash", {}, {"block_size": 1}, "block_size must be at least 2"),
+    "block of an anchor": ("dspark", {}, {"block_size": 1}, "block_size must be at least 2"),
     "odd block": ("dspark", {}, {"block_size": -3}, "block_size must be a positive number, is -3"),
     "rank": ("dspark", {}, {"markov_rank": "high"}, "markov_rank must be a positive number, is 'high'"),
     "no rank": ("dspark", {}, {"markov_rank": None}, "markov_head.markov_w1.weight is not one of the block drafter"),
     "causal": ("dspark", {}, {"is_causal": "no"}, "is_causal must be true or false, is 'no'"),
     "anchor": ("dflash", {}, {"sample_from_anchor": 1}, "sample_from_anchor must be true or false, is 1"),
     "bias": ("dspark", {"layers.0.self_attn.q_proj.bias": torch.ones(32)}, {}, "self_attn.q_proj.bias is not one of"),
-    "by layer": ("own", {}, {"target_layer_ids": [1]}, "target_layer_ids must name a layer for each of 2 layers"),
-    "fused": ("own", {"fc.weight": torch.ones(32, 64)}, {}, "fc.weight is not one of the block drafter"),
-    "table": ("own", {"markov_head.markov_w1.weight": torch.ones(131, 8)}, {}, "markov_w1.weight is not one of"),
-    "first-order": ("own", {}, {"markov_rank": 8}, "block_size 1 must be causal, and has no first-order head"),
-    "not causal": ("own", {}, {"is_causal": False}, "block_size 1 must be causal, and has no first-order head"),
+    "table": ("dflash", {"markov_head.markov_w1.weight": torch.ones(131, 8)}, {}, "markov_w1.weight is not one of"),
     "more layers": ("dspark", {"layers.2.input_layernorm.weight": torch.ones(32)}, {}, "layers.2.* is not one of"),
     "more": ("dflash", {"layers.0.attention_conv.base_kernel": torch.ones(2)}, {}, "base_kernel is not one of"),
     "map": ("speculators-dspark", {"d2t": None}, {}, "tensor d2t is missing, which says what its 40 tokens are"),
@@ -270,7 +239,18 @@ BROKEN: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = {
         {"draft_vocab_size": 41},
         r"lm_head.weight has shape .40, 32., expected .41",
     ),
-    "nowhere": ("own", {"d2t": torch.full((40,), 131)}, {}, "d2t does not name 40 tokens of a vocabulary of 131"),
+    "nowhere": (
+        "speculators-dspark",
+        {"d2t": torch.full((40,), 131)},
+        {},
+        "d2t does not name 40 tokens of a vocabulary of 131",
+    ),
+    "unknown kind": (
+        "specforge",
+        {},
+        {"architectures": ["OtherDraftModel"]},
+        "tensor model.embed_tokens.weight is missing",
+    ),
     "layers": ("dspark", {}, {"num_hidden_layers": 3, "layer_types": None}, "layers.2.* is missing"),
 }
 
@@ -279,7 +259,7 @@ BROKEN: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = {
 def test_what_is_broken_is_refused(target: Path, tmp_path: Path, case: str) -> None:
     """With its folder's name, by the process that loads it."""
     layout, tensors, fields, message = BROKEN[case]
-    predicted = 40 if layout in ("own", "speculators-dspark") else 131
+    predicted = 40 if layout == "speculators-dspark" else 131
     draft = heads.edited(blocks.block(tmp_path / "draft", layout, predicted, **fields), tmp_path / "odd", tensors)
     with pytest.raises(UsageError, match=f"{draft}.*{message}"):
         load_drafts(resolve(EngineOptions(target=str(target), draft=(str(draft),))))

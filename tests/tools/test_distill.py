@@ -29,7 +29,7 @@ from ssd.tuning import knowledge
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.tuner import Tuning
-from tests.models import ggufs, tiny
+from tests.models import blocks, ggufs, tiny
 from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
@@ -307,20 +307,6 @@ def metadata(shard: Path) -> list[str]:
     return found
 
 
-def test_a_corpus_without_labels_has_the_same_conversations(target: Path, tmp_path: Path) -> None:
-    folders = tmp_path / "bare", tmp_path / "labelled"
-    for folder in folders:
-        plan = CorpusPlan(16, 16, 24, labels=folder.name == "labelled")
-        ShardWriter(str(target), folder, plan, [], Workers(batch=16)).write_shard(0)
-    bare, labelled = (load_file(folder / "corpus-00000.safetensors") for folder in folders)
-    assert labelled.keys() - bare.keys() == {"ids", "logprobs"}
-    assert all(torch.equal(tensor, labelled[name]) for name, tensor in bare.items())
-    texts = [[example.text for example in training.examples(folder, [0], labels=False)] for folder in folders]
-    assert texts[0] == texts[1] and len(texts[0]) >= 10
-    with pytest.raises(UsageError, match="has no soft labels"):
-        training.examples(folders[0], [0])
-
-
 def test_every_conversation_names_the_message_that_it_derives_from(tmp_path: Path) -> None:
     """It opens with that message, or is about an answer to it."""
     sizes = {"vocab_size": 300, "max_position_embeddings": 1280}
@@ -366,7 +352,7 @@ def test_the_loss_is_the_cross_entropy_over_labels_and_drawn_tokens(target: Path
     for batch in (data[:6], data[6:9]):
         seeded = [torch.Generator().manual_seed(3) for _ in range(4)]
         whole, *parts = (
-            training.loss_of(student, batch, own, generator)
+            student.loss(batch, own, generator)
             for own, generator in zip((batch, batch[:1], batch[1:]), seeded, strict=False)
         )
         (labels,) = student.labels(batch)
@@ -476,6 +462,14 @@ def test_a_table_of_prompts_that_are_all_too_long_is_refused(target: Path, draft
     file.write_text(json.dumps({"prompt": "x " * 2000}) + "\n")
     done = CliRunner().invoke(report.main, [str(target), str(draft), "--evaluate-on", str(file)])
     assert done.exit_code == 1 and "no prompt of 'long' leaves room" in done.stderr
+
+
+def test_a_draft_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
+    target = tiny.tokenizer(blocks.target(tmp_path / "target"))
+    drafter = blocks.block(tmp_path / "draft")
+    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
+    with pytest.raises(UsageError, match=f"{drafter} is a block drafter: .* EAGLE-3 heads are evaluated"):
+        report._draft(str(target), str(drafter), runner)
 
 
 def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from ssd.errors import SsdError
 from tools.distill.job import KINDS, STAGES, Job
 from tools.distill.layouts import Layout
 from tools.distill.student import Store
-from tools.distill.text import TextPlan
 
 _SECONDS = click.FloatRange(min=0)
 _POSITIVE, _NATURAL = click.IntRange(min=1), click.IntRange(min=0)
@@ -40,10 +39,6 @@ class Numbers(click.ParamType):
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--work", type=click.Path(path_type=Path), help="Where the corpus is; default OUT/work.")
 @click.option("--prompts", help="User messages: humaneval, a JSONL file, hub:org/name. Default: the target's own.")
-@click.option("--text", multiple=True, help="A folder or a file of raw text to train on, too.")
-@click.option(
-    "--text-tokens", type=_POSITIVE, default=TextPlan.tokens, show_default=True, help="At most so many of it."
-)
 @click.option("--conversations", type=_POSITIVE, default=4096, show_default=True)
 @click.option("--shard", type=_POSITIVE, default=128, show_default=True, help="Conversations of a shard.")
 @click.option("--answer-tokens", type=_POSITIVE, default=320, show_default=True)
@@ -59,8 +54,7 @@ class Numbers(click.ParamType):
     "--layers",
     type=Numbers(),
     default=(),
-    help="The target's layers to begin with, over its embedding; default of a KV-injected drafter: the first and the "
-    "last three. Of a head: after how many it reads hidden states.",
+    help="The target's layers to begin with, over its embedding. Of a head: after how many it reads hidden states.",
 )
 @click.option("--width", type=_NATURAL, default=0, help="Or: an independent model of this width (a multiple of 64).")
 @click.option("--depth", type=_NATURAL, default=0, help="And its number of layers (default 4).")
@@ -72,7 +66,7 @@ class Numbers(click.ParamType):
     type=_NATURAL,
     default=4,
     show_default=True,
-    help="On how many of its own states a head or a KV-injected drafter is trained, at most.",
+    help="Of a head: on how many of its own states it is trained, at most.",
 )
 @click.option(
     "--feed-forward",

@@ -1,11 +1,10 @@
 """Stage corpus: the target writes prompts and answers them, and every answer is stored with what a student learns from.
 
 A shard has, of all its conversations one after the other, `token_ids` int32 [sum of lengths], `lengths` and
-`prompt_lengths` int32 [n]. If the plan has `labels`, also the TOP likeliest tokens at every token of the answers, `ids`
-int32 and `logprobs` float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states,
-`features` bfloat16 [sum of lengths - n, layers x width]. The metadata has the opening messages as `prompts`, and which
-`layers` the hidden states are of. `openings` int32 [n] is the index in `prompts` of the message that a conversation
-opens with or derives from."""
+`prompt_lengths` int32 [n], and the TOP likeliest tokens at every token of the answers, `ids` int32 and `logprobs`
+float16 [sum of answers, TOP]. If the plan has `features`, also the target's hidden states, `features` bfloat16 [sum of
+lengths - n, layers x width]. The metadata has the opening messages as `prompts`, and which `layers` the hidden states
+are of. `openings` int32 [n] is the index in `prompts` of the message that a conversation opens with or derives from."""
 
 from __future__ import annotations
 
@@ -62,8 +61,8 @@ class Chat(NamedTuple):
 class CorpusPlan:
     """The corpus to write: `conversations` in shards of `shard`, each answer at one of `temperatures`.
 
-    `features`: after which of the target's layers hidden states are stored; without any, training runs the target.
-    `labels`: the likeliest tokens are stored, which a student needs that does not run the target in training."""
+    `features`: after which of the target's layers hidden states are stored; without any, a head's training runs the
+    target."""
 
     conversations: int = 4096
     shard: int = 128
@@ -71,7 +70,6 @@ class CorpusPlan:
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.0, 0.8, 0.0, 1.0)
     features: tuple[int, ...] = ()
     seed: int = 0
-    labels: bool = True
 
     @property
     def shards(self) -> range:
@@ -144,8 +142,7 @@ class ShardWriter:
         runner = load_runner(target, dtype, device, longest, copies=workers.batch, **options)
         self._tokenizer = Tokenizer(checkpoint.directory)
         stop = stop_token_ids(checkpoint)
-        top = TOP if plan.labels else 0
-        self._writer = Writer(runner, stop, workers.batch, longest, plan.features, top, workers.stop)
+        self._writer = Writer(runner, stop, workers.batch, longest, plan.features, TOP, workers.stop)
         self._room = longest - plan.answer_tokens
         self._directory, self._plan, self._prompts = directory, plan, prompts
         self._rng = Random()
@@ -173,7 +170,7 @@ class ShardWriter:
             answered += self._answer(self._fitting(more))
         if not answered and self.is_over:
             return
-        tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered], plan.labels)
+        tensors = packed([text for _, text in answered], [chat.opening for chat, _ in answered])
         metadata = {"prompts": json.dumps(messages), "layers": json.dumps(plan.features)}
         save(shard_path(self._directory, "corpus", index), tensors, metadata)
 
@@ -274,18 +271,17 @@ def _fits(tokenizer: Tokenizer, messages: Messages, room: int) -> bool:
     return len(tokenizer.encode_chat(messages)) <= room
 
 
-def packed(texts: Sequence[Text], openings: Sequence[int], labels: bool) -> dict[str, Tensor]:
+def packed(texts: Sequence[Text], openings: Sequence[int]) -> dict[str, Tensor]:
     """Return a shard's tensors."""
+    ids = [row for text in texts for row in text.ids]
+    logprobs = [row for text in texts for row in text.logprobs]
     tensors = {
         "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
         "prompt_lengths": torch.tensor([text.prompt for text in texts], dtype=torch.int32),
         "openings": torch.tensor(openings, dtype=torch.int32),
+        "ids": torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32),
+        "logprobs": torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16),
     }
-    if labels:
-        ids = [row for text in texts for row in text.ids]
-        logprobs = [row for text in texts for row in text.logprobs]
-        tensors["ids"] = torch.stack(ids) if texts else torch.zeros(0, TOP, dtype=torch.int32)
-        tensors["logprobs"] = torch.stack(logprobs) if texts else torch.zeros(0, TOP, dtype=torch.float16)
     features = [part for text in texts for part in text.features]
     return tensors | ({"features": torch.cat(features)} if features else {})

@@ -27,7 +27,7 @@ from tools.distill.layouts import Layout, speculators
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
 from tools.distill.teacher import hidden
-from tools.distill.training import Example, SoftLabelLearner, SoftLabels, StoredFeatures
+from tools.distill.training import Example, Learner, SoftLabels, StoredFeatures
 
 # The loss of step s has weight _DECAY**s: a draft token is of use only if all before it are accepted.
 _DECAY = 0.8
@@ -51,27 +51,19 @@ class HeadPlan:
     own_head: bool = False
 
 
-class Projections(nn.Module):
-    """The projections of an attention whose input is `inputs` times as wide as the model."""
-
-    def __init__(self, config: LlamaConfig, inputs: int = 1) -> None:
-        super().__init__()
-        width, self._dim, biased = config.hidden_size, config.head_dim, config.attention_bias
-        self._kv_heads = config.num_key_value_heads
-        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
-        self.q_proj = nn.Linear(inputs * width, inner, bias=biased)
-        self.k_proj = nn.Linear(inputs * width, keys, bias=biased)
-        self.v_proj = nn.Linear(inputs * width, keys, bias=biased)
-        self.o_proj = nn.Linear(inner, width, bias=biased)
-
-
-class PairAttention(Projections):
+class PairAttention(nn.Module):
     """Attention of pairs (token, state) to committed pairs, and to those that were unrolled from the same place.
 
     Here and below, parameters have the names of the checkpoint."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, inputs=2)
+        super().__init__()
+        width, self._dim, self._kv_heads = config.hidden_size, config.head_dim, config.num_key_value_heads
+        inner, keys = config.num_attention_heads * self._dim, self._kv_heads * self._dim
+        self.q_proj = nn.Linear(2 * width, inner, bias=False)
+        self.k_proj = nn.Linear(2 * width, keys, bias=False)
+        self.v_proj = nn.Linear(2 * width, keys, bias=False)
+        self.o_proj = nn.Linear(inner, width, bias=False)
 
     def keys(self, pairs: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return keys and values [kv_heads, n, dim] of `pairs` [n, 2 x width].
@@ -161,7 +153,7 @@ class _Rows:
         ]
 
 
-class HeadStudent(SoftLabelLearner):
+class HeadStudent(Learner):
     """The head as it is trained. The target and its embedding [V, width] stay as they are.
 
     `head` [ids, width] are the rows of the target's head for `ids`, the tokens that it predicts, in order. Features are
@@ -267,7 +259,7 @@ class HeadStudent(SoftLabelLearner):
                 parameter.data.copy_(weights(name.replace(LAYER_NAMES[0], layer), *parameter.shape))
         self.fc.weight.data.mul_(self.scales)
         if self.plan.own_head and weights.has(HEAD):
-            ids = predicted(checkpoint)
+            ids = _predicted(checkpoint)
             rows, places = weights(HEAD, len(ids), self.config.hidden_size), self._places.cpu()[ids]
             self.head.data[places[places >= 0].to(self.head.device)] = rows[places >= 0].to(self.head.device)
 
@@ -303,7 +295,7 @@ def _first(text: Conversation, step: int) -> int:
     return min(max(0, 2 + step - text.prompt), text.answer)
 
 
-def predicted(draft: Checkpoint) -> Tensor:
+def _predicted(draft: Checkpoint) -> Tensor:
     """Return int64 [n]: the ids of the tokens that a head predicts, one for each row of its `lm_head`."""
     vocab_size = draft.count("vocab_size")
     ids = torch.arange(draft.count(DRAFT_VOCAB, vocab_size))
@@ -319,7 +311,7 @@ def load(target: Path, draft: Path, runner: Runner) -> HeadStudent:
     if EMBEDDING.removeprefix("model.") in checkpoint.tensors:
         raise UsageError(f"{draft} has an embedding of its own; heads are evaluated over their target's")
     layers = check_head(checkpoint, inspect(target))
-    ids = predicted(checkpoint)
+    ids = _predicted(checkpoint)
     plan = HeadPlan(layers, len(ids), 0, checkpoint.count("intermediate_size"), own_head=HEAD in checkpoint.tensors)
     student = _over(target, plan, runner, ids)
     student.begin_with(draft, target)
@@ -331,19 +323,19 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
 
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
-    fields = config_of(target).to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
+    fields = _config_of(target).to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
     layers = check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), inspect(target))
-    ids = to_predict(target, layers, plan.vocab, runner, data)
+    ids = _to_predict(target, layers, plan.vocab, runner, data)
     student = _over(target, replace(plan, layers=layers), runner, ids)
     if data:
         student.measure(data[:_MEASURED])
     return student
 
 
-def to_predict(target: Path, layers: Sequence[int], vocab: int, runner: Runner, data: Sequence[Example]) -> Tensor:
-    """Return the ids, in order, that a student predicts which reads hidden states after `layers`; `vocab` as in a plan.
+def _to_predict(target: Path, layers: Sequence[int], vocab: int, runner: Runner, data: Sequence[Example]) -> Tensor:
+    """Return the ids, in order, that a head predicts which reads hidden states after `layers`; `vocab` as in a plan.
 
-    Raises UsageError if the target does not show these, or has no embedding that the student can read."""
+    Raises UsageError if the target does not show these, or has no embedding that the head can read."""
     checkpoint = inspect(target)
     if EMBEDDING not in checkpoint.tensors:
         raise UsageError(f"{target} has no tensor {EMBEDDING}, which the draft reads of its target")
@@ -356,7 +348,7 @@ def to_predict(target: Path, layers: Sequence[int], vocab: int, runner: Runner, 
 
 def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStudent:
     """Return a head that predicts `ids`, with random weights and the target's embedding and rows."""
-    checkpoint, config = inspect(target), config_of(target)
+    checkpoint, config = inspect(target), _config_of(target)
     config.intermediate_size = plan.feed_forward or config.intermediate_size
     weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
     embedding = weights(EMBEDDING, config.vocab_size, config.hidden_size)
@@ -366,7 +358,7 @@ def _over(target: Path, plan: HeadPlan, runner: Runner, ids: Tensor) -> HeadStud
         return HeadStudent(config, plan, runner, embedding, table[ids], ids)
 
 
-def config_of(target: Path) -> LlamaConfig:
+def _config_of(target: Path) -> LlamaConfig:
     """Return the config of a layer of the target's sizes, in the fields of a Llama."""
     known = AutoConfig.from_pretrained(target)
     width, heads = known.hidden_size, known.num_attention_heads

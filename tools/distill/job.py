@@ -21,18 +21,15 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
-from tools.distill import head, kv_injection
+from tools.distill import head
 from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, Workers, longest_text, write_corpus
 from tools.distill.head import HeadPlan, HeadStudent
-from tools.distill.kv_injection import KVInjectionPlan, KVInjectionStudent
 from tools.distill.layouts import Layout
 from tools.distill.report import fitting, measured, prompt_sets, write
 from tools.distill.shards import SHARD_VERSION, Conversation, claim, is_done
 from tools.distill.student import Store, Student, StudentPlan, build, round_in_training
 from tools.distill.teacher import hidden, load_runner
-from tools.distill.text import NAME as TEXT
-from tools.distill.text import TextPlan, text_files, text_shards, write_text
 from tools.distill.training import (
     Example,
     TrainingPlan,
@@ -43,14 +40,11 @@ from tools.distill.training import (
     train,
 )
 
-AnyStudent = Student | HeadStudent | KVInjectionStudent
-KINDS = ("decoder", "eagle3", "kv-injection")
-_LABELLED = ("decoder", "eagle3")  # the kinds that learn from stored soft labels
+KINDS = ("decoder", "eagle3")
 STAGES = ("corpus", "train", "evaluate")
 _ALL = 10**6  # most prompts of a data set that are read
 HELD_OUT_FILE = "held_out.jsonl"
 """In a draft's folder: opening messages that were not trained on, as prompts to evaluate on."""
-_REPORTS = 6  # held-out figures of a KV-injected drafter, beside those after epochs
 _HELD_OUT = 128  # conversations, or a few more, that are not trained on
 
 
@@ -91,8 +85,6 @@ class Job:
     until: str
     write_seconds: float | None = None
     train_seconds: float | None = None
-    text: tuple[str, ...] = ()
-    text_tokens: int = TextPlan.tokens
 
     def run(self) -> None:
         """Run the stages up to `until`. Raises UsageError before the first one for flags that do not fit."""
@@ -100,20 +92,8 @@ class Job:
         directory = hub.ensure(self.target)
         prompts = texts(self.prompts, _ALL) if self.prompts else []
         asked = min(self.conversations, len(prompts) or self.conversations)
-        corpus = CorpusPlan(
-            asked,
-            self.shard,
-            self.answer_tokens,
-            features=self.keep_features,
-            seed=self.seed,
-            labels=self.kind in _LABELLED,
-        )
+        corpus = CorpusPlan(asked, self.shard, self.answer_tokens, features=self.keep_features, seed=self.seed)
         self._check_corpus(directory, corpus)
-        piece = min(TextPlan.piece, longest_text(inspect(directory)))
-        text = TextPlan(self.text, self.text_tokens, piece, self.seed)
-        if self.text and corpus.labels:
-            raise UsageError(f"--text has no soft labels, which a student of --kind {self.kind} learns from")
-        text_files(self.text)
         sets = fitting(directory, prompt_sets(self.evaluate_on), self.answer_tokens, self.evaluate_prompts)
         if "train" in stages:
             self._check_student(directory, corpus)
@@ -124,10 +104,8 @@ class Job:
         if "train" in stages:
             begun = {"store": self.store, "begin": inspect(self._begin).digest if self._begin else None}
             student, training = asdict(self._plan) | begun, asdict(self._training)
-            used = {"corpus": asdict(corpus), "text": asdict(text) if self.text else None}
-            claim(self.out / "recipe.json", {"target": digest, "student": student, "training": training} | used)
-        if self.text:
-            write_text(directory, digest, work, text)
+            used = {"target": digest, "student": student, "training": training, "corpus": asdict(corpus)}
+            claim(self.out / "recipe.json", used)
         stop = math.inf if self.write_seconds is None else time.monotonic() + self.write_seconds
         write_corpus(
             self.target, work, corpus, prompts, Workers(self.workers, self.batch, self.device, self._dtype, stop)
@@ -152,27 +130,21 @@ class Job:
     def _training(self) -> TrainingPlan:
         muon = (self.optimizer or ("muon" if self.kind == "eagle3" else "adamw")) == "muon"
         rate = self.learning_rate or (6e-3 if muon else 1e-3)
-        return TrainingPlan(
-            self.epochs, self.batch_tokens, rate, muon, seed=self.seed, reports=_REPORTS * (self.kind == "kv-injection")
-        )
+        return TrainingPlan(self.epochs, self.batch_tokens, rate, muon, seed=self.seed)
 
     @property
-    def _plan(self) -> StudentPlan | HeadPlan | KVInjectionPlan:
-        if self.kind != "eagle3":
-            of_heads = {"--format speculators": self.layout == "speculators", "--own-head": self.own_head}
+    def _plan(self) -> StudentPlan | HeadPlan:
+        if self.kind == "decoder":
+            of_heads = {
+                "--format speculators": self.layout == "speculators",
+                "--own-head": self.own_head,
+                "--feed-forward": self.feed_forward,
+            }
             if wrong := [flag for flag, given in of_heads.items() if given]:
                 raise UsageError(f"{wrong[0]} is for --kind eagle3")
-        if self.feed_forward and self.kind != "eagle3":
-            raise UsageError("--feed-forward is for --kind eagle3")
-        if self.kind == "decoder":
             return StudentPlan(self.layers, self.width, self.depth or 4, self.draft_vocab)
         if self.width:
-            name = "a head" if self.kind == "eagle3" else "a KV-injected drafter"
-            raise UsageError(f"--width: {name} is as wide as its target")
-        if self.kind == "kv-injection":
-            if self.depth:
-                raise UsageError("--depth: a KV-injected drafter has as many layers as --layers names")
-            return KVInjectionPlan(self.layers, self.draft_vocab, self.unroll)
+            raise UsageError("--width: a head is as wide as its target")
         return HeadPlan(self.layers, self.draft_vocab, self.unroll, self.feed_forward, self.own_head)
 
     def _check_corpus(self, directory: Path, corpus: CorpusPlan) -> None:
@@ -197,8 +169,6 @@ class Job:
     def _check_student(self, directory: Path, corpus: CorpusPlan) -> None:
         """Raise UsageError for a student that does not fit the target, or a corpus that does not fit the student."""
         student = self._build(directory)
-        if corpus.features and isinstance(student, KVInjectionStudent):
-            raise UsageError("--keep-features: a KV-injected drafter runs the target in training")
         read = student.plan.layers if isinstance(student, HeadStudent) else ()
         if corpus.features and (missing := set(read) - set(corpus.features)):
             raise UsageError(f"--keep-features lacks {min(missing)}, which the head reads")
@@ -208,20 +178,17 @@ class Job:
     def _runner(self, tokens: int) -> Runner:
         return load_runner(self.target, getattr(torch, self._dtype), device_of(self.device), tokens)
 
-    def _build(self, directory: Path, data: Sequence[Example] = ()) -> AnyStudent:
+    def _build(self, directory: Path, data: Sequence[Example] = ()) -> Student | HeadStudent:
         """Return the student before training."""
         plan, device = self._plan, device_of(self.device)
-        student: AnyStudent
+        student: Student | HeadStudent
         if isinstance(plan, StudentPlan):
             student = build(directory, plan, data).to(device)
             if self._begin is not None:
                 student.begin_with(self._begin)
         else:
             tokens = max(LONGEST, 2 * self.batch_tokens)  # texts of a few tokens leave much of their pages empty
-            if isinstance(plan, KVInjectionPlan):
-                student = kv_injection.build(directory, plan, self._runner(tokens), data).to(device)
-            else:
-                student = head.build(directory, plan, self._runner(tokens), data).to(device)
+            student = head.build(directory, plan, self._runner(tokens), data).to(device)
             if self._begin is not None:
                 student.begin_with(self._begin, directory)
         round_in_training(student, self.store)
@@ -229,13 +196,10 @@ class Job:
 
     def _prepare(
         self, directory: Path, work: Path, shards: Sequence[int]
-    ) -> tuple[AnyStudent, list[Example], list[Example]]:
+    ) -> tuple[Student | HeadStudent, list[Example], list[Example]]:
         """Return the student before training, the examples to train on, and those held out."""
-        data, held = split(examples(work, shards, self.kind in _LABELLED), _HELD_OUT)
-        student = self._build(directory, data)  # --draft-vocab counts the tokens of answers alone
-        if self.text:
-            data += examples(work, text_shards(work), labels=False, name=TEXT)
-        return student, data, held
+        data, held = split(examples(work, shards), _HELD_OUT)
+        return self._build(directory, data), data, held
 
     def _train(self, directory: Path, work: Path, shards: Sequence[int]) -> tuple[list[str], list[dict[str, Any]]]:
         """Return the opening messages that were not trained on, and the figures of the epochs."""

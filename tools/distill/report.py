@@ -27,15 +27,15 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
-from ssd.models.blocks import is_block
 from ssd.models.checkpoint import inspect
 from ssd.models.families.llama import Llama
+from ssd.models.heads import is_head
 from ssd.models.pairs import draft_kind
 from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from tools.distill import head, kv_injection
+from tools.distill import head
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
@@ -145,9 +145,12 @@ def _draft(target: str, draft: str, target_runner: Runner) -> Draft:
     """Return the draft that a folder has, in the form that the evaluation calls. `target_runner` runs the target."""
     device = target_runner.model.device
     folder = hub.resolve(draft)
-    if draft_kind(checkpoint := inspect(folder)):
-        kind = kv_injection if is_block(checkpoint) else head
-        return partial(kind.load(hub.resolve(target), folder, target_runner).to(device).logits, lookahead=_LOOKAHEAD)
+    if (kind := draft_kind(checkpoint := inspect(folder))) is not None:
+        if not is_head(checkpoint):
+            raise UsageError(
+                f"{folder} is {kind.name}: of drafts that read hidden states, only EAGLE-3 heads are evaluated"
+            )
+        return partial(head.load(hub.resolve(target), folder, target_runner).to(device).logits, lookahead=_LOOKAHEAD)
     runner = load_runner(draft, torch.bfloat16, device, LONGEST, lender=target)
     predicting = cast(Llama, runner.model).head
     whole = runner.model.shape.vocab_size

@@ -24,7 +24,7 @@ from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import Weights, from_checkpoint, scaled
 from tools.distill.layouts import quantization_config
 from tools.distill.shards import save
-from tools.distill.training import Example, SoftLabelLearner, SoftLabels, padded
+from tools.distill.training import Example, Learner, SoftLabels, padded
 
 Store = Literal["bfloat16", "int8", "int4"]
 """The type in which a draft's folder has the linear layers of attention and feed-forward. All else is in bfloat16."""
@@ -64,7 +64,7 @@ class StudentPlan:
     vocab: int = 0
 
 
-class Student(SoftLabelLearner):
+class Student(Learner):
     """A decoder of the target's family and its head [V, width].
 
     The target's own are frozen. In training it predicts every token, in the engine only `ids`, likeliest first; None:

@@ -62,22 +62,14 @@ def hidden(runner: Runner, batch: Sequence[Conversation], layers: Sequence[int])
     """Return each conversation's hidden states after `layers`, side by side [tokens - 1, sum of widths].
 
     Its last token has none."""
-    return _observed(runner, _rows(batch, [0] * len(batch)), layers)[0]
-
-
-def observed(runner: Runner, batch: Sequence[Conversation], layers: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Return what `hidden` and `score` do, of one forward."""
-    return _observed(runner, _rows(batch, [text.answer for text in batch]), layers)
-
-
-def _observed(runner: Runner, rows: Sequence[Row], layers: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    rows = _rows(batch, [0] * len(batch))
     context = runner.context(rows, layers)
     with torch.autocast(runner.model.device.type, enabled=False):  # the engine's layers keep their type
-        logits = runner.forward(rows, context)
+        runner.forward(rows, context)
     if missing := set(layers) - context.hidden.keys():
         raise UsageError(f"the target's family does not show hidden states after {min(missing)} layers")
     states = torch.cat([context.hidden[layer] for layer in layers], dim=-1)
-    return list(states.split([len(row.token_ids) for row in rows])), logits
+    return list(states.split([len(row.token_ids) for row in rows]))
 
 
 def _rows(batch: Sequence[Conversation], outputs: Sequence[int]) -> list[Row]:

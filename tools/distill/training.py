@@ -7,16 +7,16 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,6 @@ _TOP = 16
 _NEGATIVES = 1024
 # AdamW's learning rate for the parameters that Muon does not train.
 _BESIDE_MUON = 1e-3
-_NONE = torch.empty(0, 0)
 _STATE, _LOG = "training.safetensors", "training.jsonl"
 _SAVE_SECONDS = 120
 _TIMED_WIDTH, _TIMED_PRODUCTS = 1024, 4
@@ -47,7 +46,7 @@ class TrainingPlan:
     """The optimiser's plan: warm-up, then cosine decay; `batch_tokens` tokens (with padding) a step.
 
     `muon`: the student's matrices are trained by Muon (K. Jordan, 2024), in steps as large as AdamW's would be; all
-    else by AdamW. `reports`: held-out figures are taken so many times, and after each epoch."""
+    else by AdamW."""
 
     epochs: int = 4
     batch_tokens: int = 1024
@@ -56,7 +55,6 @@ class TrainingPlan:
     warm_up: float = 0.05
     weight_decay: float = 0.01
     seed: int = 0
-    reports: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,7 @@ def _opened(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation and the target's soft labels along its answer: `ids` and `probabilities` [answer, top].
-
-    Both are empty if the labels were not read."""
+    """A conversation and the target's soft labels along its answer: `ids` and `probabilities` [answer, top]."""
 
     text: Conversation
     ids: Tensor
@@ -106,31 +102,8 @@ class SoftLabels(NamedTuple):
     weight: float = 1.0
 
 
-class Learner(Protocol):
-    """A model that `train` trains."""
-
-    @property
-    def head(self) -> Tensor:
-        """Return the head's weights [ids that it predicts, width]."""
-
-    def named_trainable(self) -> list[tuple[str, nn.Parameter]]: ...
-
-    @property
-    def tables(self) -> Sequence[Tensor]:
-        """Return the parameters with a row for each token, which Muon does not train."""
-
-    def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
-        """Return what the examples `own` add to the loss of a batch. `generator` makes the same draws for all `own`."""
-
-    def agreed(self, batch: Sequence[Example]) -> Tensor:
-        """Return float64 [places, 2]: how often student and target have the same best token, and of how many."""
-
-    def figures(self, shares: Sequence[float]) -> dict[str, Any]:
-        """Return what is told of the shares of places at which student and target agree."""
-
-
-class SoftLabelLearner(nn.Module):
-    """A `Learner` of soft labels. Its logits are states @ head.T; `head` is the only table with a row for each token.
+class Learner(nn.Module):
+    """A student in training. Its logits are states @ head.T; `head` is the only table with a row for each token.
 
     Subclasses have `head`, `states` and `labels`."""
 
@@ -148,14 +121,40 @@ class SoftLabelLearner(nn.Module):
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    @property
-    def tables(self) -> Sequence[Tensor]:
-        return [self.head]
-
     def loss(self, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator) -> Tensor:
-        return loss_of(self, batch, own, generator)
+        """Return what the examples `own` add to the cross-entropy of a batch to the target.
+
+        The softmax runs over the labels of the batch and other tokens, which `generator` draws, the same for all `own`.
+        The host marks the labels in a table of the vocabulary; it never waits for the device."""
+        device, vocab = self.head.device, self.head.shape[0]
+        whole = self.labels(batch)
+        is_label = torch.zeros(vocab, dtype=torch.bool)
+        for labels in whole:
+            is_label[labels.ids[labels.probabilities > 0]] = True
+        known, others = (table.nonzero().squeeze(1) for table in (is_label, ~is_label))
+        wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
+        drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
+        classes = self.head[torch.cat((known, drawn)).to(device)]
+        places = torch.zeros(vocab, dtype=torch.long).index_copy_(0, known, torch.arange(len(known))).to(device)
+        losses = []
+        with arithmetic(device):
+            predicting = self.states(own)
+        mine = whole if own is batch else self.labels(own)
+        for states, (ids, probabilities, weight), all_labels in zip(predicting, mine, whole, strict=True):
+            with arithmetic(device):
+                rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
+                logits = (rows @ classes.T)[: len(ids)].float()
+            if len(drawn):  # each drawn token counts as many times as there are others to one drawn
+                shift = torch.zeros(logits.shape[1], device=device)
+                shift[len(known) :] = math.log(len(others) / len(drawn))
+                logits = logits + shift
+            targets = probabilities.to(device, torch.float32)
+            likelihoods = logits.gather(1, places[ids.to(device)]) - torch.logsumexp(logits, -1, keepdim=True)
+            losses.append(-(likelihoods * targets).sum() / max(1, len(all_labels.ids)) * weight)
+        return torch.stack(losses).sum() / sum(labels.weight for labels in whole)
 
     def agreed(self, batch: Sequence[Example]) -> Tensor:
+        """Return float64 [places, 2]: how often student and target have the same best token, and of how many."""
         counts = []
         with arithmetic(self.head.device):
             for states, labels in zip(self.states(batch), self.labels(batch), strict=True):
@@ -164,28 +163,22 @@ class SoftLabelLearner(nn.Module):
                 counts.append((int(agreed), len(best)))
         return torch.tensor(counts, dtype=torch.float64)
 
-    def figures(self, shares: Sequence[float]) -> dict[str, Any]:
-        return {"held_out_agreement": list(shares)}
-
 
 Prepare = Callable[[], tuple[Learner, Sequence[Example], Sequence[Example]]]
 """Returns a student before training, the examples to train on, and those held out."""
 
 
-def examples(directory: Path, shards: Sequence[int], labels: bool = True, name: str = "corpus") -> list[Example]:
-    """Return the examples of the given shards of this name, with soft labels if `labels`.
-
-    The probabilities of a place are scaled to sum to 1. Raises UsageError if the shards have no soft labels."""
+def examples(directory: Path, shards: Sequence[int]) -> list[Example]:
+    """Return the examples of the given shards; the probabilities of a place are scaled to sum to 1."""
     found = []
     for index in shards:
-        path = shard_path(directory, name, index)
+        path = shard_path(directory, "corpus", index)
         texts = conversations(path)
         if not texts:
             continue
-        soft: Iterable[tuple[Tensor, Tensor]] = repeat((_NONE, _NONE), len(texts))
+        counts = [text.answer for text in texts]
         with safe_open(path, framework="pt") as file:
-            if labels:
-                soft = _soft_labels(file, path, [text.answer for text in texts])
+            ids, logprobs = (file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs"))
             shape = file.get_slice("features").get_shape() if "features" in file.keys() else None  # noqa: SIM118
             layers = json.loads(file.metadata()["layers"])
         stored: list[StoredFeatures | None] = [None] * len(texts)
@@ -194,16 +187,9 @@ def examples(directory: Path, shards: Sequence[int], labels: bool = True, name: 
             columns = {layer: slice(i * width, (i + 1) * width) for i, layer in enumerate(layers)}
             ends = list(accumulate((len(text.token_ids) - 1 for text in texts), initial=0))
             stored = [StoredFeatures(path, *rows, columns) for rows in pairwise(ends)]
-        found += [Example(text, *own, rows) for text, own, rows in zip(texts, soft, stored, strict=True)]
+        soft = ids.long().split(counts), logprobs.float().softmax(-1).split(counts)
+        found += [Example(*parts) for parts in zip(texts, *soft, stored, strict=True)]
     return found
-
-
-def _soft_labels(file: Any, path: Path, counts: list[int]) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return `ids` and `probabilities` of each text of an open shard; `counts`: the tokens of their answers."""
-    if "ids" not in file.keys():  # noqa: SIM118
-        raise UsageError(f"{path} has no soft labels, which this student learns from: write another corpus")
-    ids, logprobs = (file.get_tensor(name)[:, :_TOP] for name in ("ids", "logprobs"))
-    return zip(ids.long().split(counts), logprobs.float().softmax(-1).split(counts), strict=True)
 
 
 def split(data: Sequence[Example], most: int) -> tuple[list[Example], list[Example]]:
@@ -251,51 +237,17 @@ def padded(batch: Sequence[Conversation]) -> Tensor:
     return ids
 
 
-def loss_of(
-    student: SoftLabelLearner, batch: Sequence[Example], own: Sequence[Example], generator: torch.Generator
-) -> Tensor:
-    """Return what the examples `own` add to the cross-entropy of a batch to the target.
-
-    The softmax runs over the labels of the batch and other tokens, which `generator` draws. The host marks the labels
-    in a table of the vocabulary; it never waits for the device."""
-    device, vocab = student.head.device, student.head.shape[0]
-    whole = student.labels(batch)
-    is_label = torch.zeros(vocab, dtype=torch.bool)
-    for labels in whole:
-        is_label[labels.ids[labels.probabilities > 0]] = True
-    known, others = (table.nonzero().squeeze(1) for table in (is_label, ~is_label))
-    wanted = _round_up(len(known) + _NEGATIVES, _CLASSES) - len(known)
-    drawn = others[torch.randperm(len(others), generator=generator)[:wanted]]
-    classes = student.head[torch.cat((known, drawn)).to(device)]
-    places = torch.zeros(vocab, dtype=torch.long).index_copy_(0, known, torch.arange(len(known))).to(device)
-    losses = []
-    with arithmetic(device):
-        predicting = student.states(own)
-    mine = whole if own is batch else student.labels(own)
-    for states, (ids, probabilities, weight), all_labels in zip(predicting, mine, whole, strict=True):
-        with arithmetic(device):
-            rows = nn.functional.pad(states, (0, 0, 0, _round_up(len(ids), _ROWS) - len(ids)))
-            logits = (rows @ classes.T)[: len(ids)].float()
-        if len(drawn):  # each drawn token counts as many times as there are others to one drawn
-            shift = torch.zeros(logits.shape[1], device=device)
-            shift[len(known) :] = math.log(len(others) / len(drawn))
-            logits = logits + shift
-        targets = probabilities.to(device, torch.float32)
-        likelihoods = logits.gather(1, places[ids.to(device)]) - torch.logsumexp(logits, -1, keepdim=True)
-        losses.append(-(likelihoods * targets).sum() / max(1, len(all_labels.ids)) * weight)
-    return torch.stack(losses).sum() / sum(labels.weight for labels in whole)
-
-
 @torch.no_grad()
-def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> dict[str, Any]:
-    """Return the student's figures on held-out places."""
+def held_out(student: Learner, data: Sequence[Example], plan: TrainingPlan) -> list[float]:
+    """Return the shares of held-out places at which student and target agree, one for each tensor of its states."""
     rank, processes = _rank()
     counts = torch.zeros_like(student.agreed(data[:1]))
     for batch in epoch(data, plan, -1)[rank::processes]:
         counts += student.agreed(batch)
     if processes > 1:
         dist.all_reduce(counts)
-    return student.figures((counts[:, 0] / counts[:, 1].clamp_min(1)).tolist())
+    shares: list[float] = (counts[:, 0] / counts[:, 1].clamp_min(1)).tolist()
+    return shares
 
 
 @lru_cache
@@ -348,12 +300,11 @@ def train(
     losses: list[float] = []
     columns = (TextColumn("training {task.fields[loss]}"), BarColumn(), TimeRemainingColumn())
     began = saved = time.monotonic()
-    way = done / len(steps)  # that is behind
     with Progress(*columns, disable=rank > 0) as progress:
         task = progress.add_task("", total=len(steps), completed=done, loss="")
         for step, (number, batch) in enumerate(steps[done:], start=done):
             spent = _of_the_first((time.monotonic() - began) / seconds) if seconds < math.inf else 0.0
-            before, way = way, min(1.0, max(step / len(steps), spent))
+            way = min(1.0, max(step / len(steps), spent))
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = group["peak"] * _schedule(way, plan.warm_up)
             if own := batch[rank::processes] if processes > 1 else batch:
@@ -368,10 +319,10 @@ def train(
                 optimizer.zero_grad()
             progress.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
             last = step + 1 == len(steps) or steps[step + 1][0] != number or spent >= 1
-            if last or int(way * plan.reports) > int(before * plan.reports):
+            if last:
                 seen = sum(example.text.answer for _, own in steps[: step + 1] for example in own)
                 entry = {"epoch": number + 1, "step": step + 1, "tokens": seen, "loss": fmean(losses)}
-                entry |= held_out(student, held, plan)
+                entry["held_out_agreement"] = held_out(student, held, plan)
                 losses = []
                 log.append(entry)
                 if rank == 0:
@@ -475,8 +426,7 @@ def _schedule(progress: float, warm_up: float) -> float:
 def _optimizers(student: Learner, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the plan; each has its highest learning rate in its groups as `peak`."""
     parameters = [parameter for _, parameter in student.named_trainable()]
-    tables = {id(table) for table in student.tables}
-    matrices = [p for p in parameters if plan.muon and p.dim() == 2 and id(p) not in tables]
+    matrices = [p for p in parameters if plan.muon and p.dim() == 2 and p is not student.head]
     rest = [p for p in parameters if all(p is not matrix for matrix in matrices)]
     found: list[torch.optim.Optimizer] = []
     if matrices:

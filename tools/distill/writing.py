@@ -65,7 +65,7 @@ class Writer:
     """A model that writes up to `slots` texts of at most `longest` tokens at a time, until `stop` of time.monotonic().
 
     `runner` has a page for every PAGE tokens of each. `layers`: after how many layers hidden states are recorded;
-    `top`: how many of the likeliest tokens, 0 for none."""
+    `top`: how many of the likeliest tokens."""
 
     def __init__(
         self,
@@ -142,12 +142,11 @@ class Writer:
         return text.ended or written >= slot.request.max_tokens or len(text.token_ids) >= self.longest
 
     def _record(self, active: Sequence[_Slot], rows: Sequence[Row], logits: Tensor, hidden: Sequence[Tensor]) -> None:
-        if self._top:
-            values, ids = torch.topk(logits, min(self._top, logits.shape[-1]))
-            logprobs = values - torch.logsumexp(logits, dim=-1, keepdim=True)
-            for slot, *own in zip(active, ids.int().cpu(), logprobs.half().cpu(), strict=True):
-                slot.text.ids.append(own[0])
-                slot.text.logprobs.append(own[1])
+        values, ids = torch.topk(logits, min(self._top, logits.shape[-1]))
+        logprobs = values - torch.logsumexp(logits, dim=-1, keepdim=True)
+        for slot, *own in zip(active, ids.int().cpu(), logprobs.half().cpu(), strict=True):
+            slot.text.ids.append(own[0])
+            slot.text.logprobs.append(own[1])
         if hidden:
             features = torch.cat([states.bfloat16().cpu() for states in hidden], dim=-1)
             for slot, part in zip(active, features.split([len(row.token_ids) for row in rows]), strict=True):

@@ -52,9 +52,9 @@ def recipe(job: Job, tiny: bool) -> Recipe:
         target = folder() / "tiny-target"
         if not target.is_dir():
             _make_tiny(target)
-        student: tuple[str, ...] = ("--kind", "kv-injection", "--layers", "0,2")
+        student: tuple[str, ...] = ("--layers", "0,2")
     elif (target / "config.json").is_file():
-        student = ("--kind", "kv-injection", "--unroll", "6", "--draft-vocab", "16384", "--store", "int4")
+        student = ("--layers", "0,1,2,3,26,27,28,29", "--draft-vocab", "16384", "--store", "int4")
     else:
         raise UsageError(f"no target in {target}: its pieces were not joined")
     corpus: tuple[str, ...] = ("--conversations", str(2**20), "--shard", "2048", "--seed", _SEED)

@@ -238,25 +238,12 @@ _DRAFT = (
     ),
 )
 
-_DRAFT_OF_A_CORPUS = (
-    Step("pieces", 40.0, "target of a carried corpus", {"join": True}, expected=12),
-    Step(
-        "draft",
-        540.0,
-        "draft of a carried corpus",
-        {"seconds": 490.0},
-        expected=530,
-        prediction="2,800 steps of 16,384 tokens; at T = 0 1.9 tokens a round of K = 4.",
-    ),
-)
-
 CALLS: dict[str, Sequence[Step]] = {
     "l1": _ONE_GPU,
     "l2": _PLACES,
     "l3": _REST,
     "3a": _FIRST_PIECE,
     "3b": _DRAFT,
-    "3c": _DRAFT_OF_A_CORPUS,
 }
 """Programmes l1, one GPU, l2, other sizes and places, and l3, the rest; then 3, a draft, call by call."""
 

@@ -1,5 +1,4 @@
-"""Drafters with injected keys and values, token by token or in blocks: exact whatever they guess, and each guess what a
-plain forward says."""
+"""Block drafters: exact whatever they guess, and each guess what a plain forward says."""
 
 from __future__ import annotations
 
@@ -26,11 +25,6 @@ from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
 from tests.models import blocks, heads, tiny
-from tools.distill import kv_injection
-from tools.distill.kv_injection import KVInjectionPlan
-from tools.distill.shards import Conversation
-from tools.distill.teacher import load_runner
-from tools.distill.training import Example, TrainingPlan, train
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
@@ -48,41 +42,31 @@ def params(temperature: float, count: int = len(PROMPTS), **fields: object) -> l
 
 @dataclass(frozen=True)
 class World:
-    """A target, its texts after PROMPTS by temperature, and two drafters: one that knows these very texts, also as a
-    plain forward computes it, and one of random weights. `block`: tokens of a pass."""
+    """A target, its texts after PROMPTS by temperature, and two drafters: one that knows these very texts, and one of
+    random weights. `plain`: both, by name, as a plain forward computes them."""
 
     target: Runner
     alone: dict[float, list[list[int]]]
     knowing: Runner
-    plain: blocks.PlainBlock
     random: Runner
-    block: int
+    plain: dict[str, blocks.PlainBlock]
 
 
-def trained(checkpoint: Path, texts: Sequence[Conversation], folder: Path) -> Path:
-    teacher = load_runner(str(checkpoint), torch.float32, tiny.CPU, 1024)
-    data = [Example(text, torch.empty(0, 0), torch.empty(0, 0)) for text in texts]
-    student = kv_injection.build(checkpoint, KVInjectionPlan(blocks.LAYERS, unroll=2 * LOOKAHEAD), teacher, data)
-    train(student, data, data, TrainingPlan(150, 2 * LENGTH, 0.01, muon=True), folder / "training")
-    student.write(checkpoint, folder / "knowing")
-    return folder / "knowing"
-
-
-def with_pairs(texts: Sequence[Conversation], folder: Path) -> Path:
+def with_pairs(texts: Sequence[Sequence[int]], folder: Path) -> Path:
     """A drafter whose first-order head says which token followed another one most often."""
     vocabulary = tiny.SIZES["vocab_size"]
     counts = torch.zeros(vocabulary, vocabulary)  # [next, before]
     for text in texts:
-        for before, after in pairwise(text.token_ids):
+        for before, after in pairwise(text):
             counts[after, before] += 1
     random = blocks.block(folder / "pairs", "dspark", is_causal=True, markov_rank=vocabulary)
     first, second = (f"markov_head.markov_w{number}.weight" for number in (1, 2))
     return heads.edited(random, folder / "knowing", {first: 100 * torch.eye(vocabulary), second: counts.sqrt()})
 
 
-@pytest.fixture(scope="module", params=["own", "dspark"])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    layout, folder = request.param, tmp_path_factory.mktemp("drafters")
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("drafters")
     checkpoint = tiny.tokenizer(heads.target(folder / "target"))
     target = tiny.runner(checkpoint, torch.float64)
     longer = [
@@ -90,12 +74,11 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ]
     ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
     alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
-    texts = [Conversation([*p, *text], len(p)) for p, text in zip(PROMPTS * 2, ids, strict=True)]
-    knowing = trained(checkpoint, texts, folder) if layout == "own" else with_pairs(texts, folder)
-    plain = blocks.PlainBlock(knowing, Plain(checkpoint), layout, causal=True)
-    random = blocks.block(folder / "random", layout, seed=5, is_causal=True)
+    knowing = with_pairs([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], folder)
+    random = blocks.block(folder / "random", "dspark", seed=5, is_causal=True)
     runners = [blocks.runner(draft, checkpoint) for draft in (knowing, random)]
-    return World(target, alone, runners[0], plain, runners[1], 1 if layout == "own" else blocks.BLOCK)
+    plain = {draft.name: blocks.PlainBlock(draft, Plain(checkpoint), causal=True) for draft in (knowing, random)}
+    return World(target, alone, *runners, plain)
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +91,8 @@ class Auditor:
     """After every step, each chain and each trunk is what the drafter says: from hidden states of all committed tokens
     but the last, and from the tokens behind these."""
 
-    def __init__(self, world: World, draft: Draft) -> None:
-        self._world, self.chains, self.behind = world, 0, 0
+    def __init__(self, plain: blocks.PlainBlock, draft: Draft) -> None:
+        self._plain, self.chains, self.behind = plain, 0, 0
         draft.watch = self
 
     def __call__(self, engine: DraftEngine) -> None:
@@ -126,9 +109,7 @@ class Auditor:
     def _check(self, tree: Tree, behind: list[int], tokens: list[int]) -> None:
         """Check the tokens behind draft tokens `behind`, as far as one pass over these drafts them."""
         text = [*tree.tokens, *behind]
-        for token, scores in zip(
-            tokens, self._world.plain.each(text, tree.base, tokens, self._world.block), strict=False
-        ):
+        for token, scores in zip(tokens, self._plain.each(text, tree.base, tokens), strict=False):
             found = perturbed(scores[None].float(), tree.law, [len(text)], lambda seed, at: gumbel(seed, at, 131))[0]
             assert found[token] >= found.max() - 1e-3
             text.append(token)
@@ -153,9 +134,10 @@ def test_the_text_is_the_targets_whatever_the_drafter_thinks(world: World, mode:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_every_guess_is_what_the_drafter_says(world: World, mode: Mode, temperature: float) -> None:
-    draft = Draft(config(mode), world.knowing)
-    audit = Auditor(world, draft)
+@pytest.mark.parametrize("drafter", ["knowing", "random"])
+def test_every_guess_is_what_the_drafter_says(world: World, drafter: str, mode: Mode, temperature: float) -> None:
+    draft = Draft(config(mode), getattr(world, drafter))
+    audit = Auditor(world.plain[drafter], draft)
     Pair(draft.config, world.target, draft).run(PROMPTS[:2], params(temperature, 2))
     if mode == "ssd":
         assert audit.chains > 100 and audit.behind > 20
@@ -244,12 +226,11 @@ def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
 def test_steps_can_be_rehearsed(world: World) -> None:
     draft = Draft(config("ssd"), world.knowing)
     draft.engine.handle(Rehearse(4, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 4 * world.block
+    assert draft.engine.step() and draft.board.telemetry().grown == 4 * blocks.BLOCK
     draft.engine.handle(Rehearse(0))
     draft.assert_empty()
 
 
-@pytest.mark.parametrize("world", ["dspark"], indirect=True)
 def test_steps_of_long_blocks_are_rehearsed_as_far_as_k_goes(world: World) -> None:
     draft = Draft(config("ssd"), world.knowing)
     draft.engine.drafter.block *= 10 * MAX_LOOKAHEAD
