@@ -162,7 +162,6 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
     kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
     causes = {
         f"mode {speculation.mode} drafts ahead, in another process; give --mode sd": speculation.mode != "sd",
-        "K is chosen while the engine runs; give -k": not speculation.num_speculative_tokens,
         "the sampler rejection needs a draft's probabilities": speculation.rule().needs_draft_probs,
         f"the target is on {options.device}, the draft on {options.draft_device}; both must be on one GPU": (
             options.device == "cpu" or gpus.number(options.device) != gpus.number(options.draft_device)

@@ -113,6 +113,12 @@ class InlineDraft:
                 loop.rest = captured(loop.rest) if self.lookahead > 2 else loop.one
             size //= 2
 
+    @torch.inference_mode()
+    def forwards(self) -> dict[int, Callable[[], None]]:
+        """Return a later forward of each size of a batch, to be timed: it has no row."""
+        self.work[:, 2] = -1
+        return {rows: loop.one for (rows, drawing), loop in self._loops.items() if drawing is Drawing.GREEDY}
+
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def read(self, requests: Sequence[Request]) -> list[Request]:
@@ -181,13 +187,19 @@ class InlineDraft:
     def run(self, rows: Sequence[tuple[int, int]], most: int, drawing: Drawing) -> None:
         """Launch the forwards of up to `most` draft tokens for rows, each given by its slot and its request."""
         known = [(slot, text.table.pages) for slot, request in rows if (text := self._texts.get(request)) is not None]
-        try:
-            self.runner.tables.tell(known)
-            self._launch(self._loops[1 << (len(rows) - 1).bit_length(), min(drawing, Drawing.FILTERED)], most)
-        except Exception:
-            log.exception("the draft failed; decoding goes on without it")
-            self.failed = True
-            self.drafted.copy_(self.decided())  # no draft tokens
+        if most and not self.failed:
+            try:
+                self.runner.tables.tell(known)
+                self._launch(self._loops[1 << (len(rows) - 1).bit_length(), min(drawing, Drawing.FILTERED)], most)
+                return
+            except Exception:
+                self.fail()
+        self.drafted.copy_(self.decided())  # no draft tokens
+
+    def fail(self) -> None:
+        """Use the draft no more, and log the present exception."""
+        log.exception("the draft failed; decoding goes on without it")
+        self.failed = True
 
     def _launch(self, loop: _Loop, most: int) -> None:
         loop.first()

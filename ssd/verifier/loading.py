@@ -64,7 +64,7 @@ def load(
             runner = StaticShardRunner(model, *sizes, ranks=ranks, tell=tell, **static)
         else:
             runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype)
-    elif device.type == "cuda" and config.emulate is None and not model.shape.states:
+    elif (device.type == "cuda" or config.inline_draft) and config.emulate is None and not model.shape.states:
         runner = StaticRunner(model, *sizes, **static)
     else:
         takes = None if config.emulate is None else config.emulate.verify

@@ -260,7 +260,7 @@ ONE_GPU: dict[str, Any] = {"device": "cuda", "draft_device": "cuda", "mode": "sd
         ({"draft_device": "cuda:0", "dtype": "bfloat16"}, None),
         ({"mode": "ssd"}, "mode ssd drafts ahead"),
         ({"mode": "auto"}, "give --mode sd"),
-        ({"num_speculative_tokens": 0}, "give -k"),
+        ({"num_speculative_tokens": 0}, None),
         ({"sampler": "rejection"}, "the sampler rejection needs"),
         ({"device": "cpu", "draft_device": "cpu"}, "the target is on cpu"),
         ({"draft_device": "cuda:1"}, "the draft on cuda:1; both must be on one GPU"),

@@ -22,6 +22,7 @@ from ssd.kernels import library, suffixes
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
 from ssd.speculation.sampling import Drawing
+from ssd.verifier import inline_proposer
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer
@@ -63,7 +64,7 @@ class Inline(Pair):
         self.inline = InlineDraft(configuration, draft)
         board = DeviceBoard(empty_board(configuration), target.model.device)
         device = DeviceScheduler(target, board, self.inline)
-        self.inline_proposer = InlineProposer(self.inline, device, memory)
+        self.inline_proposer = InlineProposer(self.inline, device, lambda rows, acceptance: 3, memory)
         plain, most = PlainVerification(target), configuration.max_num_batched_tokens
         asks, policy = self.inline_proposer.asks, OverlapPolicy(always=True)
         self.overlapped = OverlappedVerification(plain, device, asks, most, policy)
@@ -163,6 +164,35 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int, rememberi
     run_disturbed(own, dice, prompts, laws, world.truth(prompts, laws))
     assert len(seen) > 5 and own.inline._pool.live == 0
     own.inline._pool.check()
+
+
+def test_where_k_is_open_it_is_that_of_the_fastest_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By made times: a verification of t tokens, and a forward of the draft."""
+    own = pair(world, 0)
+    runner, inline, times = own.overlapped._device._runner, own.inline, {"token": 0.0, "draft": 0.0}
+    forwards = [*inline.forwards().values()]
+
+    def seconds(work: Callable[[], None], device: torch.device) -> float:
+        work()
+        if work in forwards:
+            return times["draft"]
+        (shape,) = (shape for shape, step in runner.steps.items() if step.run == work)
+        return 1.0 + times["token"] * shape.tokens
+
+    monkeypatch.setattr(inline_proposer, "_seconds", seconds)
+
+    def best(rows: int, acceptance: float, **made: float) -> int:
+        times.update({"token": 0.0, "draft": 0.0} | made)
+        return inline_proposer._Lookahead(runner, inline).best(rows, acceptance)
+
+    assert best(1, 0.9) == 8
+    assert best(1, 0.9, draft=0.5) < 4
+    assert best(1, 0.2, draft=0.05) < best(1, 0.8, draft=0.05)
+    assert best(1, 0.8, token=0.02) > best(3, 0.8, token=0.1) >= 1
+    laws = params(2, 40, 0.8)
+    found = own.run(PROMPTS[:2], laws)
+    assert found.ids == world.truth(PROMPTS[:2], laws)
+    assert all(len(metrics.acceptance_histogram) == 4 for metrics in found.metrics)
 
 
 def test_a_verification_is_launched_with_its_draft_before_the_last_outcome_is_read(world: World) -> None:

@@ -1,0 +1,75 @@
+"""Real processes of an engine whose draft is in the target's process, as `sd` has it where both are on one GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+
+from ssd.client import Client
+from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.errors import RequestError
+from ssd.launch.options import EngineOptions
+from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
+from ssd.launch.supervisor import Engine
+from tests.faults.engine import gone
+
+PROMPTS = ["The capital of France is", "def merge(first, second):"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    options = EngineOptions(mode="sd", num_speculative_tokens=4, max_num_seqs=2, max_model_len=512, step_timeout=300.0)
+    config = msgspec.structs.replace(resolve(options, ServerOptions(port=0)), inline_draft=True)
+    with Engine(config) as engine:
+        yield engine
+
+
+def params(mode: Mode, temperature: float) -> SamplingParams:
+    speculation = Speculation(mode, 4 if mode == "sd" else 0)
+    return SamplingParams(temperature, seed=3, max_tokens=24, ignore_eos=True, speculation=speculation, store=False)
+
+
+def ready(client: Client) -> bool:
+    try:
+        client.generate(PROMPTS[0], params("ar", 0.0))
+    except RequestError as error:
+        assert error.code == "restarting"
+        return False
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_it_drafts_without_a_process_and_survives_the_death_of_its_target(engine: Engine) -> None:
+    assert {*engine.pids} == {"target", "frontend"}
+    with Client(engine.address) as client:
+        plain = {heat: [one.token_ids for one in client.generate(PROMPTS, params("ar", heat))] for heat in (0.0, 0.8)}
+        for kills in range(2):
+            for heat, expected in plain.items():
+                answers = client.generate(PROMPTS, params("sd", heat))
+                assert [answer.token_ids for answer in answers] == expected
+                assert all(answer.metrics.accepted_tokens > 0 for answer in answers)
+            with urlopen(f"{engine.url}/server_info") as answer:
+                assert json.load(answer)["draft_state"] == "up"
+            if not kills:
+                os.kill(pid := engine.pids["target"], signal.SIGKILL)
+                assert gone(pid)
+                while engine.pids.get("target") in (None, pid) or not ready(client):
+                    time.sleep(0.1)
+        assert {*engine.pids} == {"target", "frontend"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "ngram", "ssd"])
+def test_other_modes_are_refused_by_name(engine: Engine, mode: Mode) -> None:
+    with (
+        Client(engine.address) as client,
+        pytest.raises(RequestError, match=f"^mode {mode} needs .*--inline-draft off"),
+    ):
+        client.generate(PROMPTS[0], SamplingParams(speculation=Speculation(mode)))
