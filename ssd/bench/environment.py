@@ -14,8 +14,9 @@ from ssd import __version__
 from ssd.config import cores, gpus
 from ssd.config.engine import Cpus, EngineConfig
 from ssd.config.params import Mode
-from ssd.planning.measured import draft_format_here
+from ssd.kernels import build
 from ssd.system.version import commit
+from ssd.tuning import draft_format
 
 
 def environment() -> dict[str, Any]:
@@ -43,7 +44,9 @@ def engine_facts(config: EngineConfig) -> dict[str, Any]:
     """Return the models, and the devices and types they run on."""
     names = ("target_name", "draft_name", "device", "draft_device", "dtype", "quantize", "activations")
     more = ("target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
-    return {name: getattr(config, name) for name in (*names, *more)} | {"draft_format": draft_format_here(config)}
+    chosen = draft_format.chosen(config, str(build.library()))
+    facts = {name: getattr(config, name) for name in (*names, *more)}
+    return facts | {"draft_format": None if chosen is None else str(chosen)}
 
 
 def runs_on(config: EngineConfig, mode: Mode) -> str:

@@ -14,7 +14,6 @@ from ssd.errors import SsdError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
 
@@ -51,14 +50,6 @@ def check_plot(file: Path | None) -> None:
         raise SsdError("--plot needs matplotlib: pip install matplotlib")
 
 
-def save_plot(figure: Figure, file: Path) -> None:
-    """Write a plot in the format of the file's suffix; raise UsageError if that fails."""
-    try:
-        figure.savefig(file, format=file.suffix[1:].lower(), dpi=120)
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror or error}") from None
-
-
 def draw_rows(file: Path, rows: Sequence[_Row], title: str) -> None:
     """Draw speeds and the parts of a round, or latencies under load, into `file`.
 
@@ -78,7 +69,10 @@ def draw_rows(file: Path, rows: Sequence[_Row], title: str) -> None:
             _speeds(left, rows)
         _parts(right, rows)
     figure.suptitle(title)
-    save_plot(figure, file)
+    try:
+        figure.savefig(file, format=file.suffix[1:].lower(), dpi=120)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from None
 
 
 def _speeds(axes: Axes, rows: Sequence[_Row]) -> None:

@@ -1,4 +1,4 @@
-"""Types of options: numbers, times with units, rates, and lists of whole numbers."""
+"""Types of options: numbers, and times with units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 from ssd.speculation.theory import LinearCost
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_MOST_VALUES = 64
 
 
 class Real(click.FloatRange):
@@ -50,53 +49,6 @@ class Times(click.ParamType):
         if len(parts) > 2:
             self.fail(f"{value!r} has more than two parts", param, ctx)
         return LinearCost(parts[0], parts[1] if len(parts) == 2 else 0.0)
-
-
-class Rates(click.ParamType):
-    """A list of numbers such as ".9,.8": `count` of them, each from 0 to `most`, if these are given."""
-
-    name = "N,N,..."
-
-    def __init__(self, count: int = 0, most: float | None = None) -> None:
-        self._count, self._most = count, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers", param, ctx)
-        if self._count and len(numbers) != self._count:
-            self.fail(f"{value!r} has {len(numbers)} numbers, not {self._count}", param, ctx)
-        if self._most is not None and not all(0 <= number <= self._most for number in numbers):
-            self.fail(f"{value!r}: each number must be from 0 to {self._most:g}", param, ctx)
-        return numbers
-
-
-class Wholes(click.ParamType):
-    """Whole numbers from `least` to `most`, such as "1-8", "1,2,4" or "1-3,6"; the value is sorted, each once."""
-
-    name = "N|N-M|N,N,..."
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least, self._most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        numbers: set[int] = set()
-        for part in value.split(","):
-            found = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part)
-            if not found:
-                self.fail(f"{value!r} is neither a number, a range such as 1-8, nor a list such as 1,2,4", param, ctx)
-            first, last = int(found[1]), int(found[2] or found[1])
-            if not self._least <= first <= last <= self._most:
-                self.fail(f"{value!r}: numbers go from {self._least} to {self._most}, upwards", param, ctx)
-            numbers.update(range(first, last + 1))
-        if len(numbers) > _MOST_VALUES:
-            self.fail(f"{value!r} has {len(numbers)} numbers; at most {_MOST_VALUES} are worked out", param, ctx)
-        return tuple(sorted(numbers))
 
 
 def time_text(value: LinearCost | float) -> str:

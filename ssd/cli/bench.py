@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import click
 from msgspec.structs import replace
 
 from ssd.bench.emulated import Emulation
-from ssd.bench.outputs import check_writable
-from ssd.bench.settings import Setting
 from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
 from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
 from ssd.cli.bench_serve import serve
@@ -44,39 +41,21 @@ def bench() -> None:
 @bench_options
 @emulation_options
 @_PERPLEXITY
-@click.option("--write-profile", "profile", type=click.Path(path_type=Path), help="Write a profile for ssd plan.")
 def latency(
     asked: BenchOptions,
     emulation: Emulation | None,
     perplexity: bool,
-    profile: Path | None,
     engine: EngineOptions,
 ) -> None:
     """One request at a time: speed of decoding, and the parts of a round beside what theory makes of them."""
-    from ssd.bench import profiles
     from ssd.bench.runs import latency as run
 
-    base = base_speculation(engine, emulation)
-    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base)
-    misses: dict[int, Setting] = {}
-    if profile is not None:
-        check_writable("--write-profile", profile)
-        misses = profiles.fan_out_settings(settings, base)
-        if len(asked.temperatures) != 1:
-            raise UsageError("--write-profile needs one temperature")
-        settings += misses.values()
+    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine, emulation))
     with measuring("latency", asked, asked.texts(), engine, settings, emulation) as job:
         for temperature in asked.temperatures:
             runs = run(job.client, job.prompts, job.settings, temperature, job.protocol)
             job.report.rows += job.rows(runs, temperature, perplexity)
     publish(job.report, asked, f"medians over {len(job.prompts)} prompts, {asked.tokens} tokens each")
-    if profile is not None:
-        facts = job.report.environment | job.report.engine | asked.workload(job.protocol, len(job.prompts))
-        name = f"{engine.target} at T = {asked.temperatures[0]:g}"
-        facts |= {} if emulation is None else emulation.facts()
-        facts |= {"temperature": asked.temperatures[0], "k": asked.lookaheads[0]}
-        profiles.write(profile, name, runs, misses, facts)
-        click.echo(f"wrote {profile}", err=True)
     check_ids(job.report)
 
 

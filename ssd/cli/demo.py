@@ -70,7 +70,7 @@ _NEXT = """\
 A draft pays most where it has hardware of its own, as on the emulated devices.
 Next: serve it over HTTP       ssd serve {target}
       compare every mode       ssd bench latency -m {target}
-      see when a draft pays    ssd plan --paper"""
+      see what a draft costs   ssd plan -m {target}"""
 
 
 class _Gain(NamedTuple):

@@ -306,12 +306,6 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return the target's ranks that the supervisor starts, on its machine. Ray starts the others."""
         return range(1 if self.executor == "ray" else self.tensor_parallel_size)
 
-    @property
-    def one_bus(self) -> bool:
-        """Return True if target and draft share the bandwidth of one memory."""
-        apart = self.emulate is not None or self.link is not None
-        return not apart and gpus.number(self.device) == gpus.number(self.draft_device)
-
     def cpus_of(self, role: str, rank: int = 0) -> Cpus:
         """Return the cores of a process, its own before those that it may borrow.
 

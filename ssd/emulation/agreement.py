@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
 from ssd.config.params import FanOutChoice
 from ssd.errors import UsageError
-from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import MOST, hit_chance
 from ssd.speculation.theory import acceptance_for
 
 MOST_DECOYS = MOST + 1  # with this many, no fan-out holds the right token
 _HALVINGS = 60
+_MISSES = (0.23, 0.6)  # c and r of the paper's Llama pair
 
 
 def stated_agreement(
@@ -46,7 +46,7 @@ def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: in
     acceptance = acceptance_for(acceptance_length, lookahead)
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
-        hit_rate = min(max(hit_chance(fan_out, (PAPER.misses.c, PAPER.misses.r)), least), most)
+        hit_rate = min(max(hit_chance(fan_out, _MISSES), least), most)
     asked = Agreement(acceptance, hit_rate, lookahead, fan_out)
     decoys(asked)
     return asked
@@ -76,7 +76,7 @@ def decoys(asked: Agreement) -> list[float]:
 
 def _beyond(c: float, guesses: int) -> float:
     """Return the share of wrong drafts with more than `guesses` tokens above the right one, with the drafted one."""
-    return 1 - hit_chance(guesses, (c, PAPER.misses.r)) if guesses else 1.0
+    return 1 - hit_chance(guesses, (c, _MISSES[1])) if guesses else 1.0
 
 
 def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:

@@ -121,7 +121,7 @@ class Costs:
     """The cost tables of all situations, each with a factor that follows the machine's present speed.
 
     `text` has the share of a row's time that each token of text beyond `NEAR` adds, for a verification ("verify") and a
-    tree step ("step"); none until it is measured. `cores` has the seconds of a verification of one token by cores."""
+    tree step ("step"); none until it is measured."""
 
     def __init__(
         self, tables: Mapping[str, Mapping[int, float]] | None = None, text: Mapping[str, float] | None = None
@@ -130,7 +130,6 @@ class Costs:
             situation: CostTable((tables or {}).get(situation)) for situation in SITUATIONS
         }
         self.text = {name: min(share, _MOST_SHARE) for name, share in (text or {}).items()}
-        self.cores: dict[int, float] = {}
         self._texts = Texts()
         self.disturbed = False  # other work slowed the measuring; `written` keeps such tables apart
         self._drift = dict.fromkeys(SITUATIONS, 0.0)

@@ -298,7 +298,6 @@ class Estimates:
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
         """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
         self.costs = Costs(known.tables, known.text)
-        self.costs.cores = dict(known.cores)
         for kind, learner in enumerate(self.learners):
             learner.recall(*(each.law(kind) for each in (known, prior) if each is not None))
 

@@ -56,15 +56,14 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Knowledge(msgspec.Struct, frozen=True):
     """The contents of a pair's file.
 
-    `laws` has an agreement for each kind of law, `tables`, `text` and `cores` what `ssd.tuning.costs.Costs` has, and
-    `errors` those of a `ssd.tuning.choice.Chooser` by batch and name. `rough` are tables that other work disturbed: no
-    engine begins with them. A prior has `laws` alone."""
+    `laws` has an agreement for each kind of law, `tables` and `text` what `ssd.tuning.costs.Costs` has, and `errors`
+    those of a `ssd.tuning.choice.Chooser` by batch and name. `rough` are tables that other work disturbed: no engine
+    begins with them. A prior has `laws` alone."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
     errors: Annotated[dict[str, Annotated[float, Meta(ge=-MOST_ERROR, le=MOST_ERROR)]], Meta(max_length=256)] = {}
     rough: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
-    cores: Table = {}
     text: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=len(SITUATIONS))] = {}
 
     def law(self, kind: int) -> Agreement:

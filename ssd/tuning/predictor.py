@@ -4,14 +4,11 @@ The speed of a plan in mode `ssd` follows Theorem 7 and Corollary 16, its batch 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
-from ssd.config.params import DRAFTED, MAX_IN_FLIGHT, MAX_LOOKAHEAD, Mode
+from ssd.config.params import DRAFTED, Mode
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out, single_chain
 from ssd.tuning.estimates import AfterMiss, Measurements, Setting
 
@@ -20,7 +17,6 @@ _SPREAD = (0.75, 1.0, 1.25)
 # K where the draft ends a speculation by itself. With the token before them a row has eight tokens, which our kernels
 # for CPUs take at once; a GPU loses little by it.
 _MOST_ENDING = 7
-_LONGEST_TRIP = 256  # rounds of plain decoding in a round trip; a draft further away is of no use
 
 
 class SpeculationPlan(NamedTuple):
@@ -36,7 +32,7 @@ class SpeculationPlan(NamedTuple):
         return self.mode, self.lookahead, sum(self.fan_out)
 
 
-class _WorkAhead(NamedTuple):
+class WorkAhead(NamedTuple):
     """The draft's work during a verification: the tokens of each chain, the new tokens of a hit, and the hit rate."""
 
     depth: float
@@ -44,7 +40,8 @@ class _WorkAhead(NamedTuple):
     hits: float
 
 
-def _work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> _WorkAhead:
+def work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> WorkAhead:
+    """Predict the draft's work for each of `batch` sequences. A draft that is too slow for a step hits nothing."""
     chains = batch * sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
     step = max(1e-6, measured.step.at(chains))  # a clock may see nothing
     # Tree steps in the time of a verification with one draft token; deeper verifications must earn their own time.
@@ -55,12 +52,12 @@ def _work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Seq
     shares = {d: depths.count(d) / len(depths) for d in depths}
     on_hit = sum(share * measured.tokens(d) for d, share in shares.items())
     hits = sum(share * _hits(measured, fan_out, d) for d, share in shares.items()) if depth > 0 else 0.0
-    return _WorkAhead(depth, on_hit, hits)
+    return WorkAhead(depth, on_hit, hits)
 
 
 def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
     """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
-    depth, on_hit, again = _work_ahead(measured, batch, lookahead, fan_out)
+    depth, on_hit, again = work_ahead(measured, batch, lookahead, fan_out)
 
     def speed(missed: AfterMiss) -> float:
         hits = again
@@ -83,64 +80,6 @@ def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float
     in_flight = round(depth)
     lists = [fan_out_at(k, in_flight, fan_out) for k in range(in_flight + 1)]
     return hit_rate(measured.rate(max(1, in_flight)), lists, measured.misses)
-
-
-class RemoteSpeed(NamedTuple):
-    """Tokens per second, the share of rounds that verify draft tokens without a wait, and tokens a round."""
-
-    speed: float
-    hits: float
-    tokens: float
-
-
-def predicted_remote(measured: Measurements, rtt: float, lookahead: int, fan_out: Sequence[int]) -> RemoteSpeed:
-    """Predict one sequence in `ssd` with the draft a round trip of `rtt` seconds away (docs/remote.md).
-
-    Rounds that hit follow each other until a loss. While the draft's trunk is right, a round trip is hidden. After a
-    rejection that was prepared for, some rounds end before the draft's new chains arrive: another rejection in one of
-    them is a loss, and so is a rejection that was not prepared for. After a loss the target decodes plainly, or waits,
-    for at least a round trip."""
-    depth, on_hit, hits = _work_ahead(measured, 1, lookahead, fan_out)
-    verify_s, step_s = measured.round_s(1 + depth), measured.step.at(1)
-    smooth = min(hits, _reached(measured, round(depth) + 1)[-1])  # rounds without a rejection
-    prepared = hits - smooth
-    late = sum(math.floor((rtt + step_s) / (verify_s * spread)) for spread in _SPREAD) / len(_SPREAD)
-    survived = smooth**late
-    late_rounds = (1 - survived) / (1 - smooth) if smooth < 1 else late
-    # Rounds until a loss: a Markov chain of rounds whose trunk is right and of late rounds after a prepared rejection.
-    right_rounds = (1 + prepared * late_rounds) / max(1e-9, 1 - smooth - prepared * survived)
-    rounds = smooth * right_rounds + prepared * (late_rounds + survived * right_rounds)
-
-    def speed(lost_rounds: float, tokens: float, seconds: float) -> RemoteSpeed:
-        total, every = rounds * on_hit + tokens, rounds + lost_rounds
-        return RemoteSpeed(total / (rounds * verify_s + seconds), rounds / every, total / every)
-
-    plain_s = measured.round_s(1)
-    plain = _plain_rounds(measured, max(1, math.ceil((rtt + step_s) / plain_s)), prepared / max(1e-9, 1 - smooth))
-    found = [speed(plain, plain, plain * plain_s)]
-    for wait in range(1, lookahead + 1):
-        found.append(speed(1, measured.tokens(wait), measured.round_s(1 + wait) + rtt + wait * step_s))
-    best = max(found, key=lambda one: one.speed)
-    # The draft knows at most this many tokens beyond those it has heard of.
-    bound = max(1 / plain_s, (MAX_IN_FLIGHT + MAX_LOOKAHEAD) / max(rtt, 1e-9))
-    return best._replace(speed=min(best.speed, bound))
-
-
-def _plain_rounds(measured: Measurements, trip: int, prepared: float) -> float:
-    """Return the expected rounds of plain decoding until the draft has caught up.
-
-    It has once the last `trip` tokens, those of a round trip, are known to it: all are its own, or all but one that was
-    `prepared` for."""
-    trip = min(trip, _LONGEST_TRIP)
-    reached = _reached(measured, trip)
-    one_rejected = sum((reached[i] - reached[i + 1]) * reached[trip - 2 - i] for i in range(trip - 1))
-    return sum(reached[:trip]) / max(1e-9, reached[trip - 1] + prepared * one_rejected)
-
-
-def _reached(measured: Measurements, depth: int) -> list[float]:
-    """Return the chance that the first 0, 1, ..., `depth` draft tokens are all accepted."""
-    rates = measured.acceptance
-    return list(accumulate((rates[min(i, len(rates) - 1)] for i in range(depth)), mul, initial=1.0))
 
 
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:

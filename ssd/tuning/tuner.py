@@ -142,7 +142,7 @@ class Tuning:
             for batch, own in self._choosers.items()
             for part, error in own.errors()
         }
-        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.cores, costs.text)
+        return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.text)
 
     def situate(self, kinds: Sequence[int], draft: bool, tokens: float = NEAR) -> None:
         """Set the kinds of sampling law of the running rows, if there is a draft, and the tokens of a mean text."""
@@ -190,16 +190,6 @@ class Tuning:
         mode = self.plan(PlanKey.of(asked)).mode
         self._draft = present
         return mode in DRAFTED
-
-    def draft_gain(self, asked: Speculation) -> tuple[SpeculationPlan, float]:
-        """Return the fastest plan with a draft for a request, and its speed over the best plan's without one.
-
-        Both speeds are expected at the present batch size. There must be a draft, and measured forwards."""
-        key = PlanKey.of(asked)
-        self.plan(key)
-        plans, expected = self._ranked[_Place(self._batch, self._text, True, key)], self._chooser(self._batch).expected
-        best = max((plan for plan in plans if plan.mode in DRAFTED), key=expected)
-        return best, expected(best) / max(expected(plan) for plan in plans if plan.mode not in DRAFTED)
 
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request in advance, so that the first request need not wait."""

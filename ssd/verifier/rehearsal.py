@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,11 +28,9 @@ _BESIDE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _CHAINS = (1, 2, 4, 8, 16)
 _READING, _READING_CHAINS = (1, 2, 4, 8), (1, 4, 16)  # sizes that show what text costs
 _USUAL_CHAINS = 4
-_CORE_SAMPLES = 3  # verifications on each number of cores
 _LOOKS = 2  # passes over all sizes; the lesser time of each size counts
 # Seconds of a pass over the sizes after which no larger one is measured: the last two sizes give the slope.
 _PASS_S = 0.8
-_SLOW_S = 0.06  # of a verification: on fewer cores it is not measured
 # Tree steps that are counted, and seconds that they may take before the measurement is given up.
 _STEPS, _PATIENCE_S = 3, 0.5
 _POLL_S = 1e-4
@@ -129,7 +126,6 @@ def rehearse(
     The draft must have joined; `tell` posts it a message. A draft that does not answer leaves its tables empty. `costs`
     are marked as disturbed unless two passes over all sizes agree."""
     looks = [Costs() for _ in range(_LOOKS)]
-    costs.cores.clear()
     costs.disturbed = True
 
     def rest() -> None:
@@ -142,8 +138,6 @@ def rehearse(
         target.begin()
         for look in looks:
             rest()
-            if team is not None:
-                yield from _by_cores(target, costs, team)
             yield from _verifications(target, _ALONE, look.tables["verify"])
             yield from _in_turn(look.tables["step"], tell, board)
             yield from _together(target, look, tell, board, team)
@@ -173,20 +167,6 @@ def _verifications(
         yield
         if (passed := passed + taken) > _PASS_S:
             break
-
-
-def _by_cores(target: TargetRehearsal, costs: Costs, team: CoreTeam) -> Iterator[None]:
-    """Note the time of a verification of one token on 1, 2, 4, ... and on all cores."""
-    try:
-        for count in sorted({team.all, *(1 << power for power in range(team.all.bit_length()))}, reverse=True):
-            for _ in range(_CORE_SAMPLES):
-                team.limit(count)
-                costs.cores[count] = min(target.verify(1), costs.cores.get(count, math.inf))
-                yield
-            if costs.cores[count] > _SLOW_S:
-                break
-    finally:
-        team.limit(team.all)
 
 
 def _in_turn(

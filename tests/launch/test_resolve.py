@@ -123,12 +123,6 @@ def test_on_a_gpu_the_cache_gets_what_is_left() -> None:
     assert (host.num_pages, host.draft_num_pages) == (wanted, wanted)
 
 
-def test_one_gpu_is_one_bus_by_either_of_its_names() -> None:
-    assert config(device="cuda", draft_device="cuda:0").one_bus
-    assert not config(device="cuda", draft_device="cuda:1").one_bus
-    assert config().one_bus and not config(device="cuda").one_bus
-
-
 def test_a_draft_ends_for_want_of_use_only_on_this_machines_cpu_and_where_the_mode_is_open() -> None:
     assert config().parks_draft and config(device="cuda").parks_draft
     assert not config(device="cuda", draft_device="cuda:1").parks_draft

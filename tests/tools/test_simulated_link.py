@@ -1,4 +1,4 @@
-"""A simulated draft on another machine against the simulator, the predictor, closed forms and limits."""
+"""A simulated draft on another machine against the simulator, closed forms and limits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from ssd.planning.grid import Pair
-from ssd.planning.profile import PAPER
 from ssd.speculation.theory import LinearCost
-from ssd.tuning.predictor import predicted, predicted_remote
+from ssd.tuning.estimates import Measurements
 from tools.simulate.cascade import Level
 from tools.simulate.link import over_link
+from tools.simulate.paper import FITTED
 from tools.simulate.remote import capacities, most_clients
 from tools.simulate.run import simulate
 from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
 
 MS = 1e-3
-LLAMA = PAPER.pair()
-SURE = Pair(LinearCost(20 * MS, 0.0), LinearCost(1 * MS, 0.0), (1.0,), (0.0, 1.0))
+LLAMA = Measurements(*FITTED)
+SURE = Measurements(LinearCost(20 * MS, 0.0), LinearCost(1 * MS, 0.0), (1.0,), (0.0, 1.0))
 PLAIN = 1 / LLAMA.alone_s(1)
 
 
@@ -54,32 +53,6 @@ def test_a_longer_link_is_slower_and_never_slower_than_no_draft() -> None:
     assert [one.ahead for one in found] == sorted(one.ahead for one in found)
     assert speeds[-1] == pytest.approx(PLAIN, rel=0.1)  # a round with a draft has an overhead
     assert over_link(LLAMA, 20 * MS, 7, (3,)) == found[2]
-
-
-SLOW = replace(LLAMA, verify=LinearCost(100 * MS, 0.0))
-WEAK = replace(LLAMA, acceptance=(0.6,))
-WEAKER = Pair(LinearCost(50 * MS, 1 * MS), LinearCost(6 * MS, 0.1 * MS), (0.55, 0.6, 0.65), (0.5, 0.7))
-
-
-@pytest.mark.parametrize("pair", [LLAMA, SLOW, WEAK, WEAKER, SURE], ids=["llama", "slow", "weak", "weaker", "sure"])
-@pytest.mark.parametrize("rtt", [0, 10, 40, 150])
-def test_the_predictor_is_near_the_simulation(pair: Pair, rtt: int) -> None:
-    """Within 17 % as measured, so 20 % here."""
-    found = predicted_remote(pair, rtt * MS, 4, (3,))
-    assert found.speed == pytest.approx(over_link(pair, rtt * MS, 4, (3,), tokens=4096).speed, rel=0.2)
-
-
-def test_the_predictor_knows_the_limits() -> None:
-    never = replace(SURE, acceptance=(0.0,), misses=(1.0, 0.0))
-    assert predicted_remote(SURE, 0.0, 4, (1,)).speed == pytest.approx(predicted(SURE, 1, 4, (1,)))
-    assert predicted_remote(SURE, 80 * MS, 4, (1,)).speed == pytest.approx(5 / (20 * MS))
-    assert predicted_remote(SURE, 1.0, 4, (1,)).speed == pytest.approx(64), "the draft is at most so many tokens ahead"
-    for rtt in (0, 80 * MS):
-        found = predicted_remote(never, rtt, 4, (2,))
-        assert (found.speed, found.tokens, found.hits) == pytest.approx((50.0, 1.0, 0.0))
-    speeds = [predicted_remote(LLAMA, rtt * MS, 7, (3,)).speed for rtt in (0, 5, 20, 80, 150, 500, 5000)]
-    assert speeds == sorted(speeds, reverse=True)
-    assert speeds[-1] == pytest.approx(1 / (19.2 * MS + 64e-6), rel=0.01), "plain decoding, with a round's overhead"
 
 
 def test_more_clients_are_slower_each_and_the_most_at_a_speed_are_found() -> None:

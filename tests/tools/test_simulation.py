@@ -10,8 +10,11 @@ import pytest
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import single_chain
 from ssd.speculation.theory import LinearCost, expected_tokens, speedup_sd, speedup_ssd
+from ssd.tuning.estimates import Measurements
+from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_sd
 from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd, speed_ssd, speedup_of_batch
+from tools.simulate.paper import FITTED
 from tools.simulate.run import simulate
 from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
@@ -283,3 +286,16 @@ def test_other_nonsense_is_refused() -> None:
         AcceptanceLaw((0.5, 1.5))
     with pytest.raises(UsageError):
         Statistics.alike(ALL, (-1.0, 0.5))
+
+
+@pytest.mark.parametrize("lookahead", [2, 4, 7, 8])
+def test_the_simulated_engine_is_as_fast_as_the_tuner_predicts(lookahead: int) -> None:
+    """The paper's pair alone: `ssd` within 10 %, `sd` within 3 % (measured: 4 % and 0.1 %)."""
+    pair, law = Measurements(*FITTED), AcceptanceLaw(FITTED.acceptance)
+    fan_out = best_fan_out(pair, lookahead, 24)
+    devices = Devices(FITTED.verify, (Level(FITTED.step),), overhead=FITTED.overhead)
+    statistics = Statistics.alike(law, FITTED.misses).foreseeing(fan_out, lookahead)
+    setup = Setup(devices, statistics, "ssd", "anytime", lookahead, fan_out, 1, "auto")
+    assert predicted(pair, 1, lookahead, fan_out) == pytest.approx(simulate(setup).throughput, rel=0.10)
+    assert predicted_sd(pair, 1, lookahead) == pytest.approx(simulate(replace(setup, mode="sd")).throughput, rel=0.03)
+    assert predicted_plain(pair, 1) == pytest.approx(simulate(replace(setup, mode="ar"), 64).throughput)

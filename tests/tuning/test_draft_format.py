@@ -23,7 +23,6 @@ from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import Model
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
-from ssd.planning.measured import draft_format_here
 from ssd.tuning import draft_format
 from tests.models import heads, tiny
 
@@ -41,6 +40,10 @@ def config(tmp_path: Path, own_cache: Path) -> EngineConfig:
     found = resolve(EngineOptions(target=str(target), draft=(str(draft),)))
     assert found.draft_formats == FORMATS
     return found
+
+
+def chosen_here(config: EngineConfig) -> WeightFormat | None:
+    return draft_format.chosen(config, str(build.library()))
 
 
 class Machine:
@@ -64,10 +67,10 @@ def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
     machine: dict[WeightFormat, float], best: WeightFormat, config: EngineConfig
 ) -> None:
     here = Machine(machine)
-    assert draft_format_here(config) is None
+    assert chosen_here(config) is None
     assert [here.start(config) for _ in range(4)] == [best] * 4
     assert here.timed == 2 * len(FORMATS)
-    assert draft_format_here(config) == str(best)
+    assert chosen_here(config) == best
 
 
 def test_only_a_light_draft_keeps_keys_and_values_in_8_bits(config: EngineConfig, tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_only_a_light_draft_keeps_keys_and_values_in_8_bits(config: EngineConfig
 def test_a_fast_format_that_drafts_otherwise_is_not_taken(config: EngineConfig) -> None:
     here = Machine(XEON, draft_format.LEAST_AGREEMENT - 0.01)
     assert [here.start(config) for _ in range(3)] == [INT8] * 3
-    assert draft_format_here(config) == "int8"
+    assert chosen_here(config) == INT8
 
 
 def test_the_agreement_is_that_of_the_likeliest_tokens(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +185,7 @@ def test_nothing_is_timed_where_there_is_no_choice(tmp_path: Path, config: Engin
     for asked in ({"draft_dtype": "bfloat16"}, {"draft_weights": "int8"}, {"deterministic": True}):
         options: dict[str, Any] = {"target": config.target, "draft": (config.draft,), **asked}
         fixed = resolve(EngineOptions(**options))
-        assert here.start(fixed) == fixed.draft_formats[0] and draft_format_here(fixed) == str(fixed.draft_formats[0])
+        assert here.start(fixed) == chosen_here(fixed) == fixed.draft_formats[0]
     assert here.timed == 0
 
 
@@ -212,5 +215,5 @@ def test_a_draft_loads_in_no_format_that_is_slow_here(
     (runner,) = load(config)
     assert {*built.values()} == {*FORMATS}
     chosen = built[id(runner.model)]
-    assert chosen != slow and str(chosen) == draft_format_here(config)
+    assert chosen != slow and chosen == chosen_here(config)
     assert len(models) == len(FORMATS) + (chosen != FORMATS[-1]), "the format that was tried last is not loaded again"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.fan_out import hit_rate, single_chain
-from ssd.speculation.theory import LinearCost
+from ssd.speculation.theory import LinearCost, expected_tokens_by_position, speedup_sd, speedup_ssd
+from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import AfterMiss, Learner, LinearFit, LookupGain, Measurements
 from ssd.tuning.predictor import (
     Choices,
@@ -44,6 +45,28 @@ def test_speed_by_hand() -> None:
     assert predicted(with_misses, 1, 1, (1, 1)) == pytest.approx((0.5 * 1.5 + 0.5 * 1.2) / (0.1 + 0.5 * 0.01))
     going, waiting = (0.5 * 1.5 + 0.5 * 1) / 0.1, 1.5 / (0.1 + 0.5 * 0.02)
     assert predicted(measured, 1, 1, (1, 1)) == pytest.approx(max(going, waiting))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("lookahead", [1, 4, 7])
+def test_all_hits_and_free_drafts_are_theorem_7(batch: int, lookahead: int) -> None:
+    free = replace(GPU, acceptance=(0.8, 0.9), step=LinearCost(0.0, 0.0), misses=(0.0, 1.0), overhead=1 * MS)
+    round_s = free.verify.at(batch * (lookahead + 1)) + free.overhead
+    tokens = expected_tokens_by_position(free.acceptance, lookahead)
+    ssd = batch * speedup_ssd(1.0, tokens, 1.0, 0.0, 0.0) / round_s
+    assert predicted(free, batch, lookahead, (2,)) == pytest.approx(ssd)
+    assert predicted_sd(free, batch, lookahead) == pytest.approx(batch * speedup_sd(tokens, 0.0) / round_s)
+
+
+def test_a_staircase_is_taken_as_it_is() -> None:
+    """Kernels take four rows at once: the fifth token of a verification costs as much as the first."""
+    stairs = CostTable({1: 10 * MS, 4: 10 * MS, 5: 20 * MS, 8: 20 * MS, 9: 30 * MS})
+    measured = Measurements(stairs, CostTable({1: 1 * MS, 16: 1 * MS}), (0.7,), (0.2, 0.6))
+    line = replace(measured, verify=LinearCost(8 * MS, 2 * MS))
+    assert predicted_plain(measured, 1) == pytest.approx(100)
+    for mode in ("sd", "ssd"):
+        best = [best_plan(each, 1, Choices((mode,), (2, 3, 4, 5, 6), (), 8)).lookahead for each in (measured, line)]
+        assert best[0] == 3 and (mode == "ssd" or best[1] == 2)
 
 
 def test_draft_tokens_of_missed_rows_take_time_too() -> None:

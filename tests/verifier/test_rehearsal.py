@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from ssd import LLM, SamplingParams
 from ssd.config.params import Mode, Speculation
-from ssd.execution.core_team import CoreTeam
 from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
@@ -110,20 +108,6 @@ def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monk
     assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
     assert costs.written().get("verify") == (costs.tables["verify"].seconds if agree else None)
     assert costs.text == pytest.approx({"verify": 1 / (FAR - NEAR)})
-
-
-@pytest.mark.parametrize("slower", [1, 100])
-def test_a_verification_is_timed_on_each_number_of_cores(slower: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow model on those alone that keep the start short."""
-    monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
-    costs, machine, team = Costs(), ScriptedVerifications(1.0), CoreTeam(4, 6)
-    monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: slower * 0.01 / torch.get_num_threads())
-    board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
-    for _ in rehearse(machine, costs, lambda _: True, board, team):
-        pass
-    expected = {count: slower * 0.01 / count for count in ((1, 2, 4, 6) if slower == 1 else (6,))}
-    assert costs.cores == pytest.approx(expected)
-    assert torch.get_num_threads() == 6
 
 
 def test_a_slow_target_is_measured_up_to_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

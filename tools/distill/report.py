@@ -24,6 +24,7 @@ from ssd.bench.environment import environment, runs_on
 from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import Runner, device_of
 from ssd.frontend.tokenization import Tokenizer
+from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
@@ -31,10 +32,9 @@ from ssd.models.checkpoint import inspect
 from ssd.models.families.llama import Llama
 from ssd.models.heads import is_head
 from ssd.models.pairs import draft_kind
-from ssd.planning.measured import measured_here
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
-from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
+from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read
 from tools.distill import head
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within
@@ -167,13 +167,10 @@ def _step_times(target: str, draft: str, device: str) -> dict[str, Any]:
     """Return what a forward of the draft takes by rows, and where; nothing if other work disturbed the engine."""
     places = {"device": device, "draft_device": device}
     config = resolve(EngineOptions(target=target, draft=(draft,), mode="ssd", **places))
-    try:
-        found = measured_here(config, 0.0)
-    except UsageError:
+    found = read(file_of(config, str(build.library())), Knowledge)
+    if found is None or not found.tables.get("step"):
         return {}
-    if found.rough:
-        return {}
-    costs = CostTable(dict(found.profile.step_alone))
+    costs = CostTable(found.tables["step"])
     where = f"{runs_on(config, 'ssd')}, {environment()['cpu']}"
     return {"step_ms": {rows: 1e3 * costs.at(rows) for rows in _STEP_ROWS}, "measured_on": where}
 

@@ -23,28 +23,28 @@ from typing import Any
 import click
 
 from ssd.bench.outputs import console
-from ssd.bench.quantities import Duration, Rates, Real, Times, time_text
+from ssd.bench.quantities import Duration, Real, Times, time_text
 from ssd.cli.option_types import FanOut
 from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
 from ssd.errors import UsageError
-from ssd.planning.grid import Pair
-from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
+from ssd.tuning.estimates import Measurements
 from tools.simulate import report, rivals, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
 from tools.simulate.link import over_link
-from tools.simulate.options import LevelOf
+from tools.simulate.options import LevelOf, Rates
+from tools.simulate.paper import FITTED
 from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
 
 # Llama-3.1-70B with Llama-3.2-1B, greedy: what `paper` fits, rounded.
-_VERIFY, _STEP, _OVERHEAD = time_text(PAPER.verify.line), time_text(PAPER.step.line), time_text(PAPER.overhead_s)
-_ACCEPTANCE = ",".join(map(str, PAPER.acceptance))
-_MISSES = f"{PAPER.misses.c},{PAPER.misses.r}"
+_VERIFY, _STEP, _OVERHEAD = map(time_text, (FITTED.verify, FITTED.step, FITTED.overhead))
+_ACCEPTANCE = ",".join(map(str, FITTED.acceptance))
+_MISSES = ",".join(map(str, FITTED.misses))
 
 _ROUNDS = click.option("--rounds", type=click.IntRange(64, 1_000_000), default=ROUNDS, show_default=True)
 _SEED = click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True)
@@ -220,7 +220,7 @@ def _pair(command: Callable[..., None]) -> Callable[..., None]:
         misses: tuple[float, float],
         **values: Any,
     ) -> None:
-        command(pair=Pair(verify, step, acceptance, misses, overhead), **values)
+        command(pair=Measurements(verify, step, acceptance, misses, overhead), **values)
 
     options = (
         _VERIFY_OPTION,
@@ -240,7 +240,7 @@ def _pair(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @_pair
-def remote(pair: Pair, lookahead: int, fan_out: int, rtts: tuple[float, ...], as_json: bool) -> None:
+def remote(pair: Measurements, lookahead: int, fan_out: int, rtts: tuple[float, ...], as_json: bool) -> None:
     """Simulate a draft on another machine, at batch 1, by round trip."""
     found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
     if as_json:
@@ -254,7 +254,7 @@ def remote(pair: Pair, lookahead: int, fan_out: int, rtts: tuple[float, ...], as
 @click.option("--edge-step", type=Times(), help="Forward of a draft at the edge.  [default: --step]")
 @_pair
 def capacity(
-    pair: Pair,
+    pair: Measurements,
     lookahead: int,
     fan_out: int,
     rtts: tuple[float, ...],

@@ -11,17 +11,29 @@ from random import Random
 from typing import NamedTuple
 
 from ssd.config.params import MAX_IN_FLIGHT
-from ssd.planning.grid import LinkForecast, Pair
 from ssd.remote.link import ABSORBED, chain_length, trunk_length
 from ssd.speculation.fan_out import fan_out_at, hit_rate
 from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
+from ssd.tuning.estimates import Measurements
 
 _TOKENS, _SEED = 8192, 20260303
 _EPOCHS = 32  # latest states of the draft that the receiver keeps
 
 
+class LinkForecast(NamedTuple):
+    """The forecast with the draft a round trip of `rtt` seconds away.
+
+    `speed`: tok/s of a sequence. `hits`: hit rate. `tokens`: those of a round. `ahead`: those of a round trip."""
+
+    rtt: float
+    speed: float
+    hits: float
+    tokens: float
+    ahead: int
+
+
 def over_link(
-    pair: Pair, rtt: float, lookahead: int, fan_out: Sequence[int], batch: int = 1, tokens: int = _TOKENS
+    pair: Measurements, rtt: float, lookahead: int, fan_out: Sequence[int], batch: int = 1, tokens: int = _TOKENS
 ) -> LinkForecast:
     """Return the forecast with K = `lookahead`; each of `batch` sequences has its own draft.
 
@@ -37,7 +49,7 @@ def over_link(
 class _Text:
     """A random text: where the draft's first choice is wrong, and where another candidate is right then."""
 
-    def __init__(self, pair: Pair, lookahead: int, fan_out: Sequence[int], tokens: int, seed: int) -> None:
+    def __init__(self, pair: Measurements, lookahead: int, fan_out: Sequence[int], tokens: int, seed: int) -> None:
         lists = [fan_out_at(accepted, lookahead, fan_out) for accepted in range(lookahead + 1)]
         self.fan_out = max(1, round(sum(lists) / len(lists)))
         random, since = Random(seed), 0
@@ -62,7 +74,7 @@ class _Text:
         return self._covered.get(position, False)
 
 
-def _prepared(pair: Pair, lookahead: int, fan_out: Sequence[int]) -> float:
+def _prepared(pair: Measurements, lookahead: int, fan_out: Sequence[int]) -> float:
     """Return the chance that another candidate is right where the first one is wrong.
 
     A share c F^-r of all rounds misses. A round that accepts all K tokens can miss only if the draft's next token is
@@ -106,7 +118,7 @@ class _Draft:
 
     `published` has (arrival, number of the state, line, chain) of each step."""
 
-    pair: Pair
+    pair: Measurements
     text: _Text
     delay: float
     longest: int
@@ -222,7 +234,7 @@ class _Row:
 class _Target:
     """The simulated target: verifies all rows at once, with the draft tokens that have arrived."""
 
-    def __init__(self, pair: Pair, texts: Sequence[_Text], rtt: float, lookahead: int, ahead: int) -> None:
+    def __init__(self, pair: Measurements, texts: Sequence[_Text], rtt: float, lookahead: int, ahead: int) -> None:
         self._pair, self._rtt, self._lookahead, self._ahead = pair, rtt, lookahead, ahead
         longest = chain_length(lookahead, ahead)
         self._rows = [_Row(text, _Draft(pair, text, rtt / 2, longest, ahead), lookahead) for text in texts]

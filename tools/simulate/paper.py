@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ssd.speculation.theory import LinearCost
+
 LOOKAHEAD, FAN_OUT = 7, 3
 BUDGET = FAN_OUT * (LOOKAHEAD + 1)
 
@@ -71,3 +73,16 @@ class Rerun(NamedTuple):
 
 
 RERUN = Rerun()
+
+
+class Fitted(NamedTuple):
+    """The Llama pair as `python -m tools.simulate paper` fits it, rounded: fields of `Measurements`, in their order."""
+
+    verify: LinearCost = LinearCost(18.2e-3, 64e-6)
+    step: LinearCost = LinearCost(2.04e-3, 4.5e-6)
+    acceptance: tuple[float, ...] = (0.86, 0.88, 0.90, 0.91, 0.92, 0.92, 0.93)
+    misses: tuple[float, float] = (0.23, 0.6)
+    overhead: float = 1e-3
+
+
+FITTED = Fitted()

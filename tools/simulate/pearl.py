@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ssd.planning.profile import PAPER
 from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
 from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd
+from tools.simulate.paper import FITTED
 from tools.simulate.run import simulate
 from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
@@ -48,11 +48,11 @@ def compared(acceptance: float, batch: int, ratio: float) -> Rivals:
     """Compare on the target of the paper's Llama pair.
 
     A slower draft has more arithmetic a chain, in proportion. The first candidate misses as often as a draft token."""
-    verify, step = PAPER.verify.line, PAPER.step.line
+    verify, step = FITTED.verify, FITTED.step
     slower = verify.at(1) / ratio / step.at(1)
     level = Level(LinearCost(slower * step.fixed, slower * step.each))
-    devices = Devices(verify, (level,), overhead=PAPER.overhead_s, rebuild=1)
-    statistics = Statistics.alike(AcceptanceLaw((acceptance,)), (1 - acceptance, PAPER.misses.r))
+    devices = Devices(verify, (level,), overhead=FITTED.overhead, rebuild=1)
+    statistics = Statistics.alike(AcceptanceLaw((acceptance,)), (1 - acceptance, FITTED.misses[1]))
     setups = [Setup(devices, statistics, lookahead=k, batch=batch) for k in _LOOKAHEADS]
     alone = 1 / verify.at(batch)
     sd = max(speed_sd(setup) for setup in setups)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ssd.planning.break_even import MAX_BATCH
-from ssd.planning.grid import Grid, Pair, forecast
 from ssd.speculation.theory import Cost
+from ssd.tuning.estimates import Measurements
+from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_sd
 from tools.simulate.link import over_link
 
 _TOKENS, _LEAST_TOKENS = 8192, 512  # that are simulated: of all texts, and of each
+_MOST_CLIENTS = 256
 
 
 class Capacity(NamedTuple):
@@ -24,16 +25,13 @@ class Capacity(NamedTuple):
 
 
 def capacities(
-    pair: Pair, speed: float, lookahead: int, fan_out: int, rtts: tuple[float, ...], edge_step: Cost
+    pair: Measurements, speed: float, lookahead: int, fan_out: int, rtts: tuple[float, ...], edge_step: Cost
 ) -> list[Capacity]:
     """Return the capacity of every place of the drafts at `speed` tok/s for each client.
 
     In the cloud one draft serves all clients; at the edge each client has a draft with steps of `edge_step`."""
-    grid = Grid((lookahead,), (fan_out * (lookahead + 1),))
+    fan_outs = best_fan_out(pair, lookahead, fan_out * (lookahead + 1))
     edge = replace(pair, step=edge_step)
-
-    def cloud(mode: str) -> Callable[[int], float]:
-        return lambda clients: forecast(pair, clients, grid).speeds[mode] / clients
 
     def at_edge(rtt: float) -> Callable[[int], float]:
         def speed_of(clients: int) -> float:
@@ -42,19 +40,23 @@ def capacities(
 
         return speed_of
 
-    places = {"no draft": cloud("ar"), "sd, in the cloud": cloud("sd"), "ssd, in the cloud": cloud("ssd")}
+    places: dict[str, Callable[[int], float]] = {
+        "no draft": lambda clients: predicted_plain(pair, clients) / clients,
+        "sd, in the cloud": lambda clients: predicted_sd(pair, clients, lookahead) / clients,
+        "ssd, in the cloud": lambda clients: predicted(pair, clients, lookahead, fan_outs) / clients,
+    }
     places |= {f"ssd, {1000 * rtt:g} ms away": at_edge(rtt) for rtt in rtts}
     return [Capacity(place, most_clients(found, speed), found(1)) for place, found in places.items()]
 
 
 def most_clients(speed_of: Callable[[int], float], speed: float) -> int:
-    """Return the largest number of clients, up to MAX_BATCH, at which each has the `speed`; it falls with them."""
+    """Return the most clients, up to `_MOST_CLIENTS`, at which each has the `speed`; it falls with them."""
     if speed_of(1) < speed:
         return 0
     low, high = 1, 2
-    while high <= MAX_BATCH and speed_of(high) >= speed:
+    while high <= _MOST_CLIENTS and speed_of(high) >= speed:
         low, high = high, 2 * high
-    high = min(high, MAX_BATCH + 1)
+    high = min(high, _MOST_CLIENTS + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if speed_of(middle) >= speed else (low, middle)

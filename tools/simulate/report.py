@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from ssd.bench.outputs import grid
-from ssd.planning.grid import LinkForecast
 from tools.simulate.calibration import Note
 from tools.simulate.cascade import Prediction
+from tools.simulate.link import LinkForecast
 from tools.simulate.pearl import Rivals
 from tools.simulate.remote import Capacity
 from tools.simulate.run import Figures

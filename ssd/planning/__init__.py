@@ -1,1 +1,0 @@
-"""Predicts the speed of a pair on a machine: measured profiles, the grid of settings, break-even points."""
