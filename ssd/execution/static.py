@@ -100,12 +100,16 @@ class Step:
         return self.drawn
 
     def sampled(self, drawing: Drawing) -> Tensor:
-        """Run the forward as a part of a larger graph; return the token after each token, int64 [tokens]."""
+        """Run the forward as a part of a larger graph; return the token after each token, int64 [tokens].
+
+        Nothing else is left: the graphs of a pool share the memory of the logits."""
         self._forward()
-        if drawing is Drawing.GREEDY:
-            return self.greedy
-        self._draw(drawing)
-        return self.drawn
+        if drawing is not Drawing.GREEDY:
+            self._draw(drawing)
+        found = self.greedy if drawing is Drawing.GREEDY else self.drawn
+        self.logits = self.greedy = torch.empty(0)
+        self.hidden = {}
+        return found
 
     def _draw(self, drawing: Drawing) -> None:
         logits, table = self.logits, self._runner.adjustments

@@ -14,8 +14,10 @@ from ssd.execution.static import StaticRunner
 from ssd.ipc.device_board import page_locked
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.verifier.inline_draft import InlineRunner
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
+from tests.verifier.test_inline_draft import Inline
 
 PAGE, PAGES, ROWS, LONGEST = 16, 200, 4, 256
 KEPT: list[Draft] = []  # what is page-locked stays where it is
@@ -78,3 +80,22 @@ def test_plain_decoding_has_the_same_ids(
     scheduler.launch_next = noted  # type: ignore[method-assign]
     assert overlapped.run(prompts, laws).ids == plain.run(prompts, laws).ids
     assert len(behind) > 50 and max(behind) == 4
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=str)
+def test_a_draft_in_the_targets_process_changes_no_id(
+    device: torch.device, pair: tuple[Path, Path], asked: dict[str, Any], capture: bool
+) -> None:
+    target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
+    runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
+    runner.warm_up(5)
+    sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
+    settings = config(Speculation("sd", 4), deterministic=True, enforce_eager=not capture, **sizes)
+    beside = InlineRunner(draft, settings)
+    beside.warm_up(1)
+    laws = params(len(PROMPTS), 60, ignore_eos=True, **asked)
+    found = [Inline(settings, runner, beside, overlap).run(PROMPTS, laws) for overlap in (False, True)]
+    assert Pair(settings, runner).run(PROMPTS, laws).ids == found[0].ids == found[1].ids
+    assert [m.acceptance_histogram for m in found[0].metrics] == [m.acceptance_histogram for m in found[1].metrics]
+    assert sum(m.accepted_tokens for m in found[1].metrics) > 5
