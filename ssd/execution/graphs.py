@@ -37,6 +37,8 @@ class GraphPool:
                 mode = "thread_local"
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
                     function()
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 raise UsageError(
                     f"no CUDA graph can be made ({cause_of(error)}); models that look at values as they go need "

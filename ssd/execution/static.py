@@ -84,12 +84,15 @@ class Step:
         }
 
     def _forward(self) -> None:
+        self._compute()
+        self.greedy = self._runner.tokens(self.logits)
+
+    def _compute(self) -> None:
         runner = self._runner
         context = self.batch.context(runner.tables.tensor, runner.cache, runner.attention, self._layers)
         final = runner.model.forward(self.batch.ids, context)
         context.keep_hidden(FINAL, final)
         self.logits = runner.model.logits(final)
-        self.greedy = runner.tokens(self.logits)
         self.hidden = context.hidden
 
     def tokens(self, drawing: Drawing) -> Tensor:
@@ -103,12 +106,11 @@ class Step:
         """Run the forward as a part of a larger graph; return the token after each token, int64 [tokens].
 
         Nothing else is left: the graphs of a pool share the memory of the logits."""
-        self._forward()
+        self._compute()
         if drawing is not Drawing.GREEDY:
             self._draw(drawing)
-        found = self.greedy if drawing is Drawing.GREEDY else self.drawn
-        self.logits = self.greedy = torch.empty(0)
-        self.hidden = {}
+        found = self._runner.tokens(self.logits) if drawing is Drawing.GREEDY else self.drawn
+        self.logits, self.hidden = torch.empty(0), {}
         return found
 
     def _draw(self, drawing: Drawing) -> None:

@@ -251,10 +251,10 @@ def _unable(speculation: Speculation, rule: AcceptanceRule, config: EngineConfig
     """Return why this engine cannot use `speculation` with its `rule`, or None."""
     if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
-    if config.inline_draft and speculation.mode not in ("ar", "sd"):
+    if config.inline_draft and speculation.mode in ("ngram", "ssd"):
         return (
-            f"mode {speculation.mode} needs a draft with a process of its own; this engine, whose draft has none, "
-            "serves sd and ar: start it with --inline-draft off"
+            f"mode {speculation.mode} is not served where the draft has no process of its own: sd, ar and auto are; "
+            "start the engine with --inline-draft off"
         )
     if speculation.backup not in speculators.names():
         return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"

@@ -95,13 +95,14 @@ def decide(
 
 
 @fused
-def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, row: RowLayout) -> None:
+def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, known: int, row: RowLayout) -> None:
     """Begin to draft behind the outcomes `decided` (see `decide`) of n rows, with a draft on the target's device.
 
     `drafted` int64 [n, 3 + most] gets accepted draft tokens, the token after them, and the number of draft tokens that
-    the next row may have. `work`, of the same form as `decided`, gets what the draft's first forward reads: the token
-    after the accepted ones, behind the last accepted one if all were, which the draft has not read. A row that may have
-    none has depth -1: no token."""
+    the next row may have. `work`, which `build` reads as if it were `decided`, gets the draft's first row: the token
+    after the accepted ones, behind the last accepted one if all were, which the draft has not read. Its first number is
+    the place of the row's first token behind the row of `rows`, less one. A row that may have no draft token has depth
+    -1: no token. The draft has `known` ids; it reads 0 for others, which are the target's alone."""
     numbers, ids = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
     _, _, verified, most, left = numbers.T[:5]
     accepted, token = decided[:, :2].T
@@ -109,6 +110,7 @@ def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, ro
     whole = (accepted == verified) & (verified > 0)
     last = ids.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
     drafted[:, :3] = torch.stack((accepted, token, depth), dim=1)
+    last, token = (torch.where(each < known, each, 0) for each in (last, token))
     first = accepted - whole.long(), torch.where(whole, last, token), torch.where(depth > 0, whole.long(), -1), token
     work[:, :4] = torch.stack(first, dim=1)
 

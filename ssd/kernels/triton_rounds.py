@@ -128,6 +128,7 @@ def begin_draft_kernel(
     drafted: tl.tensor,
     work: tl.tensor,
     row_words: int,
+    known: int,
     NUMBERS: tl.constexpr,
     IDS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -146,16 +147,18 @@ def begin_draft_kernel(
     tl.store(drafted + at, accepted)
     tl.store(drafted + at + 1, token)
     tl.store(drafted + at + 2, depth)
+    last = tl.where(last < known, last, 0)
+    token = tl.where(token < known, token, 0)
     tl.store(work + at, accepted - whole)
     tl.store(work + at + 1, tl.where(whole > 0, last, token))
     tl.store(work + at + 2, tl.where(depth > 0, whole, -1))
     tl.store(work + at + 3, token)
 
 
-def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, row: RowLayout) -> None:
+def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, known: int, row: RowLayout) -> None:
     """Compute `ssd.kernels.rounds.begin_draft`."""
     sizes = {"NUMBERS": row.numbers, "IDS": row.ids, "WORDS": 3 + row.most}
-    begin_draft_kernel[(len(rows),)](rows, decided, drafted, work, rows.stride(0), **sizes, num_warps=1)
+    begin_draft_kernel[(len(rows),)](rows, decided, drafted, work, rows.stride(0), known, **sizes, num_warps=1)
 
 
 @triton.jit

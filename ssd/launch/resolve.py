@@ -79,11 +79,11 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     target, drafts = pair.target, pair.drafts
     _check_arithmetic(options)
     options = _with_activations(options, target)
-    target_cpus, draft_cpus, elastic = _cores(options, bool(drafts))
+    inline = _drafts_inline(options, speculation, pair)
+    target_cpus, draft_cpus, elastic = _cores(options, bool(drafts) and not inline)
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
     vocab_size = ModelSizes.of(target).vocab_size
     draft_probs = memory.draft_probs_bytes(options, speculation, vocab_size)
-    inline = _drafts_inline(options, speculation, pair)
     room = _room(options, speculation, pair, draft_probs, available, inline)
     config = EngineConfig(
         target=str(target.directory),
@@ -169,7 +169,10 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
         "the target has several ranks": options.tensor_parallel_size > 1,
         "there must be one draft on this machine": len(pair.drafts) != 1,
         f"the draft is {kind.name if kind else 'a head'}": kind is not None or any(map(mtp.is_mtp, pair.drafts)),
-        "the draft has other ids than the target": any(pairs.DRAFT_VOCAB in draft.config for draft in pair.drafts),
+        "the draft predicts ids of a list": any(
+            pairs.DRAFT_VOCAB in draft.config or (draft.directory / checkpoint.LIST_FILE).is_file()
+            for draft in pair.drafts
+        ),
         "layers have states": any(ModelSizes.of(model).recurrent.change for model in models),
         "--mps is for two processes": options.mps,
     }

@@ -7,6 +7,7 @@ both models draw the same. A wrong, bad or missing draft token costs the time of
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.execution.batch import Row
-from ssd.execution.graph_shapes import GraphShape
+from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.pages import OutOfPages, PagePool, PageTable
 from ssd.execution.static import StaticRunner, Step
@@ -28,6 +29,8 @@ from ssd.verifier.sequence import Sequence as Request
 
 log = logging.getLogger("ssd.target")
 
+# Seconds for which a draft is left alone after an error.
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 64.0
 _DRAWINGS = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
 
 
@@ -45,7 +48,9 @@ class InlineRunner(StaticRunner):
 
 
 class _Loop:
-    """The forwards of up to `rows` rows in one kind of drawing: the `first`, and one or all later ones."""
+    """The forwards of up to `rows` rows in one kind of drawing: the `first`, and `one` or the `rest` of the later ones.
+
+    Each is a captured graph, or a plain function."""
 
     def __init__(self, draft: InlineDraft, rows: int, drawing: Drawing) -> None:
         self._draft, self._drawing = draft, drawing
@@ -58,7 +63,7 @@ class _Loop:
 
     def _begin(self, rows: int) -> None:
         draft = self._draft
-        begin_draft(draft.rows, draft.decided(), draft.drafted, draft.work, draft.layout)
+        begin_draft(draft.rows, draft.decided(), draft.drafted, draft.work, draft.known, draft.layout)
         self._forward(self._two, rows)
 
     def _later(self, rows: int, forwards: int) -> None:
@@ -75,23 +80,23 @@ class _Loop:
 
 
 class _Text:
-    """A request's text as the draft has read it: `computed` tokens have keys and values."""
+    """A request's text as the draft has read it: `computed` tokens have keys and values. `full`: it had no room."""
 
     def __init__(self, table: PageTable, tokens: Sequence[int]) -> None:
-        self.table = table
+        self.table, self.full = table, False
         self.computed = table.adopt_prefix(tokens)
 
 
 class InlineDraft:
     """Owns the draft's model, its KV cache and what it has read of each request.
 
-    `drafted` int64 [rows, 3 + most] are the results of `run` (see `ssd.kernels.rounds.begin_draft`). `failed`: it is
-    not used any more."""
+    `drafted` int64 [rows, 3 + most] are the results of `run` (see `ssd.kernels.rounds.begin_draft`). After an error it
+    is not used for a while."""
 
     def __init__(self, config: EngineConfig, runner: InlineRunner) -> None:
-        self.runner, self.vocabulary = runner, config.vocab_size
-        self.lookahead = config.speculation.num_speculative_tokens
-        self.steps, self.failed = 0, False
+        self.runner, self.vocabulary, self.known = runner, config.vocab_size, runner.model.shape.vocab_size
+        self.lookahead = min(config.speculation.num_speculative_tokens, LONGEST_ROW - 1)
+        self.steps, self._pause, self._again = 0, _PAUSE_S, 0.0
         self._pool = PagePool(config.draft_num_pages, config.page_size)
         self._texts: dict[int, _Text] = {}
         self._most_tokens = config.max_num_batched_tokens
@@ -112,6 +117,11 @@ class InlineDraft:
                 loop.first, loop.one = captured(loop.first), captured(loop.one)
                 loop.rest = captured(loop.rest) if self.lookahead > 2 else loop.one
             size //= 2
+
+    @property
+    def failed(self) -> bool:
+        """Return True for a while after an error."""
+        return time.monotonic() < self._again
 
     @torch.inference_mode()
     def forwards(self) -> dict[int, Callable[[], None]]:
@@ -135,6 +145,7 @@ class InlineDraft:
             stop = text.computed + len(missing)
             if not self._grown(text, stop):
                 continue
+            missing = [token if token < self.known else 0 for token in missing]
             if missing:
                 rows.append(Row(missing, text.computed, text.table.pages, 0, request.slot))
                 room, text.computed = room - len(missing), stop
@@ -149,28 +160,34 @@ class InlineDraft:
         return ready
 
     def has_read(self, request: Request) -> bool:
-        """Return True if the device can draft behind the request's verification of its proposal."""
+        """Return True if the draft has read all but what a verification of the request's proposal may add."""
         text = self._texts.get(request.request)
         return text is not None and text.computed >= len(request.tokens) - 1 + max(1, len(request.proposal))
 
-    def pages(self, request: Request, stop: int) -> Sequence[int] | None:
-        """Return the pages of a request's text, enough for `stop` tokens; None if there is no room."""
-        text = self._texts[request.request]
-        return text.table.pages if self._grown(text, stop) else None
+    def is_full(self, request: Request) -> bool:
+        """Return True if there was no room for the request's text when it was last read."""
+        text = self._texts.get(request.request)
+        return text is not None and text.full
+
+    def makes_room(self, request: Request, stop: int) -> bool:
+        """Return True if there are pages for `stop` tokens of a request's text; else give its pages back."""
+        return self._grown(self._texts[request.request], stop)
 
     def _grown(self, text: _Text, stop: int) -> bool:
-        if stop > self.runner.model.shape.max_position:
-            return False
+        text.full = stop > self.runner.model.shape.max_position
         try:
-            text.table.grow(stop)
+            text.table.grow(0 if text.full else stop)
         except OutOfPages:
-            return False
-        return True
+            text.full = True
+        if text.full:
+            text.table.free()
+            text.computed = 0
+        return not text.full
 
     def committed(self, request: Request, drafted: int) -> None:
         """Note a request's new tokens, and that the device has `drafted` tokens behind them, where it drafts ahead."""
         text = self._texts.get(request.request)
-        if text is not None:
+        if text is not None and not text.full:
             known = len(request.tokens) - 1
             text.computed = known + drafted if drafted else min(text.computed, known)
 
@@ -194,12 +211,16 @@ class InlineDraft:
                 return
             except Exception:
                 self.fail()
-        self.drafted.copy_(self.decided())  # no draft tokens
+        self.drafted.copy_(self.decided())
+        self.drafted[:, 2].zero_()  # no draft tokens
 
     def fail(self) -> None:
-        """Use the draft no more, and log the present exception."""
-        log.exception("the draft failed; decoding goes on without it")
-        self.failed = True
+        """Log the present exception, forget all texts, and leave the draft alone: twice as long as the last time."""
+        log.exception("the draft failed; decoding goes on without it for %.0f s", self._pause)
+        self._again, self._pause = time.monotonic() + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
+        for text in self._texts.values():
+            text.table.free()
+        self._texts.clear()
 
     def _launch(self, loop: _Loop, most: int) -> None:
         loop.first()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from collections.abc import Sequence as Items
 import torch
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import AUTO_LOOKAHEAD
+from ssd.config.params import AUTO_LOOKAHEAD, Mode
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
 from ssd.execution.meanwhile import Task, nothing
@@ -20,55 +22,83 @@ from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.messages import DraftState
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.speculation.theory import expected_tokens
-from ssd.tuning.estimates import Estimates
-from ssd.verifier.inline_draft import InlineDraft, InlineRunner
+from ssd.tuning.estimates import Mean
+from ssd.verifier.inline_draft import InlineDraft
+from ssd.verifier.loading import load_draft
 from ssd.verifier.memory import SuffixMemory
-from ssd.verifier.misses import Guess, WaitCosts
-from ssd.verifier.overlap import DeviceScheduler, FollowedRow, OverlappedVerification, overlapped
+from ssd.verifier.misses import Guess, forced_tokens
+from ssd.verifier.overlap import DeviceScheduler, FollowedRow, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.proposer import Counters, Proposer, Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import PlainVerification, Verification
 
+log = logging.getLogger("ssd.target")
 
-def inline(
-    config: EngineConfig, plain: PlainVerification, board: BoardReader, runner: InlineRunner | None
-) -> tuple[Proposer, Verification]:
-    """Return what proposes draft tokens, and runs verifications, in an engine whose draft is that of `runner`."""
-    target, memory = plain.runner, SuffixMemory.of(config)
-    if runner is None or not isinstance(target, StaticRunner):
-        return Proposer(), overlapped(plain, config, board, Proposer().asks)
-    draft = InlineDraft(config, runner)
-    device = DeviceScheduler(target, DeviceBoard(board, target.model.device), draft)
-    proposer = InlineProposer(draft, device, _Lookahead(target, draft).best, memory, plain.trace)
+_MODES: tuple[Mode, ...] = ("sd", "auto")
+"""Modes that draft. Where K is open, `auto` is the `sd` that is fastest here."""
+_ACCEPTANCE, _SMOOTHING = 0.5, 0.01  # an acceptance rate until it is measured, and the smoothing of the measured one
+
+
+def inline(config: EngineConfig, plain: PlainVerification, board: BoardReader) -> tuple[Proposer, Verification] | None:
+    """Load the draft into this process; return what proposes its tokens, and what verifies them.
+
+    Returns None, and logs why, if the device has no room for it. Raises UsageError for a model that cannot draft."""
+    target = plain.runner
+    assert isinstance(target, StaticRunner), "a target in static shapes"
+    try:
+        draft = InlineDraft(config, load_draft(config))
+        device = DeviceScheduler(target, DeviceBoard(board, target.model.device), draft)
+        proposer = InlineProposer(draft, device, RoundTimes(target, draft), SuffixMemory.of(config), plain.trace)
+    except UsageError as error:
+        raise UsageError(f"the draft {config.draft}: {error}") from error
+    except Exception:
+        log.exception("decoding goes on without the draft %s, which cannot be prepared", config.draft)
+        return None
     if os.environ.get("SSD_OVERLAP") == "0":
         return proposer, plain
     policy = OverlapPolicy(always=True)
     return proposer, OverlappedVerification(plain, device, proposer.asks, config.max_num_batched_tokens, policy)
 
 
-class _Lookahead:
-    """Chooses K for requests that leave it open: by an acceptance rate, and by times measured at the start."""
+class RoundTimes:
+    """Seconds of verifications and of the draft's forwards by the number of rows, measured at the start.
+
+    Texts have one token then, so long ones make both longer."""
 
     @torch.inference_mode()
     def __init__(self, runner: StaticRunner, draft: InlineDraft) -> None:
         self._drafting = {rows: _seconds(work, runner.model.device) for rows, work in draft.forwards().items()}
-        self._verifying: dict[int, dict[int, float]] = {}
+        self._verifying: dict[int, list[float]] = {}
         measured: dict[GraphShape, float] = {}
         for rows in self._drafting:
-            for lookahead in range(1, AUTO_LOOKAHEAD + 1):
-                shape = smallest_fitting([1 + lookahead] * rows, runner.steps)
+            self._verifying[rows] = costs = list[float]()
+            while len(costs) < LONGEST_ROW:
+                shape = smallest_fitting([1 + len(costs)] * rows, runner.steps)
                 if shape is None:
                     break
                 if shape not in measured:
                     measured[shape] = _seconds(runner.steps[shape].run, runner.model.device)
-                self._verifying.setdefault(rows, {})[lookahead] = measured[shape]
+                costs.append(measured[shape])
 
     def best(self, rows: int, acceptance: float) -> int:
-        """Return the K that brings most tokens per second in a batch of this number of rows."""
-        size = min((size for size in self._drafting if size >= rows), default=max(self._drafting))
-        costs, drafting = self._verifying.get(size, {1: 1.0}), self._drafting[size]
-        return max(costs, key=lambda k: expected_tokens(acceptance, k) / (costs[k] + k * drafting))
+        """Return the K, at most `AUTO_LOOKAHEAD`, that brings most tokens per second in a batch of `rows` rows."""
+        most = max(1, min(AUTO_LOOKAHEAD, len(self._verifying[self._size(rows)]) - 1))
+        return max(range(1, most + 1), key=lambda k: expected_tokens(acceptance, k) / self._round_s(rows, k))
+
+    def pricing(self, rows: int, acceptance: float, lookahead: int) -> Callable[[int], float]:
+        """Return the price in tokens of verifying so many more of a row: what a row brings in its part of that time."""
+        costs = self._verifying[self._size(rows)]
+        speed = expected_tokens(acceptance, lookahead) / self._round_s(rows, lookahead)
+        return lambda more: speed * (costs[min(more, len(costs) - 1)] - costs[0])
+
+    def _round_s(self, rows: int, lookahead: int) -> float:
+        size = self._size(rows)
+        costs = self._verifying[size]
+        return costs[min(lookahead, len(costs) - 1)] + lookahead * self._drafting[size]
+
+    def _size(self, rows: int) -> int:
+        return min((size for size in self._drafting if size >= rows), default=max(self._drafting))
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
@@ -80,30 +110,29 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
-    return min(found[1:])
+    return max(1e-9, min(found[1:]))
 
 
 class InlineProposer(Proposer):
     """Drafts for requests in mode `sd`: behind each verification on the device, else before the next one.
 
-    The latter is so for a request's first round, and wherever verifications do not overlap. `memory`: guesses from
-    earlier texts, which are verified instead of the draft's tokens where they should bring more. `lookahead` chooses K
-    where a request does not give it."""
+    The latter is so for a request's first round, and wherever verifications do not overlap. `times` choose K where a
+    request leaves it open, and price guesses. `memory`: guesses from earlier texts, which are verified instead of the
+    draft's tokens where they should bring more. Tokens that a grammar forces come before both."""
 
     def __init__(
         self,
         draft: InlineDraft,
         device: DeviceScheduler,
-        lookahead: Callable[[int, float], int],
+        times: RoundTimes,
         memory: SuffixMemory | None = None,
         trace: TraceRing = NO_TRACE,
     ) -> None:
         self._draft, self._device, self._memory, self._trace = draft, device, memory, trace
-        self._choose, self._chosen = lookahead, 1
+        self._times, self._rows, self._chosen, self._open = times, 1, 1, False
         self._missed: dict[int, Guess | None] = {}  # requests without draft tokens, and the memory's guess
         self._guessed = set[int]()  # requests whose last guess was better than the draft's tokens
-        self._estimates = Estimates()
-        self._costs = WaitCosts(self._estimates)
+        self._acceptance = Mean(_ACCEPTANCE, _SMOOTHING)
 
     @property
     def state(self) -> DraftState:
@@ -115,24 +144,26 @@ class InlineProposer(Proposer):
 
     @property
     def plan(self) -> str:
-        return f"sd: K = {self._chosen} at {self._estimates.acceptance.value:.0%} acceptance"
+        chosen = self._open and not self._draft.failed
+        return f"sd, K {self._chosen}: {self._acceptance.value:.0%} of draft tokens are right" if chosen else ""
 
     def asks(self, sequence: Sequence) -> tuple[int, int] | None:
-        if not self._drafts(sequence):
+        if sequence.request in self._guessed:
+            return None  # the memory guesses only after the outcome
+        if not self._drafts(sequence) or self._draft.is_full(sequence):
             return 0, 0
-        if sequence.request in self._guessed or not self._draft.has_read(sequence):
+        if not self._draft.has_read(sequence):
             return None
-        drafted, most = len(sequence.proposal), self._most(sequence)
-        stop = len(sequence.tokens) + drafted + 1 + most
-        has_pages = self._draft.pages(sequence, min(stop, sequence.max_model_len)) is not None
-        return 0, most if has_pages else 0
+        most = self._most(sequence)
+        stop = min(len(sequence.tokens) + len(sequence.proposal) + 1 + most, sequence.max_model_len)
+        return 0, most if self._draft.makes_room(sequence, stop) else 0
 
     def outcomes(self, results: Items[Result]) -> None:
         for result in results:
             sequence, taken = result.sequence, result.taken
             self._draft.committed(sequence, 0 if taken is None else len(taken.ids))
             if result.drafted and result.source == "draft":
-                self._estimates.acceptance.note_outcome(result.drafted, result.outcome.accepted)
+                self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
             guess = self._better_guess(sequence)
             if taken is None:
                 self._missed[sequence.request] = guess
@@ -140,13 +171,19 @@ class InlineProposer(Proposer):
                 sequence.proposal = taken.ids
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
-        self._chosen = self._choose(len(sequences), self._estimates.acceptance.value)
+        self._rows = max(1, len(sequences))
+        self._open = any(s.speculation.mode in _MODES and not s.speculation.num_speculative_tokens for s in sequences)
+        if self._open:
+            self._chosen = self._times.best(self._rows, self._acceptance.value)
         missed = [sequence for sequence in sequences if sequence.request in self._missed]
         if not missed:
             return 0.0
         began = time.perf_counter()
         for sequence in missed:
-            if (guess := self._missed.pop(sequence.request)) is not None:
+            guess = self._missed.pop(sequence.request)
+            if forced := forced_tokens(sequence):
+                sequence.proposal, sequence.source = forced[: LONGEST_ROW - 1], "grammar"
+            elif guess is not None:
                 sequence.proposal, sequence.source = list(guess.tokens), "memory"
         rows = [sequence for sequence in missed if not sequence.proposal and self._drafts(sequence)]
         if rows:
@@ -165,7 +202,7 @@ class InlineProposer(Proposer):
         self._draft.release(sequences)
 
     def _drafts(self, sequence: Sequence) -> bool:
-        wants = sequence.speculation.mode == "sd" and sequence.rule.emits_samples
+        wants = sequence.speculation.mode in _MODES and sequence.rule.emits_samples
         return wants and sequence.acceptable > 0 and not self._draft.failed
 
     def _most(self, sequence: Sequence) -> int:
@@ -175,20 +212,23 @@ class InlineProposer(Proposer):
         return min(self._most(sequence), sequence.acceptable)
 
     def _better_guess(self, sequence: Sequence) -> Guess | None:
-        """Return the memory's guess if it should bring more than the draft's tokens."""
-        guess = None
-        if self._memory is not None and sequence.speculation.mode == "sd":
-            guess = self._memory.guess(sequence, self._costs.pricing)
-        if guess is None or guess.gain <= self._costs.draft_gain(self._lookahead(sequence)):
+        """Return the memory's guess, of a row of a graph at most, if it should bring more than the draft's tokens."""
+        guess, gain, acceptance = None, 0.0, self._acceptance.value
+        if self._memory is not None and sequence.speculation.mode in _MODES:
+            lookahead = self._lookahead(sequence) if self._drafts(sequence) else 0
+            price = self._times.pricing(self._rows, acceptance, lookahead)
+            guess = self._memory.guess(sequence, lambda: price)
+            gain = expected_tokens(acceptance, lookahead) - 1 - price(lookahead)
+        if guess is None or guess.gain <= gain:
             self._guessed.discard(sequence.request)
             return None
         self._guessed.add(sequence.request)
-        return guess
+        return guess._replace(tokens=guess.tokens[: LONGEST_ROW - 1])
 
     def _propose(self, sequences: Items[Sequence]) -> None:
         """Read the new texts of sequences, and draft behind those that are read to their ends."""
         try:
-            ready = [each for each in self._draft.read(sequences) if self._has_pages(each)]
+            ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]
             found = self._device.draft(rows, [sequence.tokens[-1] for sequence in ready]) if rows else []
         except Exception:
@@ -198,8 +238,8 @@ class InlineProposer(Proposer):
             sequence.proposal = ids
             self._draft.committed(sequence, len(ids))
 
-    def _has_pages(self, sequence: Sequence) -> bool:
-        return self._draft.pages(sequence, len(sequence.tokens) + self._lookahead(sequence)) is not None
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self._draft.makes_room(sequence, len(sequence.tokens) + self._lookahead(sequence))
 
     def _row(self, index: int, sequence: Sequence) -> FollowedRow:
         """Return a row as if its last token were the outcome of a running verification."""

@@ -81,29 +81,22 @@ def load(
     return runner, stop_token_ids(checkpoint)
 
 
-def load_draft(config: EngineConfig) -> InlineRunner | None:
-    """Load the draft of a target in this process; return None, and log why, if the device has no room for it.
-
-    Raises UsageError for a model that cannot draft for the target."""
+def load_draft(config: EngineConfig) -> InlineRunner:
+    """Load the draft of a target in this process. Raises UsageError for a model that cannot draft for the target."""
     assert config.draft is not None
+    failpoints.reach("draft.load")
     dummy, longest = config.load_format == "dummy", config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     checkpoint = inspect(Path(config.draft), weights=not dummy)
     target = inspect(Path(config.target), weights=SHARED in checkpoint.config and not dummy)
     checkpoint = check_pair(target, checkpoint if dummy else borrowed(checkpoint, target))
-    device = device_of(config.device)
-    try:
-        failpoints.reach("draft.load")
-        dtype = getattr(torch, config.draft_formats[0].dtype)
-        model = registry.load(checkpoint, dtype, device, longest, dummy=dummy)
-        if config.synthetic is not None:
-            model = synthetic.scripted(model, config.synthetic, "draft")
-        runner = InlineRunner(model, config)
-        runner.warm_up(1)
-    except UsageError as error:
-        raise UsageError(f"the draft {config.draft}: {error}") from error
-    except Exception:
-        log.exception("decoding goes on without the draft %s, which cannot be loaded", config.draft)
-        return None
+    dtype = getattr(torch, config.draft_formats[0].dtype)
+    model = registry.load(checkpoint, dtype, device_of(config.device), longest, dummy=dummy)
+    if cause := model.shape.no_rollback:
+        raise UsageError(f"it cannot draft, as it cannot be rolled back: {cause}")
+    if config.synthetic is not None:
+        model = synthetic.scripted(model, config.synthetic, "draft")
+    runner = InlineRunner(model, config)
+    runner.warm_up(1)
     return runner
 
 

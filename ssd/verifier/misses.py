@@ -249,7 +249,7 @@ class ModelFree(MissPolicy):
             if sequence.request not in self._guessers:
                 self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, sequence.kind)
             guesser = self._guessers[sequence.request]
-            if forced := _forced(sequence):
+            if forced := forced_tokens(sequence):
                 guesser.guess, sequence.source = (), "grammar"  # forced tokens say nothing of the speculator
                 guesser.present_gain = float(len(forced))
                 return forced
@@ -291,7 +291,8 @@ class ModelFree(MissPolicy):
         self._guessers.pop(request, None)
 
 
-def _forced(sequence: Sequence) -> list[int]:
+def forced_tokens(sequence: Sequence) -> list[int]:
+    """Return the next tokens of a sequence that its grammar leaves no choice about."""
     if sequence.grammar is None:
         return []
     most = min(MAX_LOOKAHEAD, sequence.acceptable)

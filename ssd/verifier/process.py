@@ -26,7 +26,7 @@ from ssd.system import failpoints
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
-from ssd.verifier.loading import load, load_draft
+from ssd.verifier.loading import load
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
 from ssd.verifier.proposer import BoardProposer, Proposer
@@ -94,18 +94,16 @@ class Target:
         self._experience: Experience | None = None
         self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-        drafts = config.drafts_apart or config.speculation.mode != "ar"
-        if drafts and not config.inline_draft and not runner.model.shape.no_rollback:
+        made = inline(config, plain, reader) if config.inline_draft else None
+        drafts = (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback
+        if made is None and drafts:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None
             memory = SuffixMemory.of(config)
             shared = reader, self._to_draft, draft_probs, child.trace
             proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps)
-        if config.inline_draft:
-            proposer, verification = inline(config, plain, reader, load_draft(config))
-        else:
-            verification = overlapped(plain, config, reader, proposer.asks)
+        proposer, verification = made or (proposer, overlapped(plain, config, reader, proposer.asks))
         learns = None if self._experience is None else self._experience.tuning
         cores = None if self._team is None else CoreChoice(self._team, learns)
         self.engine = TargetEngine(config, verification, proposer, stops, cores, runner.state_slots)
@@ -124,7 +122,8 @@ class Target:
             self.turn()
 
     def _await_draft(self, experience: Experience) -> None:
-        deadline = time.monotonic() + (_DRAFT_LOADS_S if self._child.config.draft is not None else 0.0)
+        config = self._child.config
+        deadline = time.monotonic() + (_DRAFT_LOADS_S if config.draft is not None and config.drafts_apart else 0.0)
         while experience.wanting and not self._draft and time.monotonic() < deadline:
             self._child.beat()
             self._socket.poll(IDLE_MS)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation
+from ssd.errors import UsageError
 from ssd.execution.adjustments import adjust
 from ssd.execution.static import StaticRunner
 from ssd.ipc.device_board import DeviceBoard
@@ -22,10 +25,10 @@ from ssd.kernels import library, suffixes
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
 from ssd.speculation.sampling import Drawing
-from ssd.verifier import inline_proposer
+from ssd.verifier import inline_draft, inline_proposer
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import InlineDraft, InlineRunner
-from ssd.verifier.inline_proposer import InlineProposer
+from ssd.verifier.inline_proposer import InlineProposer, RoundTimes
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
@@ -48,6 +51,19 @@ from tests.verifier.test_overlap import (
 pytestmark = pytest.mark.usefixtures("replayed")
 
 
+class Times(RoundTimes):
+    """Verifications take equally long, whatever they verify, and K is 3 where it is open."""
+
+    def __init__(self) -> None:
+        pass
+
+    def best(self, rows: int, acceptance: float) -> int:
+        return 3
+
+    def pricing(self, rows: int, acceptance: float, lookahead: int) -> Callable[[int], float]:
+        return lambda more: 0.0
+
+
 class Inline(Pair):
     """A target with a draft in its process. Its cache has NaN wherever nothing was written."""
 
@@ -64,7 +80,7 @@ class Inline(Pair):
         self.inline = InlineDraft(configuration, draft)
         board = DeviceBoard(empty_board(configuration), target.model.device)
         device = DeviceScheduler(target, board, self.inline)
-        self.inline_proposer = InlineProposer(self.inline, device, lambda rows, acceptance: 3, memory)
+        self.inline_proposer = InlineProposer(self.inline, device, Times(), memory)
         plain, most = PlainVerification(target), configuration.max_num_batched_tokens
         asks, policy = self.inline_proposer.asks, OverlapPolicy(always=True)
         self.overlapped = OverlappedVerification(plain, device, asks, most, policy)
@@ -167,7 +183,7 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int, rememberi
 
 
 def test_where_k_is_open_it_is_that_of_the_fastest_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By made times: a verification of t tokens, and a forward of the draft."""
+    """By made times: a verification of t tokens, and a forward of the draft. They price guesses, too."""
     own = pair(world, 0)
     runner, inline, times = own.overlapped._device._runner, own.inline, {"token": 0.0, "draft": 0.0}
     forwards = [*inline.forwards().values()]
@@ -181,18 +197,21 @@ def test_where_k_is_open_it_is_that_of_the_fastest_round(world: World, monkeypat
 
     monkeypatch.setattr(inline_proposer, "_seconds", seconds)
 
-    def best(rows: int, acceptance: float, **made: float) -> int:
-        times.update({"token": 0.0, "draft": 0.0} | made)
-        return inline_proposer._Lookahead(runner, inline).best(rows, acceptance)
+    def made(**changes: float) -> RoundTimes:
+        times.update({"token": 0.0, "draft": 0.0} | changes)
+        return RoundTimes(runner, inline)
 
-    assert best(1, 0.9) == 8
-    assert best(1, 0.9, draft=0.5) < 4
-    assert best(1, 0.2, draft=0.05) < best(1, 0.8, draft=0.05)
-    assert best(1, 0.8, token=0.02) > best(3, 0.8, token=0.1) >= 1
+    assert made().best(1, 0.9) == 8
+    assert made(draft=0.5).best(1, 0.9) < 4
+    assert made(draft=0.05).best(1, 0.2) < made(draft=0.05).best(1, 0.8)
+    assert made(token=0.02).best(1, 0.8) > made(token=0.1).best(3, 0.8) >= 1
+    price = made(token=0.1).pricing(1, 0.5, 1)
+    assert price(0) == 0.0 < price(1) < price(7) == pytest.approx(7 * price(1))
     laws = params(2, 40, 0.8)
     found = own.run(PROMPTS[:2], laws)
     assert found.ids == world.truth(PROMPTS[:2], laws)
     assert all(len(metrics.acceptance_histogram) == 4 for metrics in found.metrics)
+    assert own.inline_proposer.plan.startswith("sd, K 3: ") and pair(world, 4).inline_proposer.plan == ""
 
 
 def test_a_verification_is_launched_with_its_draft_before_the_last_outcome_is_read(world: World) -> None:
@@ -275,23 +294,112 @@ def test_bad_ids_cost_proposals_alone(world: World, kernels: str, found: int, mo
 
 @pytest.mark.parametrize("where", ["read", "behind"])
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_draft_that_fails_leaves_the_target_alone(
-    world: World, where: str, after: int, caplog: pytest.LogCaptureFixture
+def test_a_draft_that_fails_is_left_alone_for_a_while(
+    world: World,
+    where: str,
+    after: int,
+    remembering: SuffixMemory,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, calls = pair(world), count()
+    """The target goes on, and so does the memory. The pause doubles."""
+    now = [0.0]
+    monkeypatch.setattr(inline_draft.time, "monotonic", lambda: now[0])
+    own, calls, broken = pair(world, memory=remembering), count(), [True]
     loop = own.inline._loops[2, Drawing.GREEDY]
-    place, name = (own.inline.runner, "forward") if where == "read" else (loop, "first")
+    place, name = (own.inline, "read") if where == "read" else (loop, "first")
     call = getattr(place, name)
 
     def failing(*args: Any) -> Any:
-        if next(calls) >= after:
+        if next(calls) >= after and broken[0]:
             raise RuntimeError("planted")
         return call(*args)
 
     setattr(place, name, failing)
-    laws = params(2, 40)
-    for prompts in (PROMPTS[:2], PROMPTS[2:4]):
-        assert own.run(prompts, laws).ids == world.truth(prompts, laws)
-    failed = where == "behind" or after < 2
-    assert (own.inline_proposer.state == "down") == failed == ("planted" in caplog.text)
-    assert own.engine.pool.live == 0 and own.inline._pool.live == 0
+
+    def accepted(prompts: list[list[int]], store: bool = True) -> Counter[str]:
+        laws = params(2, 40, store=store)
+        found = own.run(prompts, laws)
+        assert found.ids == world.truth(prompts, laws)
+        assert own.engine.pool.live == 0 and own.inline._pool.live == 0
+        return sum((Counter(metrics.accepted_by_source) for metrics in found.metrics), Counter[str]())
+
+    for pause in (1.0, 2.0):
+        for _ in range(3):
+            accepted(PROMPTS[:2], store=False)
+        assert own.inline_proposer.state == "down" and f"without it for {pause:.0f} s" in caplog.text
+        caplog.clear()
+        assert accepted(PROMPTS[:2])["draft"] == 0 < accepted(PROMPTS[:2])["memory"]
+        now[0] += pause
+    broken[0] = False
+    assert own.inline_proposer.state == "up"
+    assert accepted(PROMPTS[2:4], store=False)["draft"] > 0
+
+
+def test_an_engine_that_has_no_room_for_its_draft_goes_on_without(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(Speculation("sd", 4), max_num_seqs=ROWS, num_pages=PAGES, draft_num_pages=PAGES)
+    plain, board = PlainVerification(world.static()), empty_board(settings)
+
+    def loaded(error: Exception | None) -> Any:
+        def load(configuration: EngineConfig) -> InlineRunner:
+            if error is not None:
+                raise error
+            return InlineRunner(world.draft.model, configuration)
+
+        monkeypatch.setattr(inline_proposer, "load_draft", load)
+        return inline_proposer.inline(settings, plain, board)
+
+    assert loaded(torch.OutOfMemoryError("planted")) is None and "planted" in caplog.text
+    with pytest.raises(UsageError, match=r"^the draft draft: it does not fit"):
+        loaded(UsageError("it does not fit"))
+    proposer, verification = loaded(None)
+    assert isinstance(proposer, InlineProposer) and isinstance(verification, OverlappedVerification)
+    monkeypatch.setenv("SSD_OVERLAP", "0")
+    assert loaded(None)[1] is plain
+    prepare = InlineDraft.prepare
+    monkeypatch.setattr(InlineDraft, "prepare", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("planted")))
+    assert loaded(None) is None
+    monkeypatch.setattr(InlineDraft, "prepare", prepare)
+
+
+def test_ids_that_the_draft_does_not_know_are_read_as_another_one(world: World, kernels: str, tmp_path: Path) -> None:
+    """In a prompt, sampled, and drafted by the memory."""
+    fewer = tiny.llama(tmp_path / "fewer", vocab_size=40)
+    settings = config(Speculation("sd", 4), max_num_seqs=ROWS, num_pages=PAGES, draft_num_pages=PAGES)
+    own = Inline(settings, world.static(), InlineRunner(tiny.runner(fewer, torch.float64).model, settings))
+    laws = params(2, 12 if kernels == "triton" else 40, 0.9)
+    prompts = [[1, 130, 99, 39, 40], [41]]
+    found = own.run(prompts, laws)
+    assert found.ids == world.truth(prompts, laws) and max(map(max, found.ids)) >= 40
+    assert own.inline_proposer.state == "up" and sum(metrics.accepted_tokens for metrics in found.metrics) > 0
+
+
+@pytest.mark.parametrize("short", ["pages", "context"])
+def test_a_text_without_room_costs_others_neither_overlap_nor_drafts(
+    world: World, short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, laws = [PROMPTS[0], tiny.token_ids(150, 5)], params(2, 40)
+    own = pair(world, draft_num_pages=30 if short == "pages" else PAGES)
+    if short == "context":
+        shape = own.inline.runner.model.shape
+        limited = SimpleNamespace(**{name: getattr(shape, name) for name in shape.__dataclass_fields__})
+        monkeypatch.setattr(own.inline.runner.model, "shape", limited)
+        limited.max_position = 100
+    seen = followed(own)
+    found = own.run(prompts, laws)
+    assert found.ids == world.truth(prompts, laws)
+    accepted = [metrics.accepted_tokens for metrics in found.metrics]
+    assert accepted[0] > 10 and accepted[1] == 0 and len(seen) > 25
+
+
+def test_the_largest_k_is_one_graph_too(world: World) -> None:
+    own = pair(world, 16, max_num_seqs=2)
+    loop, launches = own.inline._loops[1, Drawing.GREEDY], Counter[str]()
+    one, rest = loop.one, loop.rest
+    loop.one = lambda: (launches.update(["one"]), one())[1]  # type: ignore[func-returns-value]
+    loop.rest = lambda: (launches.update(["rest"]), rest())[1]  # type: ignore[func-returns-value]
+    laws = params(1, 60)
+    assert own.run(PROMPTS[:1], laws).ids == world.truth(PROMPTS[:1], laws)
+    assert launches["rest"] > 3 > launches["one"]
