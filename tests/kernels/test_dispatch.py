@@ -9,13 +9,15 @@ import torch
 
 from ssd.execution.adjustments import adjust
 from ssd.kernels.gpu import KERNELS, fused
-from ssd.kernels.rounds import build, decide, note_outcomes
+from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
 from ssd.speculation.noise import gumbels_of
 from ssd.speculation.sampling import drawn, lowest, warmed
 
 FUNCTIONS: dict[str, fused[..., object]] = {
     function.reference.__name__: function
-    for function in (adjust, build, decide, drawn, gumbels_of, lowest, note_outcomes, warmed)
+    for function in (
+        *(adjust, begin_draft, build, decide, drawn, go_on_drafting, gumbels_of, lowest, note_outcomes, warmed),
+    )
 }
 
 

@@ -25,7 +25,7 @@ from ssd.kernels import library, suffixes
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
 from ssd.speculation.sampling import Drawing
-from ssd.verifier import inline_draft, inline_proposer
+from ssd.verifier import inline_draft, inline_proposer, overlap
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer, RoundTimes
@@ -121,6 +121,32 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         for function in (adjust, begin_draft, build, decide, go_on_drafting, note_outcomes):
             monkeypatch.setattr(function, "serves", lambda _: True)
     return str(request.param)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_write_what_torch_writes(seed: int) -> None:
+    """Rows with any outcome, some of them not used, and samples that are no ids."""
+    dice = Random(seed)
+    layout = overlap._ROW
+    rows = torch.zeros(dice.randint(1, 6), layout.high + 16, dtype=torch.int64)
+    decided = torch.zeros(len(rows), 3 + layout.most, dtype=torch.int64)
+    for row, outcome in zip(rows, decided, strict=True):
+        verified = dice.randint(0, layout.most)
+        row[layout.numbers + 2 :][:3] = torch.tensor((verified, dice.randint(0, layout.most), dice.randint(0, 30)))
+        row[layout.ids :][:verified] = torch.randint(0, 60, (verified,))
+        outcome[:2] = torch.tensor((dice.randint(0, verified), dice.choice((-1, 7, 45))))
+    own = [(torch.zeros_like(decided), torch.zeros_like(decided)) for _ in range(2)]
+    for function, (drafted, work) in zip((begin_draft.reference, begin_draft.kernel), own, strict=True):
+        function(rows, decided, drafted, work, 40, layout)
+    for _ in range(layout.most):
+        (first, work), (second, other) = own
+        assert torch.equal(first, second) and torch.equal(work[:, :4], other[:, :4])
+        ends = (1 + work[:, 2]).cumsum(0)
+        starts = torch.cat((torch.zeros(1, dtype=torch.int64), ends, ends[-1:]))
+        samples = torch.tensor([dice.choice((-1, 3, 9, 70, 2**40)) for _ in range(2 * len(rows))])
+        for function, (drafted, work) in zip((go_on_drafting.reference, go_on_drafting.kernel), own, strict=True):
+            function(drafted, work, samples, starts, 60)
+    assert (own[0][0][:, 3:] < 60).all()
 
 
 @pytest.mark.parametrize(
