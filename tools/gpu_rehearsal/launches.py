@@ -51,12 +51,12 @@ class Graph(NamedTuple):
 def over(found: Collection[Graph]) -> dict[Graph, int]:
     """Return the graphs with too many launches, and how many they may have.
 
-    Forwards of a draft may follow each other in one graph: it has n times the layers of a step that is there, too."""
-    steps = {graph.layers: graph for graph in found if graph.kind == "tree step" and not graph.exceeds(1)}
+    Forwards of a draft may follow each other in one graph: it has n times the layers of a step that is there, too. One
+    in the target's process has the attention of a verification."""
+    steps = {(graph.kind, graph.layers) for graph in found if graph.attentions and not graph.exceeds(1)}
     wrong = {}
     for graph in set(found):
-        own = steps.values() if graph.kind == "tree step" else ()
-        several = [graph.layers // step.layers for step in own if graph.layers % step.layers == 0]
+        several = [graph.layers // each for kind, each in steps if kind == graph.kind and graph.layers % each == 0]
         if all(graph.exceeds(forwards) for forwards in (1, *several)):
             wrong[graph] = graph.most(max((1, *several))) or 0
     return wrong
