@@ -169,10 +169,7 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
         "the target has several ranks": options.tensor_parallel_size > 1,
         "there must be one draft on this machine": len(pair.drafts) != 1,
         f"the draft is {kind.name if kind else 'a head'}": kind is not None or any(map(mtp.is_mtp, pair.drafts)),
-        "the draft predicts ids of a list": any(
-            pairs.DRAFT_VOCAB in draft.config or (draft.directory / checkpoint.LIST_FILE).is_file()
-            for draft in pair.drafts
-        ),
+        "the draft has another tokenizer": any(draft.translation is not None for draft in pair.drafts),
         "layers have states": any(ModelSizes.of(model).recurrent.change for model in models),
         "--mps is for two processes": options.mps,
     }

@@ -23,7 +23,7 @@ from ssd.execution.static import StaticRunner, Step
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import RowLayout, begin_draft, build, go_on_drafting
 from ssd.models.interface import Model
-from ssd.speculation.sampling import Drawing, drawn
+from ssd.speculation.sampling import Drawing, best, drawn, sound, warmed
 from ssd.system import failpoints
 from ssd.verifier.sequence import Sequence as Request
 
@@ -35,16 +35,24 @@ _DRAWINGS = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
 
 
 class InlineRunner(StaticRunner):
-    """The draft's runner. It draws among the ids that the target has, too."""
+    """The draft's runner. It draws among the ids that the target has, too, or among those that the draft lists."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         sizes = config.draft_num_pages, config.page_size, config.deterministic, config.attention
         self._outputs = min(config.vocab_size, model.shape.outputs)
+        self._ids: Tensor | None = getattr(getattr(model, "head", None), "ids", None)
         capture = not config.enforce_eager
         super().__init__(model, *sizes, most_rows=config.max_num_seqs, longest=2, capture=capture)
 
+    def _adjustments(self, sequences: int) -> None:
+        return None  # a draft guesses by its own logits
+
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
-        return drawn(logits[:, : self._outputs].contiguous(), draws)
+        logits = logits[:, : self._outputs].contiguous()
+        if self._ids is None:
+            return drawn(logits, draws)
+        found = sound(*best(warmed(logits, draws, self._ids)))
+        return torch.where(found < 0, found, self._ids[found.clamp(min=0)])
 
 
 class _Loop:

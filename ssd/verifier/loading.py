@@ -20,6 +20,7 @@ from ssd.execution.static import StaticRunner
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
@@ -88,7 +89,7 @@ def load_draft(config: EngineConfig) -> InlineRunner:
     dummy, longest = config.load_format == "dummy", config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
     checkpoint = inspect(Path(config.draft), weights=not dummy)
     target = inspect(Path(config.target), weights=SHARED in checkpoint.config and not dummy)
-    checkpoint = check_pair(target, checkpoint if dummy else borrowed(checkpoint, target))
+    checkpoint = check_pair(target, checkpoint if dummy else with_list(borrowed(checkpoint, target)))
     dtype = getattr(torch, config.draft_formats[0].dtype)
     model = registry.load(checkpoint, dtype, device_of(config.device), longest, dummy=dummy)
     if cause := model.shape.no_rollback:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
@@ -24,17 +26,19 @@ from ssd.ipc.device_board import DeviceBoard
 from ssd.kernels import library, suffixes
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import begin_draft, build, decide, go_on_drafting, note_outcomes
+from ssd.models.checkpoint import LIST_FILE
 from ssd.speculation.sampling import Drawing
 from ssd.verifier import inline_draft, inline_proposer, overlap
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer, RoundTimes
+from ssd.verifier.loading import load_draft
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.verification import PlainVerification
 from tests.capture.replay import replay_captures
-from tests.draft.pair import Pair, config, empty_board, params
+from tests.draft.pair import VOCABULARY, Pair, config, empty_board, params
 from tests.models import tiny
 from tests.verifier.test_overlap import (
     ADJUSTED,
@@ -429,3 +433,21 @@ def test_the_largest_k_is_one_graph_too(world: World) -> None:
     laws = params(1, 60)
     assert own.run(PROMPTS[:1], laws).ids == world.truth(PROMPTS[:1], laws)
     assert launches["rest"] > 3 > launches["one"]
+
+
+def test_a_draft_with_a_list_predicts_its_ids_alone(world: World, tmp_path: Path) -> None:
+    """As the built-in draft has one."""
+    ids = sorted(Random(4).sample(range(VOCABULARY), 60))
+    target = tiny.llama(tmp_path / "target", seed=3)
+    draft = tiny.noisy_copy(target, tmp_path / "draft", noise=0.03)
+    save_file({"ids": torch.tensor(ids)}, draft / LIST_FILE)
+    settings = config(Speculation("sd", 4), max_num_seqs=ROWS, num_pages=PAGES, draft_num_pages=PAGES, draft=str(draft))
+    settings = structs.replace(settings, target=str(target))
+    own = Inline(settings, world.static(), load_draft(settings))
+    drafts, draft_of = list[list[int]](), own.overlapped._device.draft
+    own.overlapped._device.draft = lambda *given: drafts.extend(found := draft_of(*given)) or found  # type: ignore
+    laws = params(2, 40, 0.8)
+    found = own.run(PROMPTS[:2], laws)
+    assert found.ids == world.truth(PROMPTS[:2], laws)
+    assert all(metrics.accepted_tokens > 0 for metrics in found.metrics)
+    assert drafts and {token for tokens in drafts for token in tokens} <= {*ids}
