@@ -34,8 +34,13 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 64.0
 _DRAWINGS = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
 
 
+def _size(rows: int) -> int:
+    """Return the least power of two that is not below a number of rows."""
+    return 1 << (rows - 1).bit_length()
+
+
 class InlineRunner(StaticRunner):
-    """The draft's runner. It draws among the ids that the target has, too, or among those that the draft lists."""
+    """The draft's runner. It draws ids of the target's vocabulary, or of the list of a draft that has one."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         sizes = config.draft_num_pages, config.page_size, config.deterministic, config.attention
@@ -61,25 +66,25 @@ class _Loop:
     Each is a captured graph, or a plain function."""
 
     def __init__(self, draft: InlineDraft, rows: int, drawing: Drawing) -> None:
-        self._draft, self._drawing = draft, drawing
+        self._draft, self._rows, self._drawing = draft, rows, drawing
         # A row's first forward may have two tokens: the last draft token was accepted, but never read.
-        self._two = Step(draft.runner, GraphShape(rows, 2 * rows, min(2, 2 * rows - rows // 2)), ())
+        self._two = Step(draft.runner, GraphShape(rows, 2 * rows, 2), ())
         self._one = Step(draft.runner, GraphShape(rows, rows, 1), ())
-        self.first: Callable[[], None] = partial(self._begin, rows)
-        self.one: Callable[[], None] = partial(self._forward, self._one, rows)
-        self.rest: Callable[[], None] = partial(self._later, rows, draft.lookahead - 1)
+        self.first: Callable[[], None] = self._begin
+        self.one: Callable[[], None] = partial(self._forward, self._one)
+        self.rest: Callable[[], None] = self._go_on
 
-    def _begin(self, rows: int) -> None:
+    def _begin(self) -> None:
         draft = self._draft
         begin_draft(draft.rows, draft.decided(), draft.drafted, draft.work, draft.known, draft.layout)
-        self._forward(self._two, rows)
+        self._forward(self._two)
 
-    def _later(self, rows: int, forwards: int) -> None:
-        for _ in range(forwards):
-            self._forward(self._one, rows)
+    def _go_on(self) -> None:
+        for _ in range(self._draft.lookahead - 1):
+            self._forward(self._one)
 
-    def _forward(self, step: Step, rows: int) -> None:
-        draft, tables = self._draft, self._draft.runner.tables
+    def _forward(self, step: Step) -> None:
+        draft, tables, rows = self._draft, self._draft.runner.tables, self._rows
         work, fields, dummy = draft.work[:rows], step.batch.fields, (tables.dummy, tables.dummy_page)
         sizes = step.batch.tokens, step.batch.rows, step.batch.longest
         page = draft.runner.cache.page_size
@@ -93,6 +98,10 @@ class _Text:
     def __init__(self, table: PageTable, tokens: Sequence[int]) -> None:
         self.table, self.full = table, False
         self.computed = table.adopt_prefix(tokens)
+
+    def share(self, tokens: Sequence[int]) -> None:
+        """Let other texts find the pages of the committed `tokens`."""
+        self.table.share_computed(tokens, min(self.computed, len(tokens) - 1))
 
 
 class InlineDraft:
@@ -116,9 +125,7 @@ class InlineDraft:
         self.rows, self.decided, self.layout = rows, decided, layout
         self.drafted, self.work = torch.zeros_like(decided()), torch.zeros_like(decided())
         captured = GraphPool(self.runner.model.device).capture if self.runner.capture else once
-        size = 1
-        while size < len(rows):
-            size *= 2
+        size = _size(len(rows))
         while size:  # the largest first: smaller ones reuse its memory
             for drawing in _DRAWINGS:
                 loop = self._loops[size, drawing] = _Loop(self, min(size, len(rows)), drawing)
@@ -140,7 +147,7 @@ class InlineDraft:
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def read(self, requests: Sequence[Request]) -> list[Request]:
-        """Read what is new of the requests' texts but the last token, and return those that are read to there.
+        """Read the new tokens of texts, except the last one of each; return the requests that are read to the end.
 
         Prompts are read in parts of at most `max_num_batched_tokens` tokens in all."""
         rows, ready, room = list[Row](), list[Request](), self._most_tokens
@@ -163,8 +170,7 @@ class InlineDraft:
             failpoints.reach("draft.prefill")
             self.runner.forward(rows)
         for request in requests:
-            text = self._texts[request.request]
-            text.table.share_computed(request.tokens, min(text.computed, len(request.tokens) - 1))
+            self._texts[request.request].share(request.tokens)
         return ready
 
     def has_read(self, request: Request) -> bool:
@@ -203,7 +209,7 @@ class InlineDraft:
         for request in requests:
             text = self._texts.pop(request.request, None)
             if text is not None:
-                text.table.share_computed(request.tokens, min(text.computed, len(request.tokens) - 1))
+                text.share(request.tokens)
                 text.table.free()
 
     # -- the device's work -----------------------------------------------------------------------------------------
@@ -215,7 +221,7 @@ class InlineDraft:
         if most and not self.failed:
             try:
                 self.runner.tables.tell(known)
-                self._launch(self._loops[1 << (len(rows) - 1).bit_length(), min(drawing, Drawing.FILTERED)], most)
+                self._launch(self._loops[_size(len(rows)), min(drawing, Drawing.FILTERED)], most)
                 return
             except Exception:
                 self.fail()

@@ -226,7 +226,7 @@ class InlineProposer(Proposer):
         return guess._replace(tokens=guess.tokens[: LONGEST_ROW - 1])
 
     def _propose(self, sequences: Items[Sequence]) -> None:
-        """Read the new texts of sequences, and draft behind those that are read to their ends."""
+        """Read the new tokens of sequences, and draft for those that are read to the end."""
         try:
             ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]

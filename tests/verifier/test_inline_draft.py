@@ -304,7 +304,7 @@ def test_what_the_memory_knows_better_is_verified_instead(world: World, remember
 
 
 class Wrong(InlineRunner):
-    """Samples what is no token."""
+    """Samples ids that are no tokens."""
 
     found = -1
 
