@@ -14,6 +14,7 @@ from ssd.execution.static import StaticRunner
 from ssd.ipc.device_board import page_locked
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.models.interface import Model
 from ssd.verifier.inline_draft import InlineRunner
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -22,6 +23,15 @@ from tests.verifier.test_inline_draft import Inline
 PAGE, PAGES, ROWS, LONGEST = 16, 200, 4, 256
 KEPT: list[Draft] = []  # what is page-locked stays where it is
 PROMPTS = [tiny.token_ids(length, length) for length in (3, 40, 17)]
+SIZES = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
+
+
+def loaded(device: torch.device, pair: tuple[Path, Path], capture: bool) -> tuple[StaticRunner, Model]:
+    """A deterministic target, warmed up, and its draft's model."""
+    target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
+    runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
+    runner.warm_up(5)
+    return runner, draft
 
 
 @pytest.mark.parametrize("capture", [True, False])
@@ -33,11 +43,8 @@ PROMPTS = [tiny.token_ids(length, length) for length in (3, 40, 17)]
 def test_ids_and_hits_are_those_of_the_host(
     device: torch.device, pair: tuple[Path, Path], asked: dict[str, Any], capture: bool
 ) -> None:
-    target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
-    runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
-    runner.warm_up(5)
-    sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
-    settings = config(Speculation("ssd", 4, (3,), backup="none"), deterministic=True, **sizes)
+    runner, draft = loaded(device, pair, capture)
+    settings = config(Speculation("ssd", 4, (3,), backup="none"), deterministic=True, **SIZES)
     laws = params(len(PROMPTS), 60, ignore_eos=True, **asked)
     found = [Pair(settings, runner).run(PROMPTS, laws)]
     for overlap in (False, True):
@@ -87,11 +94,8 @@ def test_plain_decoding_has_the_same_ids(
 def test_a_draft_in_the_targets_process_changes_no_id(
     device: torch.device, pair: tuple[Path, Path], asked: dict[str, Any], capture: bool
 ) -> None:
-    target, draft = (registry.load(inspect(path), torch.float32, device, LONGEST) for path in pair)
-    runner = StaticRunner(target, PAGES, PAGE, True, most_rows=ROWS, longest=5, capture=capture)
-    runner.warm_up(5)
-    sizes = {"max_num_seqs": ROWS, "num_pages": PAGES, "draft_num_pages": PAGES, "page_size": PAGE, "vocab_size": 300}
-    settings = config(Speculation("sd", 4), deterministic=True, enforce_eager=not capture, **sizes)
+    runner, draft = loaded(device, pair, capture)
+    settings = config(Speculation("sd", 4), deterministic=True, enforce_eager=not capture, **SIZES)
     beside = InlineRunner(draft, settings)
     beside.warm_up(1)
     laws = params(len(PROMPTS), 60, ignore_eos=True, **asked)
