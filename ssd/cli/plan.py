@@ -13,7 +13,7 @@ from ssd.bench.outputs import console, grid
 from ssd.bench.quantities import Real
 from ssd.cli.options import engine_options
 from ssd.config.engine import EngineConfig
-from ssd.config.params import AUTO_LOOKAHEAD
+from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
@@ -56,7 +56,7 @@ def plan(engine: EngineOptions, temperature: float, batch: int) -> None:
     prior, kind = knowledge.read(Path(config.draft) / PRIOR_FILE, Knowledge) or Knowledge(), kind_of(temperature)
     tuning = Tuning()
     tuning.recall(known, prior)
-    tuning.situate([kind] * batch, True)
+    tuning.situate([kind] * batch, DRAFTED)
     figures = tuning.estimates.measurements(kind, True)
     assert figures is not None  # all forwards are measured
     tuning.estimates.ends = True  # as in an engine whose draft is on its machine

@@ -229,7 +229,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
       cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
       system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
-    - `inline_draft`: the draft runs in the target's process, in turn with it, for requests in the modes `ar` and `sd`.
+    - `inline_draft`: a draft runs in the target's process, in turn with it. In mode `sd` it is alone; in mode `auto`
+      another one, on `draft_device` and in its own process, drafts ahead for requests in mode `ssd`.
     - `features`: the draft reads hidden states of the target.
     - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
@@ -293,8 +294,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def drafts_apart(self) -> bool:
-        """Return True if a draft, if there is one, has a process of its own."""
-        return self.has_draft and not self.inline_draft
+        """Return True if a draft has a process of its own."""
+        return self.has_draft and not (self.inline_draft and self.speculation.mode == "sd")
 
     @property
     def parks_draft(self) -> bool:

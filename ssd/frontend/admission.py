@@ -251,10 +251,10 @@ def _unable(speculation: Speculation, rule: AcceptanceRule, config: EngineConfig
     """Return why this engine cannot use `speculation` with its `rule`, or None."""
     if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
-    if config.inline_draft and speculation.mode in ("ngram", "ssd"):
+    if config.inline_draft and not config.drafts_apart and speculation.mode in ("ngram", "ssd"):
         return (
             f"mode {speculation.mode} is not served where the draft has no process of its own: sd, ar and auto are; "
-            "start the engine with --inline-draft off"
+            "start the engine with --mode auto or --inline-draft off"
         )
     if speculation.backup not in speculators.names():
         return f"no backup {speculation.backup!r}; there are {', '.join(speculators.names())}"

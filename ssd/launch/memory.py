@@ -42,7 +42,7 @@ class NoRoom(UsageError):
 
 
 class GpuPlaces(NamedTuple):
-    """The GPUs of the target's ranks and of the draft, and all GPUs of this machine (None: unknown)."""
+    """The GPUs of the target's ranks and of a draft, and all GPUs of this machine (None: unknown)."""
 
     target: range
     draft: int | None
@@ -94,6 +94,8 @@ def cache_pages(
     need = need._replace(working=need.working + beside, page=need.page + states)
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
+    if places.draft is not None and options.draft_device == "cpu":  # the one in the target's process
+        drafts = [draft._replace(dtype=target.dtype) for draft in drafts]
     draft_need = _drafts_need(options, speculation, target, drafts)
     budget = Budget(places.present, options.gpu_memory_utilization)
     on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)

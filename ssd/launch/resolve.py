@@ -80,11 +80,15 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     _check_arithmetic(options)
     options = _with_activations(options, target)
     inline = _drafts_inline(options, speculation, pair)
-    target_cpus, draft_cpus, elastic = _cores(options, bool(drafts) and not inline)
+    apart = bool(drafts) and not (inline and speculation.mode == "sd")
+    if inline and apart:
+        options = replace(options, draft_device="cpu")
+        pair = pair._replace(formats=draft_formats(options, drafts))
+    target_cpus, draft_cpus, elastic = _cores(options, apart)
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
     vocab_size = ModelSizes.of(target).vocab_size
     draft_probs = memory.draft_probs_bytes(options, speculation, vocab_size)
-    room = _room(options, speculation, pair, draft_probs, available, inline)
+    room = _room(options, speculation, pair, draft_probs, available, inline, apart)
     config = EngineConfig(
         target=str(target.directory),
         draft=(mtp.NAME if mtp.is_mtp(drafts[-1]) else str(drafts[-1].directory)) if drafts else None,
@@ -161,7 +165,7 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
     models = [pair.target, *pair.drafts]
     kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
     causes = {
-        f"mode {speculation.mode} drafts ahead, in another process; give --mode sd": speculation.mode != "sd",
+        "mode ssd drafts ahead, in another process; give --mode sd or auto": speculation.mode == "ssd",
         "the sampler rejection needs a draft's probabilities": speculation.rule().needs_draft_probs,
         f"the target is on {options.device}, the draft on {options.draft_device}; both must be on one GPU": (
             options.device == "cpu" or gpus.number(options.device) != gpus.number(options.draft_device)
@@ -177,18 +181,24 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
 
 
 def _room(
-    options: ChosenOptions, speculation: Speculation, pair: _Pair, draft_probs: int, available: int, inline: bool
+    options: ChosenOptions,
+    speculation: Speculation,
+    pair: _Pair,
+    draft_probs: int,
+    available: int,
+    inline: bool,
+    apart: bool,
 ) -> _Room:
     """Fit weights, processes and caches into the `available` bytes of the host, and into the GPUs.
 
-    `draft_probs`: bytes of draft probabilities. `inline`: the draft has no process.
+    `draft_probs`: bytes of draft probabilities. `inline`, `apart`: a draft is in the target's process, in its own.
 
     Raises UsageError where there is no room."""
     target, drafts = pair.target, pair.drafts
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     weights = memory.host_weights(options, sized, drafts, pair.formats) + memory.host_states(options, sized, drafts)
-    processes = memory.host_processes(options, bool(drafts) and not inline)
+    processes = memory.host_processes(options, apart)
     memory.check_room(options, sized, sized_drafts, weights, processes, available)
     free = max(0, available - weights - processes)
     length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, sized_drafts, free))
@@ -208,8 +218,7 @@ def _room(
 def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPlaces:
     """Return the GPUs of target and draft, and log if two processes share one. Raises UsageError for a missing GPU."""
     target = gpus.of_ranks(options.device, options.ranks_here)
-    draft = gpus.number(options.draft_device)
-    draft = draft if has_draft else None
+    draft = gpus.number(options.device if inline else options.draft_device) if has_draft else None
     present = gpus.present() if target or draft is not None else None
     if target and present is None and options.kv_cache_memory_bytes is None:
         raise UsageError(
@@ -336,10 +345,13 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
 
 
 def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> tuple[WeightFormat, ...]:
-    """Return the draft's possible formats: the requested one, the target's, or several for its process to time.
+    """Return the draft's possible formats: the requested one, the target's, or on a CPU several, to be timed.
 
     A draft may be rounded, because its weights change no token. Raises UsageError for a format that cannot be."""
-    dtype, asked, on_cpu = options.draft_dtype, options.draft_weights, options.draft_device == "cpu"
+    asked, on_cpu = options.draft_weights, options.draft_device == "cpu"
+    independent = not any(map(pairs.draft_kind, drafts))
+    on_host = on_cpu and options.device != "cpu" and independent and not any(map(mtp.is_mtp, drafts))
+    dtype, usual = options.draft_dtype, "float32" if on_host else options.dtype
     if options.quantize == "int8" and asked == "auto" and dtype in (None, "float32") and on_cpu:
         asked = "int8"
     for flag, value, of, device in (
@@ -350,12 +362,11 @@ def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint
             raise UsageError(f"{flag} {value} works in float32 on a CPU, not in {of} on device {device}")
     if asked == "int8" or asked == "light":
         return (WeightFormat(quantize=asked),)
-    if dtype is not None or options.deterministic or options.dtype != "float32" or not on_cpu:
-        return (WeightFormat(dtype or options.dtype),)
+    if dtype is not None or options.deterministic or usual != "float32" or not on_cpu:
+        return (WeightFormat(dtype or usual),)
     formats = [WeightFormat("float32")]
     if asked == "auto" and all(registry.has_file(draft) for draft in drafts):
         whole, in_8_bits, light = (sum(resident_bytes(draft, "float32", how) for draft in drafts) for how in ROUNDINGS)
         formats += [WeightFormat(quantize="int8")] if in_8_bits != whole else []
-        independent = not any(map(pairs.draft_kind, drafts))
         formats += [WeightFormat(quantize="light")] if independent and light != in_8_bits else []
     return tuple(formats)

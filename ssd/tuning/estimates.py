@@ -54,8 +54,8 @@ class DecodingRound(NamedTuple):
     The verification of `tokens` tokens took `seconds` and brought `brought` new tokens; before it, the rows waited
     `waited` seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for
     all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them.
-    `remembered`: the suffix memory brought more than a quarter of the new tokens. `reading`: the draft works in turn,
-    but may have read text during the verification."""
+    `remembered`: the suffix memory brought more than a quarter of the new tokens. `busy`: the draft works in turn, but
+    may have worked during the verification, so that its time says nothing of the target."""
 
     batch: int
     tokens: int
@@ -66,7 +66,7 @@ class DecodingRound(NamedTuple):
     in_turn: bool
     setting: Setting | None
     remembered: bool = False
-    reading: bool = False
+    busy: bool = False
 
 
 class AfterMiss(NamedTuple):
@@ -311,7 +311,7 @@ class Estimates:
             self.costs.judge()
 
     def _learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
-        if not round_.reading:
+        if not round_.busy:
             self._learn_costs(round_, draft)
         if self._long_run[0] != round_.batch:
             self._long_run = round_.batch, Mean(0.0, _LONG_RUN), Mean(0.0, _LONG_RUN)

@@ -81,11 +81,11 @@ def text_class(tokens: float) -> int:
 
 
 class _Place(NamedTuple):
-    """The key of a plan: classes of batch sizes and of texts, whether a draft can be used, and a kind of request."""
+    """The key of a plan: classes of batch sizes and of texts, the modes that have a draft, and a kind of request."""
 
     batch: int
     text: int
-    draft: bool
+    drafted: tuple[Mode, ...]
     key: PlanKey
 
 
@@ -117,7 +117,8 @@ class Tuning:
         self._ranked: dict[_Place, list[SpeculationPlan]] = {}
         self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
         self._given: dict[tuple[Speculation, int], Speculation] = {}  # answers of `current` since the last choice
-        self._batch, self._text, self._kinds, self._draft = 1, 0, [0], False
+        self._batch, self._text, self._kinds = 1, 0, [0]
+        self._drafted: tuple[Mode, ...] = ()
         # Windows that have begun, by classes and setting, which alternate under load.
         self._open: dict[tuple[int, int, Setting | None], _Window] = {}
         self._window, self.windows = _Window(0, 0, None), 0
@@ -144,13 +145,13 @@ class Tuning:
         }
         return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.text)
 
-    def situate(self, kinds: Sequence[int], draft: bool, tokens: float = NEAR) -> None:
-        """Set the kinds of sampling law of the running rows, if there is a draft, and the tokens of a mean text."""
+    def situate(self, kinds: Sequence[int], drafted: tuple[Mode, ...], tokens: float = NEAR) -> None:
+        """Set the kinds of sampling law of the running rows, the modes with a draft, and the tokens of a mean text."""
         batch, text = batch_class(max(1, len(kinds))), text_class(tokens)
         self.estimates.costs.situate(len(kinds), tokens)
-        if (batch, text, draft) != (self._batch, self._text, self._draft):
+        if (batch, text, drafted) != (self._batch, self._text, self._drafted):
             self._given.clear()
-        self._batch, self._text, self._kinds, self._draft = batch, text, list(kinds) or [0], draft
+        self._batch, self._text, self._kinds, self._drafted = batch, text, list(kinds) or [0], drafted
 
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
         """Return the settings that a request follows now: `asked` with its open mode and numbers filled in.
@@ -173,7 +174,7 @@ class Tuning:
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
         """Return the present plan of a kind of request at the present batch size."""
-        place = _Place(self._batch, self._text, self._draft, key)
+        place = _Place(self._batch, self._text, self._drafted, key)
         plan, chosen_at = self._plans.get(place, (None, self.estimates.rounds))
         if plan is None or self.estimates.rounds >= chosen_at + _CHOSEN_FOR:
             if len(self._plans) > _REMEMBERED:
@@ -184,18 +185,18 @@ class Tuning:
             self._plans[place] = plan, self.estimates.rounds
         return plan
 
-    def wants_draft(self, asked: Speculation) -> bool:
-        """Return True if the plan for a request would use a draft, if one were there."""
-        present, self._draft = self._draft, True
+    def mode_with_drafts(self, asked: Speculation) -> Mode:
+        """Return the mode of the plan for a request, if all modes had their drafts."""
+        present, self._drafted = self._drafted, DRAFTED
         mode = self.plan(PlanKey.of(asked)).mode
-        self._draft = present
-        return mode in DRAFTED
+        self._drafted = present
+        return mode
 
     def prepare(self, asked: Speculation) -> None:
         """Rank the plans of a single request in advance, so that the first request need not wait."""
         if asked.auto and self.estimates.costs.of("verify") is not None:
-            self.situate([0], False)
-            self.wants_draft(asked)
+            self.situate([0], ())
+            self.mode_with_drafts(asked)
 
     # -- learning from rounds -------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class Tuning:
         followed = [
             (place, plan)
             for place, (plan, _) in self._plans.items()
-            if (*place[:3], plan.setting) == (window.batch, window.text, self._draft, window.setting)
+            if (*place[:3], plan.setting) == (window.batch, window.text, self._drafted, window.setting)
         ]
         if not followed:
             return
@@ -274,7 +275,7 @@ class Tuning:
 
         Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
         plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements(key)
-        ranked = self._ranked.get(_Place(self._batch, self._text, self._draft, key), [])
+        ranked = self._ranked.get(_Place(self._batch, self._text, self._drafted, key), [])
         best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:
@@ -292,17 +293,17 @@ class Tuning:
         if not plan.speed:
             return f"{said}: nothing is measured yet"
         said += f": predicted for the next rounds {speed:.0f} tok/s"
-        if not self._draft and key.mode == "auto":
+        if not self._drafted and key.mode == "auto":
             return f"{said}; there is no draft in use"
         return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
         """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
         costs = self.estimates.costs
-        known = self._draft and None not in (costs.of("step"), costs.of("step_beside"))
+        measured = {"sd": costs.of("step") is not None, "ssd": costs.of("step_beside") is not None}
         modes: tuple[Mode, ...] = (key.mode,)
         if key.mode == "auto":
-            modes = ("ngram", *DRAFTED) if known else ("ngram",)
+            modes = ("ngram", *(mode for mode in self._drafted if measured[mode]))
         lookaheads = (key.lookahead,) if key.lookahead else tuple(range(1, AUTO_LOOKAHEAD + 1))
         return Choices(modes, lookaheads, key.fan_out, key.budget)
 
@@ -314,4 +315,4 @@ class Tuning:
 
     def _measurements(self, key: PlanKey | None) -> Measurements | None:
         kind, gives_k = max(set(self._kinds), key=self._kinds.count), key is not None and key.lookahead > 0
-        return self.estimates.measurements(kind, self._draft, ends=self.estimates.ends and not gives_k)
+        return self.estimates.measurements(kind, bool(self._drafted), ends=self.estimates.ends and not gives_k)

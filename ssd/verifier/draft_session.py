@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from ssd.config.params import DRAFTED
+from ssd.config.params import DRAFTED, Mode
 from ssd.ipc.board import BoardReader, Cached, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
@@ -133,16 +133,17 @@ class TrackedRequests:
 class DraftSession:
     """Owns the connection to the draft: sends messages and reads the board. The proposer and its missed rows call it.
 
-    `send` posts a message without blocking and returns True if it went out. Some rules need `draft_probs`. `seen`
-    collects what the present round shows."""
+    `send` posts a message without blocking and returns True if it went out. Some rules need `draft_probs`. The draft
+    serves requests in the `modes`. `seen` collects what the present round shows."""
 
     def __init__(
         self,
         board: BoardReader,
         send: Callable[[Message], bool],
         draft_probs: DraftProbsArena | None = None,
+        modes: tuple[Mode, ...] = DRAFTED,
     ) -> None:
-        self.board, self._send, self._draft_probs = board, send, draft_probs
+        self.board, self._send, self._draft_probs, self.modes = board, send, draft_probs, modes
         self.epoch: int | None = None
         self.tracked, self.seen = TrackedRequests(), Seen()
         self.breaker = Breaker()
@@ -250,7 +251,7 @@ class DraftSession:
         start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            found = (s for s in sequences if s.speculation.mode in DRAFTED and not s.proposal)
+            found = (s for s in sequences if s.speculation.mode in self.modes and not s.proposal)
             found = (s for s in found if self.tracked.read(s.owner))
             return next((s for s in found if self.tracked.may_return(s.request, self._now)), None)
         if self.epoch is not None and not self._told_to_rejoin:

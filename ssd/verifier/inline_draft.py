@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
+from ssd.config.params import Mode
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape
 from ssd.execution.graphs import GraphPool, once
@@ -28,6 +29,9 @@ from ssd.system import failpoints
 from ssd.verifier.sequence import Sequence as Request
 
 log = logging.getLogger("ssd.target")
+
+INLINE_MODES: tuple[Mode, ...] = ("sd", "auto")
+"""Modes that such a draft serves. `auto` is `sd` where no process drafts beside it."""
 
 # Seconds for which a draft is left alone after an error.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 64.0

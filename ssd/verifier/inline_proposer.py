@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -11,7 +10,7 @@ from collections.abc import Sequence as Items
 import torch
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import AUTO_LOOKAHEAD, Mode
+from ssd.config.params import AUTO_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
@@ -23,25 +22,24 @@ from ssd.ipc.messages import DraftState
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.speculation.theory import expected_tokens
 from ssd.tuning.estimates import Mean
-from ssd.verifier.inline_draft import InlineDraft
+from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.loading import load_draft
 from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import Guess, forced_tokens
-from ssd.verifier.overlap import DeviceScheduler, FollowedRow, OverlappedVerification
-from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import Counters, Proposer, Result
+from ssd.verifier.overlap import DeviceScheduler, FollowedRow
+from ssd.verifier.proposer import Asked, Counters, Proposer, Result
 from ssd.verifier.sequence import Sequence
-from ssd.verifier.verification import PlainVerification, Verification
+from ssd.verifier.verification import PlainVerification
 
 log = logging.getLogger("ssd.target")
 
-_MODES: tuple[Mode, ...] = ("sd", "auto")
-"""Modes that draft. Where K is open, `auto` is the `sd` that is fastest here."""
 _ACCEPTANCE, _SMOOTHING = 0.5, 0.01  # an acceptance rate until it is measured, and the smoothing of the measured one
 
 
-def inline(config: EngineConfig, plain: PlainVerification, board: BoardReader) -> tuple[Proposer, Verification] | None:
-    """Load the draft into this process; return what proposes its tokens, and what verifies them.
+def inline(
+    config: EngineConfig, plain: PlainVerification, board: BoardReader, memory: SuffixMemory | None
+) -> InlineProposer | None:
+    """Load the draft into this process, and return what proposes its tokens.
 
     Returns None, and logs why, if the device has no room for it. Raises UsageError for a model that cannot draft."""
     target = plain.runner
@@ -49,29 +47,25 @@ def inline(config: EngineConfig, plain: PlainVerification, board: BoardReader) -
     try:
         draft = InlineDraft(config, load_draft(config))
         device = DeviceScheduler(target, DeviceBoard(board, target.model.device), draft)
-        proposer = InlineProposer(draft, device, RoundTimes(target, draft), SuffixMemory.of(config), plain.trace)
+        return InlineProposer(draft, device, RoundTimes(target, draft), memory, plain.trace)
     except UsageError as error:
         raise UsageError(f"the draft {config.draft}: {error}") from error
     except Exception:
         log.exception("decoding goes on without the draft %s, which cannot be prepared", config.draft)
         return None
-    if os.environ.get("SSD_OVERLAP") == "0":
-        return proposer, plain
-    policy = OverlapPolicy(always=True)
-    return proposer, OverlappedVerification(plain, device, proposer.asks, config.max_num_batched_tokens, policy)
 
 
 class RoundTimes:
-    """Seconds of verifications and of the draft's forwards by the number of rows, measured at the start.
+    """Seconds of verifications, and of the draft's forwards (`drafting`) by the number of rows, measured at the start.
 
     Texts have one token then, so long ones make both longer."""
 
     @torch.inference_mode()
     def __init__(self, runner: StaticRunner, draft: InlineDraft) -> None:
-        self._drafting = {rows: _seconds(work, runner.model.device) for rows, work in draft.forwards().items()}
+        self.drafting = {rows: _seconds(work, runner.model.device) for rows, work in draft.forwards().items()}
         self._verifying: dict[int, list[float]] = {}
         measured: dict[GraphShape, float] = {}
-        for rows in self._drafting:
+        for rows in self.drafting:
             self._verifying[rows] = costs = list[float]()
             while len(costs) < LONGEST_ROW:
                 shape = smallest_fitting([1 + len(costs)] * rows, runner.steps)
@@ -95,10 +89,10 @@ class RoundTimes:
     def _round_s(self, rows: int, lookahead: int) -> float:
         size = self._size(rows)
         costs = self._verifying[size]
-        return costs[min(lookahead, len(costs) - 1)] + lookahead * self._drafting[size]
+        return costs[min(lookahead, len(costs) - 1)] + lookahead * self.drafting[size]
 
     def _size(self, rows: int) -> int:
-        return min((size for size in self._drafting if size >= rows), default=max(self._drafting))
+        return min((size for size in self.drafting if size >= rows), default=max(self.drafting))
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
@@ -128,8 +122,8 @@ class InlineProposer(Proposer):
         memory: SuffixMemory | None = None,
         trace: TraceRing = NO_TRACE,
     ) -> None:
-        self._draft, self._device, self._memory, self._trace = draft, device, memory, trace
-        self._times, self._rows, self._chosen, self._open = times, 1, 1, False
+        self._draft, self.device, self._memory, self._trace = draft, device, memory, trace
+        self.times, self._rows, self._chosen, self._open = times, 1, 1, False
         self._missed: dict[int, Guess | None] = {}  # requests without draft tokens, and the memory's guess
         self._guessed = set[int]()  # requests whose last guess was better than the draft's tokens
         self._acceptance = Mean(_ACCEPTANCE, _SMOOTHING)
@@ -147,20 +141,23 @@ class InlineProposer(Proposer):
         chosen = self._open and not self._draft.failed
         return f"sd, K {self._chosen}: {self._acceptance.value:.0%} of draft tokens are right" if chosen else ""
 
-    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
+    def asks(self, sequence: Sequence) -> Asked | None:
         if sequence.request in self._guessed:
             return None  # the memory guesses only after the outcome
         if not self._drafts(sequence) or self._draft.is_full(sequence):
-            return 0, 0
+            return Asked()
         if not self._draft.has_read(sequence):
             return None
         most = self._most(sequence)
         stop = min(len(sequence.tokens) + len(sequence.proposal) + 1 + most, sequence.max_model_len)
-        return 0, most if self._draft.makes_room(sequence, stop) else 0
+        return Asked(0, most if self._draft.makes_room(sequence, stop) else 0, inline=True)
 
     def outcomes(self, results: Items[Result]) -> None:
         for result in results:
             sequence, taken = result.sequence, result.taken
+            if sequence.speculation.mode not in INLINE_MODES:
+                self.leave([sequence])
+                continue
             self._draft.committed(sequence, 0 if taken is None else len(taken.ids))
             if result.drafted and result.source == "draft":
                 self._acceptance.note_outcome(result.drafted, result.outcome.accepted)
@@ -172,10 +169,11 @@ class InlineProposer(Proposer):
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
         self._rows = max(1, len(sequences))
-        self._open = any(s.speculation.mode in _MODES and not s.speculation.num_speculative_tokens for s in sequences)
+        drafted = [sequence for sequence in sequences if sequence.speculation.mode in INLINE_MODES]
+        self._open = not all(sequence.speculation.num_speculative_tokens for sequence in drafted)
         if self._open:
-            self._chosen = self._times.best(self._rows, self._acceptance.value)
-        missed = [sequence for sequence in sequences if sequence.request in self._missed]
+            self._chosen = self.times.best(self._rows, self._acceptance.value)
+        missed = [sequence for sequence in drafted if sequence.request in self._missed]
         if not missed:
             return 0.0
         began = time.perf_counter()
@@ -194,15 +192,18 @@ class InlineProposer(Proposer):
         return time.perf_counter() - began
 
     def release(self, sequences: Items[Sequence]) -> None:
+        if self._memory is not None:
+            self._memory.release(sequences)
+        self.leave(sequences)
+
+    def leave(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
             self._missed.pop(sequence.request, None)
             self._guessed.discard(sequence.request)
-        if self._memory is not None:
-            self._memory.release(sequences)
         self._draft.release(sequences)
 
     def _drafts(self, sequence: Sequence) -> bool:
-        wants = sequence.speculation.mode in _MODES and sequence.rule.emits_samples
+        wants = sequence.speculation.mode in INLINE_MODES and sequence.rule.emits_samples
         return wants and sequence.acceptable > 0 and not self._draft.failed
 
     def _most(self, sequence: Sequence) -> int:
@@ -214,9 +215,9 @@ class InlineProposer(Proposer):
     def _better_guess(self, sequence: Sequence) -> Guess | None:
         """Return the memory's guess, of a row of a graph at most, if it should bring more than the draft's tokens."""
         guess, gain, acceptance = None, 0.0, self._acceptance.value
-        if self._memory is not None and sequence.speculation.mode in _MODES:
+        if self._memory is not None:
             lookahead = self._lookahead(sequence) if self._drafts(sequence) else 0
-            price = self._times.pricing(self._rows, acceptance, lookahead)
+            price = self.times.pricing(self._rows, acceptance, lookahead)
             guess = self._memory.guess(sequence, lambda: price)
             gain = expected_tokens(acceptance, lookahead) - 1 - price(lookahead)
         if guess is None or guess.gain <= gain:
@@ -230,7 +231,7 @@ class InlineProposer(Proposer):
         try:
             ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]
-            found = self._device.draft(rows, [sequence.tokens[-1] for sequence in ready]) if rows else []
+            found = self.device.draft(rows, [sequence.tokens[-1] for sequence in ready]) if rows else []
         except Exception:
             self._draft.fail()
             return
@@ -245,4 +246,4 @@ class InlineProposer(Proposer):
         """Return a row as if its last token were the outcome of a running verification."""
         before, most = Row([0], len(sequence.tokens) - 2, (), slot=sequence.slot), self._lookahead(sequence)
         key = 0, sequence.request, sequence.round
-        return FollowedRow(before, sequence.sampled_by, index, key, most, most + 1)
+        return FollowedRow(before, sequence.sampled_by, index, key, most, most + 1, inline=True)

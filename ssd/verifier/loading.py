@@ -90,7 +90,7 @@ def load_draft(config: EngineConfig) -> InlineRunner:
     checkpoint = inspect(Path(config.draft), weights=not dummy)
     target = inspect(Path(config.target), weights=SHARED in checkpoint.config and not dummy)
     checkpoint = check_pair(target, checkpoint if dummy else with_list(borrowed(checkpoint, target)))
-    dtype = getattr(torch, config.draft_formats[0].dtype)
+    dtype = getattr(torch, config.dtype if config.drafts_apart else config.draft_formats[0].dtype)
     model = registry.load(checkpoint, dtype, device_of(config.device), longest, dummy=dummy)
     if cause := model.shape.no_rollback:
         raise UsageError(f"it cannot draft, as it cannot be rolled back: {cause}")

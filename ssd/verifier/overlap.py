@@ -34,9 +34,9 @@ from ssd.ipc.trace_ring import State
 from ssd.kernels.rounds import EntryLayout, RowLayout, build, decide, note_outcomes
 from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law, drawing_of, read_ids
-from ssd.verifier.inline_draft import InlineDraft
-from ssd.verifier.overlap_choice import OverlapPolicy, undrafted
-from ssd.verifier.proposer import Result
+from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
+from ssd.verifier.overlap_choice import OverlapPolicy
+from ssd.verifier.proposer import Asked, Result
 from ssd.verifier.scheduler import Scheduled, part_of
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import (
@@ -58,9 +58,8 @@ _ROW = RowLayout._make([*accumulate(_SIZES[:-1]), _MOST_IDS])
 ENTRY = EntryLayout(board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT)
 """Where the device finds each field of a board's entry."""
 
-Ask = Callable[[Sequence], tuple[int, int] | None]
-"""Called with a sequence that is verified now. Returns the draft's epoch, and the most tokens that its next row may
-take from the board; None if the host must see the outcome first."""
+Ask = Callable[[Sequence], Asked | None]
+"""Called with a sequence that is verified now. Returns None if the host must see the outcome first."""
 
 
 class FollowedRow(NamedTuple):
@@ -68,7 +67,7 @@ class FollowedRow(NamedTuple):
 
     `first`: where its tokens begin in the batch. `round_key`: epoch, request and round of its outcome. `most`: bound on
     the next row's draft tokens. `left`: draft tokens of both rows that can be accepted before the text is full.
-    `text`: set if the logits are adjusted."""
+    `text`: set if the logits are adjusted. `inline`: its draft tokens are those of a draft in this process."""
 
     row: Row
     law: Law
@@ -77,6 +76,7 @@ class FollowedRow(NamedTuple):
     most: int
     left: int
     text: Text | None = None
+    inline: bool = False
 
     @property
     def drafted(self) -> int:
@@ -91,7 +91,8 @@ class FollowedRow(NamedTuple):
 class DeviceScheduler:
     """Launches verifications on `runner`, at most one behind the one that the host waits for.
 
-    The draft tokens of a next verification come from the `board`, or from a `draft` on the same device."""
+    The draft tokens of a next verification come from the `board`, or from a `draft` on the same device: all from one
+    of them."""
 
     def __init__(self, runner: StaticRunner, board: DeviceBoard, draft: InlineDraft | None = None) -> None:
         device = runner.model.device
@@ -99,7 +100,7 @@ class DeviceScheduler:
         self._most_rows = max(shape.rows for shape in runner.steps)
         self._rows = Upload((self._most_rows, sum(_SIZES)), torch.int64, device)
         self._tokens = torch.zeros(max(shape.tokens for shape in runner.steps), dtype=torch.int64, device=device)
-        self._running = self._tokens[:0]
+        self._running, self._inline = self._tokens[:0], False
         cuda = device.type == "cuda"
         self._parts = len(self._tokens), self._most_rows * (3 + _MOST_IDS)
         self._report = torch.zeros(sum(self._parts), dtype=torch.int64)
@@ -158,17 +159,20 @@ class DeviceScheduler:
     def _decide_and_draft(self, rows: Items[FollowedRow]) -> None:
         """Find the outcomes of `rows`, and their draft tokens; send both to the host."""
         most = max(each.most for each in rows)
-        if most and self._draft is None:
+        self._inline = self._draft is not None and any(each.inline for each in rows)
+        if most and not self._inline:
             self._board.fetch(1 + max(each.row.slot for each in rows))
         self._decide()
-        if self._draft is None:
-            self._report.copy_(self._told, non_blocking=True)
-        else:
+        if self._draft is not None and self._inline:
             requests = [(each.row.slot, each.round_key[1]) for each in rows]
             self._draft.run(requests, most, drawing_of(each.law for each in rows))
             samples, drafted = self._report.split(self._parts)
             samples.copy_(self._tokens, non_blocking=True)
             drafted.copy_(self._draft.drafted.view(-1), non_blocking=True)
+        else:
+            self._report.copy_(self._told, non_blocking=True)
+            if self._draft is not None:
+                self._draft.drafted.copy_(self._decided)
         if self._arrived is not None:
             self._arrived.record()
 
@@ -177,7 +181,7 @@ class DeviceScheduler:
 
         Wait for the former. It has `rows` followed rows; the entry is -1 where there were no draft tokens for a row."""
         found = self._of_rows(rows)
-        if self._draft is not None:
+        if self._inline:
             drafts = [Cached(0 if depth else -1, ids[:depth]) for _, _, depth, *ids in found]
         else:
             drafts = [Cached(entry, ids[:depth]) for entry, depth, _, *ids in found]
@@ -295,7 +299,8 @@ class OverlappedVerification:
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
         between_s, self._ended = verified.began - self._ended, verified.ended
         decoded = [result for result in results if result is not None and result.round > 0]
-        if len(decoded) < len(results) or undrafted(result.sequence.speculation.mode for result in decoded):
+        modes = (result.sequence.speculation.mode for result in decoded)
+        if len(decoded) < len(results) or self._policy.loses_nothing(modes):
             return
         for result in decoded:
             self._policy.note_row(result.cache == "hit", result.outcome.accepted + 1, self._overlapped)
@@ -348,11 +353,11 @@ class OverlappedVerification:
             asked = self._ask(sequence) if decodes and sequence.acceptable > 0 else None
             if asked is None:
                 return []
-            epoch, most = asked
-            round_key = epoch, sequence.request, sequence.round
-            most = min(most, _MOST_IDS)
-            rows.append(FollowedRow(part.row, law, first, round_key, most, sequence.acceptable, text))
-        if sum(1 + row.most for row in rows) > self._max_tokens:
+            round_key = asked.epoch, sequence.request, sequence.round
+            most = min(asked.most, _MOST_IDS)
+            rows.append(FollowedRow(part.row, law, first, round_key, most, sequence.acceptable, text, asked.inline))
+        mixed = len({row.inline for row in rows if row.most}) > 1
+        if mixed or sum(1 + row.most for row in rows) > self._max_tokens:
             return []
         try:
             for part, row in zip(batch, rows, strict=True):
@@ -366,19 +371,27 @@ def _starts(lengths: Items[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))[:-1]
 
 
-def overlapped(plain: PlainVerification, config: EngineConfig, board: BoardReader, ask: Ask) -> Verification:
+def overlapped(
+    plain: PlainVerification,
+    config: EngineConfig,
+    board: BoardReader,
+    ask: Ask,
+    beside: DeviceScheduler | None = None,
+) -> Verification:
     """Return an `OverlappedVerification` for a target on a GPU with static shapes; elsewhere `plain`.
 
     Also `plain`: with a draft that reads hidden states, as the next forward overwrites them; with several ranks, as the
     host tells each what to run next; with SSD_OVERLAP=0 in the environment; and if the board's memory cannot be
-    page-locked. It is locked only if there is a draft, which writes to it."""
+    page-locked. It is locked only if there is a draft's process, which writes to it. `beside`: the scheduler of a draft
+    in this process."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1
     wanted = os.environ.get("SSD_OVERLAP") != "0"
-    if not wanted or not isinstance(runner, StaticRunner) or not cuda or not alone:
+    if not wanted or not isinstance(runner, StaticRunner) or not (beside or cuda) or not alone:
         return plain
-    if config.has_draft and not page_locked(board):
+    if cuda and config.drafts_apart and not page_locked(board):
         return plain
-    device = DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
-    return OverlappedVerification(plain, device, ask, config.max_num_batched_tokens, OverlapPolicy())
+    device = beside or DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
+    policy = OverlapPolicy(("ar", *INLINE_MODES)) if beside else OverlapPolicy()
+    return OverlappedVerification(plain, device, ask, config.max_num_batched_tokens, policy)

@@ -6,26 +6,22 @@ per second."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ssd.config.params import Mode
 from ssd.tuning.estimates import Mean
 
 _SMOOTHING, _ENOUGH = 0.05, 8
-
-
-def undrafted(modes: Iterable[Mode]) -> bool:
-    """Return True if no row of a batch of requests in these modes can have draft tokens."""
-    return all(mode == "ar" for mode in modes)
+_UNDRAFTED: tuple[Mode, ...] = ("ar",)
 
 
 class OverlapPolicy:
-    """Learns from rounds if overlap pays. All are of decoding batches in which some row may have draft tokens.
+    """Learns from rounds if overlap pays. All are of decoding batches in which some row may be looked up.
 
-    It `always` pays where nothing is looked up: with a draft in the target's process."""
+    Nothing is looked up for rows in the modes `free`: those without draft tokens, or with a draft in this process."""
 
-    def __init__(self, always: bool = False) -> None:
-        self._always = always
+    def __init__(self, free: Collection[Mode] = _UNDRAFTED) -> None:
+        self._free = free
         self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
         self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
 
@@ -47,8 +43,12 @@ class OverlapPolicy:
     def allows(self, modes: Iterable[Mode]) -> bool:
         """Return True if a batch of requests in these modes may overlap.
 
-        A batch without draft tokens waits for none, so it loses nothing by overlap."""
-        return self._always or undrafted(modes) or self.pays
+        A batch in which nothing is looked up waits for nothing, so it loses nothing by overlap."""
+        return self.loses_nothing(modes) or self.pays
+
+    def loses_nothing(self, modes: Iterable[Mode]) -> bool:
+        """Return True if nothing is looked up for a batch of requests in these modes."""
+        return all(mode in self._free for mode in modes)
 
     @property
     def pays(self) -> bool:

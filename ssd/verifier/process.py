@@ -94,16 +94,18 @@ class Target:
         self._experience: Experience | None = None
         self._used_at = self._call_at = 0.0  # when the draft was last used, and may be called next
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
-        made = inline(config, plain, reader) if config.inline_draft else None
-        drafts = (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback
-        if made is None and drafts:
+        speculates = (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback
+        memory = SuffixMemory.of(config) if speculates else None
+        draft = self._inline = inline(config, plain, reader, memory) if config.inline_draft else None
+        if draft is not None and not config.drafts_apart:
+            proposer = draft
+        elif speculates:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
             elastic = self._team if config.elastic_cores else None
-            memory = SuffixMemory.of(config)
             shared = reader, self._to_draft, draft_probs, child.trace
-            proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps)
-        proposer, verification = made or (proposer, overlapped(plain, config, reader, proposer.asks))
+            proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps, draft)
+        verification = overlapped(plain, config, reader, proposer.asks, draft.device if draft else None)
         learns = None if self._experience is None else self._experience.tuning
         cores = None if self._team is None else CoreChoice(self._team, learns)
         self.engine = TargetEngine(config, verification, proposer, stops, cores, runner.state_slots)
@@ -131,9 +133,10 @@ class Target:
 
     def _prepare(self, experience: Experience) -> None:
         """Measure missing costs while there is no request; if none has come, save what was learned."""
-        if experience.wanting and self._draft and self._board is not None:
-            board = self._board.session.board
-            for _ in rehearse(self._rehearsal, experience.tuning.estimates.costs, self._to_draft, board, self._team):
+        if experience.wanting and (self._draft or self._inline) and self._board is not None:
+            board, costs = self._board.session.board, experience.tuning.estimates.costs
+            inline = self._inline.times.drafting if self._inline else {}
+            for _ in rehearse(self._rehearsal, costs, self._to_draft, board, self._team, inline):
                 self._child.beat()
                 self._read()
                 if self.engine.busy:

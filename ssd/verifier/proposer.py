@@ -47,6 +47,16 @@ class Result(NamedTuple):
     source: Source = "draft"
 
 
+class Asked(NamedTuple):
+    """What the verification after a running one takes for a row: at most `most` draft tokens.
+
+    They are on the board, by a draft of this `epoch`, or `inline`, those of a draft in this process."""
+
+    epoch: int = 0
+    most: int = 0
+    inline: bool = False
+
+
 class Counters(NamedTuple):
     """Totals so far: tree `steps` of the draft, their seconds, its late `compiles`, and unsound entries `rejected`.
 
@@ -84,9 +94,9 @@ class Proposer:
         """Return the tuner's choice and the reason in a sentence; empty if it has chosen nothing."""
         return ""
 
-    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Answer `ssd.verifier.overlap.Ask`: no row takes tokens from the board."""
-        return 0, 0
+    def asks(self, sequence: Sequence) -> Asked | None:
+        """Answer `ssd.verifier.overlap.Ask`: no row has draft tokens."""
+        return Asked()
 
     def admit(self, sequence: Sequence) -> None:
         """Note that a sequence begins, or begins again: only its committed tokens are known."""
@@ -103,6 +113,9 @@ class Proposer:
 
     def release(self, sequences: Items[Sequence]) -> None:
         """Forget sequences that ended or lost their pages."""
+
+    def leave(self, sequences: Items[Sequence]) -> None:
+        """Forget sequences that were released by the proposer that this one serves."""
 
 
 class Policies:
@@ -167,11 +180,15 @@ class Introductions:
 
 
 class PlanFollower:
-    """Brings tuned sequences to the tuner's present plan; `plan` describes it and its reason in a sentence."""
+    """Brings tuned sequences to the tuner's present plan; `plan` describes it and its reason in a sentence.
 
-    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows, trace: TraceRing) -> None:
+    `inline` drafts for modes that the draft's process does not serve."""
+
+    def __init__(
+        self, tuning: Tuning, introductions: Introductions, misses: MissedRows, trace: TraceRing, inline: Proposer
+    ) -> None:
         self._tuning, self._introductions, self._misses, self._trace = tuning, introductions, misses, trace
-        self._session, team = introductions.session, introductions.team
+        self._session, self._inline, team = introductions.session, inline, introductions.team
         self._cores = None if team is None else (team.own, team.all)
         self._rows, self._unchanged = 0, 0  # number of rows, and for how many rounds it has not changed
         self.plan, self._described = "", (PlanKey.of(Speculation("ar")), ("ar", 0, 0), -1, 0)
@@ -182,11 +199,12 @@ class PlanFollower:
         return self._tuning.current(sequence.asked, sequence.kind) if sequence.tuned else sequence.speculation
 
     def wants_draft(self, sequences: Items[Sequence]) -> bool:
-        """Return True if a sequence uses a draft, or its plan would if there were one."""
-        if any(sequence.speculation.mode in DRAFTED for sequence in sequences):
+        """Return True if a sequence uses the draft's process, or its plan would if there were one."""
+        serves = self._session.modes
+        if any(sequence.speculation.mode in serves for sequence in sequences):
             return True
         asked = {sequence.asked for sequence in sequences if sequence.tuned}
-        return self._session.state == "parked" and any(map(self._tuning.wants_draft, asked))
+        return self._session.state == "parked" and any(self._tuning.mode_with_drafts(one) in serves for one in asked)
 
     def follow(self, sequences: Items[Sequence]) -> None:
         """Give every sequence the tuner's present plan; tell the draft of new numbers."""
@@ -196,18 +214,18 @@ class PlanFollower:
         if not tuned:
             return
         tokens = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        usable = self._session.state in ("up", "half_open") or self._session.breaker.stalled
-        self._tuning.situate([s.kind for s in sequences], usable, tokens)
-        told = []
+        self._tuning.situate([s.kind for s in sequences], self._drafted(), tokens)
+        told, serves = [], self._session.modes
         for sequence in tuned:
             planned = self.planned(sequence)
-            begins = planned.mode in DRAFTED and sequence.speculation.mode not in DRAFTED
+            begins = planned.mode in serves and sequence.speculation.mode not in serves
             if planned == sequence.speculation or (begins and sequence.round > 0 and self._unchanged < _STEADY):
                 continue
             sequence.speculation = planned
             if begins:
-                self._introductions.admit(sequence)
-            elif planned.mode not in DRAFTED:
+                if not sequence.proposal:  # else it is told when no draft tokens of its are being verified
+                    self._introductions.admit(sequence)
+            elif planned.mode not in serves:
                 self._misses.rows.pop(sequence.request, None)
                 sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
                 self._session.release([sequence.request], ended=False)
@@ -216,6 +234,12 @@ class PlanFollower:
         if told:
             self._session.tell(Retune(told))
         self._followed = PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences)
+
+    def _drafted(self) -> tuple[Mode, ...]:
+        """Return the modes whose draft can be used now."""
+        usable = self._session.state in ("up", "half_open") or self._session.breaker.stalled
+        inline = self._inline.state == "up"
+        return tuple(mode for mode in DRAFTED if (usable if mode in self._session.modes else inline))
 
     def replan(self) -> None:
         if self._followed is not None:
@@ -295,14 +319,16 @@ class RoundEvidence:
                 in_turn=in_turn,
                 setting=self._setting(rows),
                 remembered=_memory_helped(results),
-                reading=in_turn and any(map(self._may_read, results)),
+                busy=in_turn and any(map(self._is_busy, results)),
             )
         self._tuning.note(round_, telemetry)
         return round_
 
-    def _may_read(self, result: Result) -> bool:
+    def _is_busy(self, result: Result) -> bool:
+        """Return True if a draft in turn may have worked during the verification: it reads, or drafts behind it."""
         drafted = result.drafted and result.source == "draft"
-        return not drafted and result.sequence.request in self._session.tracked
+        inline = result.sequence.speculation.mode not in self._session.modes
+        return inline or (not drafted and result.sequence.request in self._session.tracked)
 
     def _note_gain(self, round_: DecodingRound) -> None:
         """Note what a round with a remote draft won against a plain round, in verifications.
@@ -326,7 +352,7 @@ class RoundEvidence:
         at_once = self._introductions.team is None or session.state != "up"
         for row in rows:
             drafted = row.request in session.tracked and session.breaker.state != "open"
-            without = at_once and row.speculation.mode in DRAFTED and not drafted
+            without = at_once and row.speculation.mode in session.modes and not drafted
             if not row.tuned or row.speculation != first or without:
                 return None
         return setting_of(first)
@@ -346,8 +372,9 @@ class RoundEvidence:
         if policy is not None:
             policy.note(sequence.request, 0 if remembered else drafted, sequence.tokens[result.base :])
             return
-        self._session.seen.drafted += drafted > 0
-        self._session.seen.accepted += accepted
+        if sequence.speculation.mode in self._session.modes:
+            self._session.seen.drafted += drafted > 0
+            self._session.seen.accepted += accepted
         if self.learns:
             if ending:  # the draft was surer than usual of all tokens but the first
                 drafted, accepted = min(drafted, 1), min(accepted, 1)
@@ -360,7 +387,8 @@ class BoardProposer(Proposer):
 
     `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
     `draft_probs`. With a `team` both models share cores. Without one the draft reads a prompt as the target does.
-    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside it. `overlaps`: see `Runner`."""
+    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside it. `overlaps`: see `Runner`.
+    `inline`: a draft in this process; it alone serves `sd` then, and the draft process `ssd`."""
 
     def __init__(
         self,
@@ -373,8 +401,10 @@ class BoardProposer(Proposer):
         remote: bool = False,
         memory: SuffixMemory | None = None,
         overlaps: bool = False,
+        inline: Proposer | None = None,
     ) -> None:
-        self.session = DraftSession(board, send, draft_probs)
+        self.session = DraftSession(board, send, draft_probs, DRAFTED if inline is None else ("ssd",))
+        self._looked_up, self._inline = (*self.session.modes, "ngram"), inline or Proposer()
         self._memory, self._overlaps = memory, overlaps
         self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
         self._ending = set[int]()  # requests whose next speculation the draft may end
@@ -384,7 +414,7 @@ class BoardProposer(Proposer):
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
         self._introductions = Introductions(self.session, self._policies, team)
-        self.plans = PlanFollower(self.tuning, self._introductions, self._misses, trace)
+        self.plans = PlanFollower(self.tuning, self._introductions, self._misses, trace, self._inline)
         self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, remote)
 
     @property
@@ -402,18 +432,20 @@ class BoardProposer(Proposer):
     def plan(self) -> str:
         return self.plans.plan
 
-    def asks(self, sequence: Sequence) -> tuple[int, int] | None:
+    def asks(self, sequence: Sequence) -> Asked | None:
         """Answer `ssd.verifier.overlap.Ask`."""
+        if sequence.speculation.mode not in self._looked_up:
+            return self._inline.asks(sequence)
         if not self._policies.of(sequence.speculation).uses_cache:
             return None  # mode `sd`: the target waits for the draft
         if sequence.request in self._memory_was_better:
             return None  # it guesses only after the outcome
         tracked = sequence.request in self.session.tracked
-        return self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0
+        return Asked(self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0)
 
     def admit(self, sequence: Sequence) -> None:
         sequence.speculation = self.plans.planned(sequence)
-        if sequence.speculation.mode in DRAFTED:
+        if sequence.speculation.mode in self.session.modes:
             self._introductions.admit(sequence)
 
     def release(self, sequences: Items[Sequence]) -> None:
@@ -423,6 +455,7 @@ class BoardProposer(Proposer):
             self._memory_was_better.discard(sequence.request)
         if self._memory is not None:
             self._memory.release(sequences)
+        self._inline.leave(sequences)
         self.session.release([sequence.request for sequence in sequences])
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
@@ -433,12 +466,14 @@ class BoardProposer(Proposer):
         self.tuning.estimates.works_ahead = self._introductions.settle(sequences)
         if self._misses.rows:
             self._misses.settle(sequences, meanwhile, began)
+        self._inline.settle(sequences, meanwhile)
         self.session.announce()
         return self._evidence.settled(len(sequences), began)
 
     def outcomes(self, results: Items[Result]) -> None:
         now = time.perf_counter()
-        speculated = [result for result in results if result.sequence.speculation.mode != "ar"]
+        self._inline.outcomes(results)
+        speculated = [result for result in results if result.sequence.speculation.mode in self._looked_up]
         begun = self._introductions.with_outcomes(speculated)
         self._costs.batch = self._costs.verified = len(results)
         ended, self._ending = self._ending, set()

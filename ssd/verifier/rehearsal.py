@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -119,12 +119,18 @@ class TargetRehearsal:
 
 
 def rehearse(
-    target: TargetRehearsal, costs: Costs, tell: Callable[[Message], object], board: BoardReader, team: CoreTeam | None
+    target: TargetRehearsal,
+    costs: Costs,
+    tell: Callable[[Message], object],
+    board: BoardReader,
+    team: CoreTeam | None,
+    inline: Mapping[int, float],
 ) -> Iterator[None]:
     """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
 
     The draft must have joined; `tell` posts it a message. A draft that does not answer leaves its tables empty. `costs`
-    are marked as disturbed unless two passes over all sizes agree."""
+    are marked as disturbed unless two passes over all sizes agree. `inline`: seconds of steps by rows of another draft,
+    in this process, which works in turn; {} if there is none."""
     looks = [Costs() for _ in range(_LOOKS)]
     costs.disturbed = True
 
@@ -152,6 +158,8 @@ def rehearse(
             for situation, table in look.tables.items():
                 for size, seconds in table.seconds.items():
                     costs.tables[situation].set(size, seconds)
+        if inline:
+            costs.tables["step"] = CostTable(inline)
         for table in costs.tables.values():
             table.smooth()
         target.end()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ssd.cli.main import main
 from ssd.cli.plan import measured
 from ssd.config.engine import EngineConfig
-from ssd.config.params import AUTO_LOOKAHEAD
+from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -92,7 +92,7 @@ def test_each_k_of_ssd_has_the_chains_that_are_fastest(here: Here, batch: int) -
     here.knows(KNOWN)
     tuning = Tuning()
     tuning.recall(KNOWN)
-    tuning.situate([0] * batch, True)
+    tuning.situate([0] * batch, DRAFTED)
     figures = tuning.estimates.measurements(0, True)
     assert figures is not None
     budget = PlanKey.of(here.config.speculation).budget
@@ -139,7 +139,7 @@ def test_the_last_line_is_the_choice_of_an_engine_that_starts_now(here: Here) ->
         engine = Tuning()
         engine.recall(known)
         engine.estimates.ends = True
-        engine.situate([0], True)
+        engine.situate([0], DRAFTED)
         assert last == f"--mode auto takes {engine.described(PlanKey.of(here.config.speculation))}."
 
 

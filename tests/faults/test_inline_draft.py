@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from ssd.client import Client
+from ssd.config.engine import NEVER_S
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.errors import RequestError
 from ssd.launch.options import EngineOptions
@@ -33,7 +34,7 @@ def engine() -> Iterator[Engine]:
 
 
 def params(mode: Mode, temperature: float) -> SamplingParams:
-    speculation = Speculation(mode, 4 if mode == "sd" else 0)
+    speculation = Speculation(mode, 4 if mode in ("sd", "ssd") else 0)
     return SamplingParams(temperature, seed=3, max_tokens=24, ignore_eos=True, speculation=speculation, store=False)
 
 
@@ -66,6 +67,40 @@ def test_it_drafts_without_a_process_and_survives_the_death_of_its_target(engine
                 while engine.pids.get("target") in (None, pid) or not ready(client):
                     time.sleep(0.1)
         assert {*engine.pids} == {"target", "frontend"}
+
+
+@pytest.mark.timeout(600)
+def test_beside_a_process_that_drafts_ahead_each_mode_has_its_draft() -> None:
+    """As `auto` has them on one GPU. Neither death costs an id; without the process `sd` is drafted as before."""
+    options = EngineOptions(mode="auto", max_num_seqs=2, max_model_len=512, step_timeout=300.0)
+    config = msgspec.structs.replace(
+        resolve(options, ServerOptions(port=0)), inline_draft=True, elastic_cores=False, idle_draft_s=NEVER_S
+    )
+    with Engine(config) as engine, Client(engine.address) as client:
+        assert {*engine.pids} == {"target", "draft", "frontend"}
+        plain = [one.token_ids for one in client.generate(PROMPTS, params("ar", 0.8))]
+
+        def accepted(mode: Mode) -> int:
+            """Return what all answers had of a draft, whose ids are checked."""
+            answers = client.generate(PROMPTS, params(mode, 0.8))
+            assert [answer.token_ids for answer in answers] == plain
+            return sum(answer.metrics.accepted_by_source.get("draft", 0) for answer in answers)
+
+        while not accepted("ssd"):  # it may be late
+            time.sleep(0.1)
+        assert accepted("sd") > 0 and accepted("auto") >= 0 and accepted("ngram") == 0
+        os.kill(pid := engine.pids["draft"], signal.SIGKILL)
+        assert gone(pid) and accepted("sd") > 0
+        while not accepted("ssd"):
+            time.sleep(0.1)
+        assert engine.pids["draft"] != pid
+        os.kill(pid := engine.pids["target"], signal.SIGKILL)
+        assert gone(pid)
+        while engine.pids.get("target") in (None, pid) or not ready(client):
+            time.sleep(0.1)
+        assert accepted("sd") > 0
+        while not accepted("ssd"):
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("mode", ["ngram", "ssd"])

@@ -253,7 +253,6 @@ ONE_GPU: dict[str, Any] = {"device": "cuda", "draft_device": "cuda", "mode": "sd
         ({}, None),
         ({"draft_device": "cuda:0", "dtype": "bfloat16"}, None),
         ({"mode": "ssd"}, "mode ssd drafts ahead"),
-        ({"mode": "auto"}, "give --mode sd"),
         ({"num_speculative_tokens": 0}, None),
         ({"sampler": "rejection"}, "the sampler rejection needs"),
         ({"device": "cpu", "draft_device": "cpu"}, "the target is on cpu"),
@@ -280,6 +279,25 @@ def test_a_draft_is_in_the_targets_process_where_it_can_be(
             config(**ONE_GPU | asked, inline_draft="on")
 
 
+def test_in_auto_a_second_draft_on_the_host_drafts_ahead(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a type of CPUs, not in the target's."""
+    monkeypatch.setattr(mps, "state", lambda: "stopped")
+    asked = ONE_GPU | {"mode": "auto", "dtype": "bfloat16", "max_model_len": 512}
+    found = config(**asked)
+    assert found.inline_draft and found.drafts_apart and "draft" in roles(found) and "take turns" not in caplog.text
+    assert found.draft_device == "cpu" and found.parks_draft and found.draft_formats == config().draft_formats
+    assert [one.dtype for one in found.draft_formats] == ["float32"]
+    assert config(**asked, draft_dtype="bfloat16").draft_formats[0].dtype == "bfloat16"
+    host = config(**asked | {"draft_device": "cpu"})
+    assert not host.inline_draft and host.drafts_apart and host.draft_formats == found.draft_formats
+    assert host.num_pages > found.num_pages, "a draft's weights and cache on the GPU count"
+    apart = config(**asked, inline_draft="off")
+    assert not apart.inline_draft and apart.draft_device == "cuda" and "take turns" in caplog.text
+    assert [one.dtype for one in apart.draft_formats] == ["bfloat16"]
+
+
 def test_a_draft_of_another_kind_has_a_process(tmp_path: Path) -> None:
     target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
     with pytest.raises(UsageError, match="--inline-draft on: the draft is an EAGLE-3 head"):
@@ -297,11 +315,13 @@ def test_who_shares_a_gpu_is_told_how_to_share_it_well(
     config(device="cuda", draft_device="cuda:1")
     config(device="cuda", draft_device="cuda", mode="ar")
     assert not caplog.records
+    config(device="cuda", draft_device="cuda:0")
+    assert not caplog.records, "none that is in the target's process takes turns"
     config(device="cuda", draft_device="cuda:0", mps=True)
     assert not caplog.records
     with pytest.raises(UsageError, match="--mps is for a target and a draft on the same GPU"):
         config(device="cuda", draft_device="cuda:1", mps=True)
-    config(device="cuda", draft_device="cuda:0")
+    config(device="cuda", draft_device="cuda:0", mode="ssd")
     assert "take turns on cuda:0" in caplog.text and "nvidia-cuda-mps-control -d" in caplog.text
 
 
@@ -316,11 +336,12 @@ A100, T4 = Gpu(80 * GIB, 79 * GIB, (8, 0)), Gpu(16 * GIB, 15 * GIB, (7, 5))
     ("there", "asked", "expected"),
     [
         ([A100], {}, OF_CPU),
-        ([A100], {"device": "cuda"}, {"dtype": "bfloat16", "draft_device": "cuda:0", **LARGE}),
+        ([A100], {"device": "cuda"}, {"dtype": "bfloat16", "inline_draft": True, "draft_device": "cpu", **LARGE}),
+        ([A100], {"device": "cuda", "mode": "ssd"}, {"draft_device": "cuda:0", "inline_draft": False}),
         ([A100, A100], {"device": "cuda"}, {"draft_device": "cuda:1"}),
         ([A100, A100], {"device": "cuda:1"}, {"draft_device": "cuda:0"}),
         ([A100, A100], {"device": "cuda", "tensor_parallel_size": 2}, {"draft_device": "cuda:0"}),
-        ([T4], {"device": "cuda:0"}, {"dtype": "float16", "draft_device": "cuda:0", **SMALL}),
+        ([T4], {"device": "cuda:0"}, {"dtype": "float16", "inline_draft": True, **SMALL}),
         ([T4, A100], {"device": "cuda:1"}, {"dtype": "bfloat16", "draft_device": "cuda:0", **LARGE}),
         ([A100], {"device": "cuda", **OF_CPU}, OF_CPU),
         ([A100], {"device": "cuda", "max_num_seqs": 3}, {"max_num_seqs": 3, "max_num_batched_tokens": 8192}),

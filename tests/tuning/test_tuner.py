@@ -10,7 +10,7 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Speculation
+from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED, Mode, Speculation
 from ssd.errors import RequestError
 from ssd.speculation.fan_out import MOST, fan_out_at, optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
@@ -46,7 +46,7 @@ class World:
         beside = ({n: self.slower * seconds for n, seconds in table.items()} for table in alone)
         names = "verify", "step", "verify_beside", "step_beside"
         self.tuning.recall(Knowledge(tables=dict(zip(names, (*alone, *beside), strict=True))))
-        self.tuning.situate([0], True)
+        self.tuning.situate([0], DRAFTED)
 
     def play(self, rounds: int, asked: Speculation = AUTO) -> list[Speculation]:
         """What a sequence did in each round."""
@@ -160,7 +160,7 @@ def test_plans_ahead_that_are_far_behind_are_ranked_seldom(monkeypatch: pytest.M
 
 def test_without_measurements_pearl_is_one_chain_too() -> None:
     tuning = Tuning()
-    tuning.situate([0], True)
+    tuning.situate([0], DRAFTED)
     assert tuning.current(Speculation("ssd", 0, (), "jit", allocation="pearl")).fan_out == single_chain(2)
 
 
@@ -180,10 +180,30 @@ def test_without_a_draft_it_knows_whether_the_plan_would_have_one(rate: float, w
     """By what is expected: a tuner with dice tries a useless draft out now and then."""
     world = World(rate, tuning=Tuning())
     world.play(600)
-    world.tuning.situate([0], False)
+    world.tuning.situate([0], ())
     world.tuning._plans.clear()
-    assert world.tuning.wants_draft(AUTO) is wants
+    assert (world.tuning.mode_with_drafts(AUTO) in DRAFTED) is wants
     assert world.tuning.current(AUTO).mode == "ngram", "there is none to use"
+
+
+@pytest.mark.parametrize(("in_turn", "beside", "mode"), [(0.005, 0.04, "sd"), (0.012, 0.005, "ssd")])
+def test_of_two_drafts_the_faster_one_is_used(in_turn: float, beside: float, mode: Mode) -> None:
+    """One works in turn beside the target on a GPU, the other ahead on a host; each may be lost."""
+    world = World(0.8, tuning=Tuning())
+    steps = {"step": dict.fromkeys(CHAINS, in_turn), "step_beside": dict.fromkeys(CHAINS, beside)}
+    verify = {n: VERIFY.at(n) for n in SIZES}
+    world.tuning.recall(Knowledge(tables={"verify": verify, "verify_beside": verify, **steps}))
+    (other,) = (other for other in DRAFTED if other != mode)
+    assert world.tuning.current(AUTO).mode == mode
+    for drafted, expected in [((mode,), mode), ((other,), other), ((), "ngram")]:
+        world.tuning.situate([0], drafted)
+        assert world.tuning.current(AUTO).mode == expected
+        assert world.tuning.mode_with_drafts(AUTO) == mode
+    del steps["step_beside"]
+    anew = Tuning()
+    anew.recall(Knowledge(tables={"verify": verify, **steps}))
+    anew.situate([0], DRAFTED)
+    assert anew.current(AUTO).mode == "sd", "nothing is known of the one that works ahead"
 
 
 def test_chains_that_take_time_are_few() -> None:
@@ -244,9 +264,9 @@ def test_a_fixed_mode_is_never_given_up() -> None:
 def test_without_a_draft_there_is_nothing_to_choose() -> None:
     world = World(0.9)
     assert share(world.play(64), "ssd") == 1
-    world.tuning.situate([0], False)
+    world.tuning.situate([0], ())
     assert share(world.play(64), "ngram") == 1
-    world.tuning.situate([0], True)
+    world.tuning.situate([0], DRAFTED)
     assert share(world.play(64), "ssd") == 1
     assert Tuning().current(AUTO).mode == "ngram"  # nothing is known at all
     assert Tuning().current(AHEAD).num_speculative_tokens == 2
@@ -262,7 +282,7 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
     )
     modes = []
     for turn in range(400):
-        world.tuning.situate([0] * (1 + turn % 2), True)
+        world.tuning.situate([0] * (1 + turn % 2), DRAFTED)
         now = world.tuning.current(AUTO)
         modes.append(now.mode)
         seconds, batch = 0.45 if now.mode == "ssd" else 0.05, 1 + turn % 2
@@ -280,7 +300,7 @@ def test_each_length_of_text_has_its_own_plan() -> None:
     tuning.estimates.costs.text |= {"verify": 1e-4, "step": 1.0}
     found = []
     for tokens in (100, 4000, 100):
-        tuning.situate([0], True, tokens)
+        tuning.situate([0], DRAFTED, tokens)
         found.append(tuning.current(AUTO).mode)
     assert found[0] in DRAFTED and found[1] == "ngram" and found[2] == found[0]
 
@@ -290,7 +310,7 @@ def test_each_batch_size_has_its_own_plan() -> None:
     tuning = World(0.7, LinearCost(0.010, 0.010), LinearCost(0.001, 0.0)).tuning
     found = []
     for batch in (1, 16):
-        tuning.situate([0] * batch, True)
+        tuning.situate([0] * batch, DRAFTED)
         found.append(tuning.plan(PlanKey.of(AUTO)).lookahead)
     assert found[0] > found[1]
     assert [batch_class(batch) for batch in (1, 4, 5, 6, 7, 8, 11, 23, 31)] == [1, 4, 6, 6, 8, 8, 12, 24, 32]
@@ -312,7 +332,7 @@ def test_remembered_text_is_no_merit_of_a_plan() -> None:
     world = World(0.6)
     setting, before = world.tuning.plan(PlanKey.of(AUTO)).setting, world.tuning.knowledge().errors
     for _ in range(100):
-        round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, setting, remembered=True, reading=True)
+        round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, setting, remembered=True, busy=True)
         world.tuning.note(round_, world.counters)
         world.tuning.judge()
     assert world.tuning.windows == 0
@@ -378,7 +398,7 @@ def test_another_process_goes_on_where_one_ended(tmp_path: Path) -> None:
     assert known is not None
     later = Tuning()
     later.recall(known)
-    later.situate([0], True)
+    later.situate([0], DRAFTED)
     assert later.plan(PlanKey.of(AUTO)).mode == world.tuning.plan(PlanKey.of(AUTO)).mode
     assert later.estimates.learners[0].acceptance[0] == pytest.approx(
         world.tuning.estimates.learners[0].acceptance[0], abs=0.01

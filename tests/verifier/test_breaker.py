@@ -226,8 +226,8 @@ def test_after_a_stall_of_the_draft_its_tokens_are_there_at_once(
     if mode == "auto":
         pair.proposer.plans.planned = lambda row: planned if usable[-1] else structs.replace(planned, mode="ngram")  # type: ignore[method-assign]
         situate = pair.proposer.tuning.situate
-        pair.proposer.tuning.situate = lambda kinds, draft, tokens: (
-            usable.append(draft) or situate(kinds, draft, tokens)
+        pair.proposer.tuning.situate = lambda kinds, drafted, tokens: (
+            usable.append(bool(drafted)) or situate(kinds, drafted, tokens)
         )  # type: ignore[method-assign,func-returns-value]
     clock, held, told, brought = Clock(), list[Message](), list[Message](), list[float]()
     begins, ends = 1000.3, 1000.3 + seconds

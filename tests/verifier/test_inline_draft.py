@@ -30,7 +30,7 @@ from ssd.models.checkpoint import LIST_FILE
 from ssd.speculation.sampling import Drawing
 from ssd.verifier import inline_draft, inline_proposer, overlap
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.inline_draft import InlineDraft, InlineRunner
+from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer, RoundTimes
 from ssd.verifier.loading import load_draft
 from ssd.verifier.memory import SuffixMemory
@@ -86,7 +86,7 @@ class Inline(Pair):
         device = DeviceScheduler(target, board, self.inline)
         self.inline_proposer = InlineProposer(self.inline, device, Times(), memory)
         plain, most = PlainVerification(target), configuration.max_num_batched_tokens
-        asks, policy = self.inline_proposer.asks, OverlapPolicy(always=True)
+        asks, policy = self.inline_proposer.asks, OverlapPolicy(("ar", *INLINE_MODES))
         self.overlapped = OverlappedVerification(plain, device, asks, most, policy)
         verification = self.overlapped if overlap else plain
         self.engine = TargetEngine(configuration, verification, self.inline_proposer)
@@ -379,15 +379,16 @@ def test_an_engine_that_has_no_room_for_its_draft_goes_on_without(
             return InlineRunner(world.draft.model, configuration)
 
         monkeypatch.setattr(inline_proposer, "load_draft", load)
-        return inline_proposer.inline(settings, plain, board)
+        return inline_proposer.inline(settings, plain, board, None)
 
     assert loaded(torch.OutOfMemoryError("planted")) is None and "planted" in caplog.text
     with pytest.raises(UsageError, match=r"^the draft draft: it does not fit"):
         loaded(UsageError("it does not fit"))
-    proposer, verification = loaded(None)
+    proposer = loaded(None)
+    verification = overlap.overlapped(plain, settings, board, proposer.asks, proposer.device)
     assert isinstance(proposer, InlineProposer) and isinstance(verification, OverlappedVerification)
     monkeypatch.setenv("SSD_OVERLAP", "0")
-    assert loaded(None)[1] is plain
+    assert overlap.overlapped(plain, settings, board, proposer.asks, proposer.device) is plain
     prepare = InlineDraft.prepare
     monkeypatch.setattr(InlineDraft, "prepare", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("planted")))
     assert loaded(None) is None
