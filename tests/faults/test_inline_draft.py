@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from urllib.request import urlopen
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ssd.client import Client
-from ssd.config.engine import NEVER_S
+from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.errors import RequestError
 from ssd.launch.options import EngineOptions
@@ -21,15 +21,28 @@ from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import gone
+from tests.models import tiny
 
-PROMPTS = ["The capital of France is", "def merge(first, second):"]
+PROMPTS = [tiny.token_ids(n, n) for n in (9, 22)]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    options = EngineOptions(mode="sd", num_speculative_tokens=4, max_num_seqs=2, max_model_len=512, step_timeout=300.0)
-    config = msgspec.structs.replace(resolve(options, ServerOptions(port=0)), inline_draft=True)
-    with Engine(config) as engine:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny.tokenizer(tiny.llama(folder / "target", vocab_size=300, max_position_embeddings=2048))
+    draft = tiny.tokenizer(tiny.noisy_copy(target, folder / "draft", noise=0.01))
+    return EngineOptions(target=str(target), draft=(str(draft),), max_num_seqs=2, max_model_len=512, step_timeout=300.0)
+
+
+def inline(options: EngineOptions, **fields: object) -> EngineConfig:
+    """As on one GPU."""
+    config = resolve(options, ServerOptions(port=0))
+    return replace(config, inline_draft=True, elastic_cores=False, idle_draft_s=NEVER_S, **fields)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: EngineOptions) -> Iterator[Engine]:
+    with Engine(inline(replace(pair, mode="sd", num_speculative_tokens=4))) as engine:
         yield engine
 
 
@@ -40,7 +53,7 @@ def params(mode: Mode, temperature: float) -> SamplingParams:
 
 def ready(client: Client) -> bool:
     try:
-        client.generate(PROMPTS[0], params("ar", 0.0))
+        client.generate(PROMPTS[:1], params("ar", 0.0))
     except RequestError as error:
         assert error.code == "restarting"
         return False
@@ -58,7 +71,7 @@ def test_it_drafts_without_a_process_and_survives_the_death_of_its_target(engine
                 assert [answer.token_ids for answer in answers] == expected
                 assert all(answer.metrics.accepted_tokens > 0 for answer in answers)
             asked = SamplingParams(max_tokens=24, speculation=Speculation("auto"), store=False)
-            assert client.generate(PROMPTS[0], asked).metrics.accepted_tokens > 0
+            assert client.generate(PROMPTS[:1], asked)[0].metrics.accepted_tokens > 0
             with urlopen(f"{engine.url}/server_info") as answer:
                 assert json.load(answer)["draft_state"] == "up"
             if not kills:
@@ -70,13 +83,9 @@ def test_it_drafts_without_a_process_and_survives_the_death_of_its_target(engine
 
 
 @pytest.mark.timeout(600)
-def test_beside_a_process_that_drafts_ahead_each_mode_has_its_draft() -> None:
+def test_beside_a_process_that_drafts_ahead_each_mode_has_its_draft(pair: EngineOptions) -> None:
     """As `auto` has them on one GPU. Neither death costs an id; without the process `sd` is drafted as before."""
-    options = EngineOptions(mode="auto", max_num_seqs=2, max_model_len=512, step_timeout=300.0)
-    config = msgspec.structs.replace(
-        resolve(options, ServerOptions(port=0)), inline_draft=True, elastic_cores=False, idle_draft_s=NEVER_S
-    )
-    with Engine(config) as engine, Client(engine.address) as client:
+    with Engine(inline(pair)) as engine, Client(engine.address) as client:
         assert {*engine.pids} == {"target", "draft", "frontend"}
         plain = [one.token_ids for one in client.generate(PROMPTS, params("ar", 0.8))]
 
@@ -109,4 +118,4 @@ def test_other_modes_are_refused_by_name(engine: Engine, mode: Mode) -> None:
         Client(engine.address) as client,
         pytest.raises(RequestError, match=f"^mode {mode} is not served .*--inline-draft off"),
     ):
-        client.generate(PROMPTS[0], SamplingParams(speculation=Speculation(mode)))
+        client.generate(PROMPTS[:1], SamplingParams(speculation=Speculation(mode)))
