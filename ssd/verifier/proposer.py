@@ -48,9 +48,9 @@ class Result(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the verification after a running one takes for a row: at most `most` draft tokens.
+    """The draft tokens of a row in the verification after a running one, at most `most`.
 
-    They are on the board, by a draft of this `epoch`, or `inline`, those of a draft in this process."""
+    They are on the board, by a draft of this `epoch`, or `inline`: those of a draft in this process."""
 
     epoch: int = 0
     most: int = 0

@@ -16,10 +16,12 @@ PROMPTS = [[1, 2, 3, 4], [200, 7], [9] * 20]
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
 
 
-@pytest.mark.parametrize("draft_device", ["beside", "cpu"])
-def test_every_mode_says_the_same(draft_device: str, device: torch.device, pair: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("place", ["beside", "cpu", "both"])
+def test_every_mode_says_the_same(place: str, device: torch.device, pair: tuple[Path, Path]) -> None:
+    """With a draft beside the target or on the host, or with one in the target's process and one on the host."""
     target, draft = map(str, pair)
-    places = {"device": str(device), "draft_device": str(device) if draft_device == "beside" else "cpu"}
+    places = {"device": str(device), "draft_device": "cpu" if place == "cpu" else str(device)}
+    places |= {"inline_draft": "off" if place == "beside" else "auto"}
     sizes = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5}
     with LLM(target, draft, **places, **sizes, draft_dtype="float32", deterministic=True) as llm:
         found = {

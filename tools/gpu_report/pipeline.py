@@ -84,8 +84,8 @@ def rows(
 def _of_mode(
     job: Job, case: Case, mode: Mode, settings: Sequence[_Setting], tokens: int, repeats: int
 ) -> Iterator[Row]:
-    # Only an engine whose own mode is `sd` drafts in its target's process.
-    asked = msgspec.structs.replace(case.options, mode="sd" if mode == "sd" else "ssd")
+    # An engine whose own mode is `sd` drafts in its target's process alone, one in `auto` there and on the host.
+    asked = msgspec.structs.replace(case.options, mode=mode if mode in ("sd", "auto") else "ssd")
     config, began = msgspec.structs.replace(resolve(asked), synthetic=case.synthetic), time.monotonic()
     seeds = itertools.count()
     with watched(job, config) as (engine, client, health), closing(_Listener(engine.address)) as listener:
