@@ -42,11 +42,14 @@ class NoRoom(UsageError):
 
 
 class GpuPlaces(NamedTuple):
-    """The GPUs of the target's ranks and of a draft, and all GPUs of this machine (None: unknown)."""
+    """The GPUs of the target's ranks and of a draft, and all GPUs of this machine (None: unknown).
+
+    `inline`: the draft there is in the target's process."""
 
     target: range
     draft: int | None
     present: list[Gpu] | None
+    inline: bool = False
 
 
 class Sized(NamedTuple):
@@ -94,9 +97,10 @@ def cache_pages(
     need = need._replace(working=need.working + beside, page=need.page + states)
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
-    if places.draft is not None and options.draft_device == "cpu":  # the one in the target's process
-        drafts = [draft._replace(dtype=target.dtype) for draft in drafts]
-    draft_need = _drafts_need(options, speculation, target, drafts)
+    if places.inline:
+        draft_need = _inline_need(options, target, drafts[0])
+    else:
+        draft_need = _drafts_need(options, speculation, target, drafts)
     budget = Budget(places.present, options.gpu_memory_utilization)
     on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)
     return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
@@ -178,7 +182,7 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     """Return the memory that all drafts, which run in one process, keep on its GPU."""
     chains, rows = options.max_num_seqs * speculation.chains, options.max_num_seqs * (1 + speculation.longest)
     largest = max(shape.tokens for shape in draft_shapes(options.max_num_seqs, chains))
-    total = Need(0, 0, 0)
+    total = Need(0, 0, 0, CONTEXT)
     for draft in drafts:
         whole = _whole(draft.model, target.model)
         logits, cells, depth = rows + chains, chains, MAX_LOOKAHEAD + 1
@@ -190,9 +194,20 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
         # A draft keeps the logits of its largest shape only.
         own = _need(Sized(whole, draft.dtype), options, logits, 1, [largest])
         branches = own.page // options.page_size * cells * depth
-        own = own._replace(working=own.working + branches + state_bytes(options, whole, cells))
+        own = own._replace(working=own.working + branches + state_bytes(options, whole, cells), context=0)
         total = Need(*map(sum, zip(total, own, strict=True)))
     return total
+
+
+def _inline_need(options: ChosenOptions, target: Sized, draft: Sized) -> Need:
+    """Return the memory that a draft in the target's process adds: of a sequence it reads two tokens at most, or one.
+
+    Beside a draft on the host it is in the target's type."""
+    seqs, dtype = options.max_num_seqs, target.dtype if options.draft_device == "cpu" else draft.dtype
+    kept = [shape.tokens for shape in target_shapes(seqs, 2, options.deterministic)]
+    loops = [3 * seqs] * 3  # rows of two tokens, then of one, for each kind of drawing (`_Loop`)
+    sized = Sized(_whole(draft.model, target.model), dtype)
+    return _need(sized, options, 2 * seqs, 1, kept + loops)._replace(context=0)
 
 
 def _need(
@@ -215,15 +230,16 @@ def _need(
 
 
 class Need(NamedTuple):
-    """The memory of one process on a GPU, in bytes: its weights, the buffers of a forward, and each page."""
+    """The memory of a model on a GPU, in bytes: its weights, the buffers of a forward, each page, its process."""
 
     weights: int
     working: int
     page: int
+    context: int = CONTEXT
 
     @property
     def fixed(self) -> int:
-        return self.weights + self.working + CONTEXT
+        return self.weights + self.working + self.context
 
 
 def working(tokens: int, rows: int, width: int, inner: int, vocab_size: int) -> int:
@@ -287,7 +303,7 @@ def pages_on_gpus(
 def _no_room(
     who: str, need: Need, other: Need, gpu: int, others: Sequence[int | None], least: int, budget: Budget
 ) -> str:
-    parts = f"{_gib(need.weights)} of weights, {_gib(need.working + CONTEXT)} to work in, "
+    parts = f"{_gib(need.weights)} of weights, {_gib(need.working + need.context)} to work in, "
     parts += f"{_gib(least * need.page)} for the keys and values of one sequence"
     beside = ""
     if gpu in others:

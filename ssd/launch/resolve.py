@@ -239,7 +239,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPla
             log.info("target and draft share cuda:%d under CUDA's MPS", draft)
         else:
             log.warning("target and draft take turns on cuda:%d: %s", draft, mps.advice(service))
-    return GpuPlaces(target, draft, present)
+    return GpuPlaces(target, draft, present, inline)
 
 
 def _pair(options: ChosenOptions, remote: bool) -> _Pair:

@@ -293,8 +293,12 @@ def test_in_auto_a_second_draft_on_the_host_drafts_ahead(
     host = config(**asked | {"draft_device": "cpu"})
     assert not host.inline_draft and host.drafts_apart and host.draft_formats == found.draft_formats
     assert host.num_pages > found.num_pages, "a draft's weights and cache on the GPU count"
+    alone = config(**asked | {"mode": "sd"})
+    assert (alone.num_pages, alone.draft_num_pages) == (found.num_pages, found.draft_num_pages)
     apart = config(**asked, inline_draft="off")
     assert not apart.inline_draft and apart.draft_device == "cuda" and "take turns" in caplog.text
+    room = memory.CONTEXT // (2 * PAGE_BYTES)
+    assert apart.num_pages < found.num_pages - room, "a process has a context, and chains"
     assert [one.dtype for one in apart.draft_formats] == ["bfloat16"]
 
 
@@ -378,10 +382,10 @@ def test_prompts_go_through_flash_attn_where_it_is_installed_and_serves(
 def test_a_draft_without_room_on_the_gpu_runs_on_the_cpu_unless_it_was_told_where(
     cards: list[Gpu], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cards[:] = [Gpu(3 * GIB, 3 * GIB)]
+    cards[:] = [Gpu(2300 * MIB, 2300 * MIB)]
     asked: dict[str, Any] = {"target": TARGET, "draft": (TARGET,), "device": "cuda", "max_model_len": 2048}
     found = resolve(EngineOptions(**asked))
-    assert (found.device, found.draft_device) == ("cuda", "cpu")
+    assert (found.device, found.draft_device, found.inline_draft) == ("cuda", "cpu", False)
     assert "the draft runs on the CPU: the draft has no room on cuda:0" in caplog.text
     with pytest.raises(UsageError, match="the draft has no room on cuda:0"):
         resolve(EngineOptions(**asked, draft_device="cuda"))
