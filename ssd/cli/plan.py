@@ -59,7 +59,7 @@ def plan(engine: EngineOptions, temperature: float, batch: int) -> None:
     tuning.situate([kind] * batch, DRAFTED)
     figures = tuning.estimates.measurements(kind, True)
     assert figures is not None  # all forwards are measured
-    tuning.estimates.ends = True  # as in an engine whose draft is on its machine
+    tuning.estimates.ends = not config.inline_draft  # as in an engine whose draft is on its machine
     key = PlanKey.of(config.speculation)
     choice = tuning.described(key, config.core_counts("target") if config.elastic_cores else None)
     title = f"{config.target_name} and {config.draft_name} on this machine, temperature {temperature:g}, batch {batch}"
@@ -132,6 +132,8 @@ def _origins(config: EngineConfig, known: Knowledge, prior: Knowledge, kind: int
         yield f"Acceptance and hit rates are not measured here: they are those of the draft's {PRIOR_FILE}."
     elif not learned.sampled:
         yield "Acceptance and hit rates are guesses: run ssd bench latency, which lets the engine measure them."
+    if config.inline_draft:
+        yield "sd drafts in the target's process, timed at each start: the sd shown is that of the draft on the host."
     if known.tables == known.rough:
         yield "Other programs disturbed the measuring: the times are rough. Try again on a quieter machine."
     else:

@@ -224,13 +224,14 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
       another machine, and the directory `target` has only its tokenizer.
       `digest` names the target's files. With `load_format` "mock", `ssd.emulation.mock` takes the target's place.
       The draft's process times each of several `draft_formats` at its start and takes the fastest.
-    - Caches: `num_pages` of the target and `draft_num_pages`, of `page_size` tokens each.
+    - Caches: `num_pages` of the target, `draft_num_pages` of the draft, and `inline_num_pages` of one in the target's
+      process beside another one, of `page_size` tokens each.
     - `speculation` and `sampling`: the defaults of requests that do not give their own.
     - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
       cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
       system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
-    - `inline_draft`: a draft runs in the target's process, in turn with it. In mode `sd` it is alone; in mode `auto`
-      another one, on `draft_device` and in its own process, drafts ahead for requests in mode `ssd`.
+    - `inline_draft`: a draft runs in the target's process, in turn with it. Where it has `inline_num_pages`, another
+      one, on `draft_device` and in a process of its own, drafts ahead for requests in mode `ssd`.
     - `features`: the draft reads hidden states of the target.
     - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
     - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
@@ -255,6 +256,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_pages: Positive = 1024
     draft_num_pages: Positive = 1024
+    inline_num_pages: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     target_cpus: Cpus = ()
     draft_cpus: Cpus = ()
     elastic_cores: bool = False
@@ -295,7 +297,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def drafts_apart(self) -> bool:
         """Return True if a draft has a process of its own."""
-        return self.has_draft and not (self.inline_draft and self.speculation.mode == "sd")
+        return self.has_draft and (not self.inline_draft or self.inline_num_pages > 0)
 
     @property
     def parks_draft(self) -> bool:

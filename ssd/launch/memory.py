@@ -68,8 +68,8 @@ def cache_pages(
     free: int,
     places: GpuPlaces,
     shared: tuple[int, int],
-) -> tuple[int, int]:
-    """Return the pages of the caches of target and draft.
+) -> tuple[int, int, int]:
+    """Return the pages of the caches of target and draft, and of a second draft, in the target's process.
 
     `wanted` pages are in use if every sequence has the greatest length. `free` bytes of the host remain beside the
     weights. The target gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, or on GPUs the rest of
@@ -85,16 +85,17 @@ def cache_pages(
     most_of_draft = wanted
     if options.draft_device == "cpu" and drafts:
         most_of_draft = min(usual, max(wanted // seqs, _draft_tokens(drafts, free) // size))
+    beside = places.inline and options.draft_device == "cpu"
     if places.present is None:
-        return found, most_of_draft
+        return found, most_of_draft, wanted * beside
     ranks, row = options.tensor_parallel_size, 1 + speculation.longest
     shapes = target_shapes(seqs, row, options.deterministic)
     need = _need(target, options, seqs * row, ranks, [shape.tokens for shape in shapes], token)
     draft_probs, width = shared if places.draft is not None else (0, 0)
     states = size * width * ITEM_BYTES[target.dtype]
     texts = ADJUSTED * (seqs + 1) * ModelSizes.of(target.model).vocab_size if ranks == 1 else 0
-    beside = draft_probs + texts + state_bytes(options, target.model)
-    need = need._replace(working=need.working + beside, page=need.page + states)
+    more = draft_probs + texts + state_bytes(options, target.model)
+    need = need._replace(working=need.working + more, page=need.page + states)
     if given is not None:
         need = need._replace(working=need.working + given // ranks + found * states, page=0)
     if places.inline:
@@ -103,7 +104,8 @@ def cache_pages(
         draft_need = _drafts_need(options, speculation, target, drafts)
     budget = Budget(places.present, options.gpu_memory_utilization)
     on_gpu, of_draft = pages_on_gpus(budget, need, places.target, draft_need, places.draft, wanted, wanted // seqs)
-    return found if given is not None or not places.target else on_gpu, min(of_draft, most_of_draft)
+    found = found if given is not None or not places.target else on_gpu
+    return (found, most_of_draft, of_draft) if beside else (found, min(of_draft, most_of_draft), 0)
 
 
 def token_bytes(options: ChosenOptions, target: Sized) -> int:
@@ -144,6 +146,14 @@ def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized],
 def host_processes(options: ChosenOptions, has_draft: bool) -> int:
     """Return the bytes of the host's memory that the engine's processes take beside weights and caches."""
     return _MODEL_PROCESS * (options.ranks_here + has_draft) + _OTHER_PROCESSES + options.suffix_memory
+
+
+def has_room_beside(options: ChosenOptions, drafts: Sequence[Sized], taken: int, available: int) -> bool:
+    """Return True if the host has room for a draft beside the one in the target's process, and for its longest text.
+
+    `taken` of the `available` bytes are for weights and processes."""
+    longest = min(options.max_model_len or 2**31, *(ModelSizes.of(draft.model).context for draft in drafts))
+    return taken + _draft_token_bytes(drafts) * (longest + options.page_size) <= available
 
 
 def check_room(

@@ -124,7 +124,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     inline_draft: Annotated[
         InlineDraft,
-        "In sd, draft in the target's process. auto: where both models are on one GPU.",
+        "Draft for sd in the target's process. auto: where both models are on one GPU.",
         PROCESSORS,
         ADVANCED,
     ] = "auto"

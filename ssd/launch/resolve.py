@@ -51,7 +51,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
 
 
 class _Pair(NamedTuple):
-    """A target, its drafts with their names and possible formats. A draft reads the target's `features`."""
+    """A target, its drafts with their names and, once placed, formats. A draft reads the target's `features`."""
 
     target: checkpoint.Checkpoint
     names: tuple[str, ...]
@@ -66,6 +66,7 @@ class _Room(NamedTuple):
     max_model_len: int
     num_pages: int
     draft_num_pages: int
+    inline_num_pages: int
 
 
 def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
@@ -79,13 +80,13 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     target, drafts = pair.target, pair.drafts
     _check_arithmetic(options)
     options = _with_activations(options, target)
-    inline = _drafts_inline(options, speculation, pair)
-    apart = bool(drafts) and not (inline and speculation.mode == "sd")
-    if inline and apart:
-        options = replace(options, draft_device="cpu")
-        pair = pair._replace(formats=draft_formats(options, drafts))
-    target_cpus, draft_cpus, elastic = _cores(options, apart)
     available = cgroups.available_bytes()  # read once, so that all figures that depend on it agree
+    inline = _drafts_inline(options, speculation, pair)
+    if inline and speculation.mode == "auto":
+        options = _with_host_draft(options, pair, available)
+    pair = pair._replace(formats=draft_formats(options, drafts))
+    apart = bool(drafts) and (not inline or options.draft_device == "cpu")
+    target_cpus, draft_cpus, elastic = _cores(options, apart)
     vocab_size = ModelSizes.of(target).vocab_size
     draft_probs = memory.draft_probs_bytes(options, speculation, vocab_size)
     room = _room(options, speculation, pair, draft_probs, available, inline, apart)
@@ -161,6 +162,19 @@ def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair
     return cause is None
 
 
+def _with_host_draft(options: ChosenOptions, pair: _Pair, available: int) -> ChosenOptions:
+    """Place a second draft on the host, as far as that has room, and log which mode drafts where."""
+    beside, target = replace(options, draft_device="cpu"), Sized(pair.target, options.dtype)
+    formats = draft_formats(beside, pair.drafts)
+    widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
+    taken = memory.host_weights(beside, target, pair.drafts, formats) + memory.host_processes(beside, True)
+    if not memory.has_room_beside(beside, [Sized(draft, widest) for draft in pair.drafts], taken, available):
+        log.warning("mode ssd is not served: the host has no room for a draft beside the one on %s", options.device)
+        return options
+    log.info("mode sd drafts on %s in the target's process, mode ssd on the host's cores", options.device)
+    return beside
+
+
 def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair) -> str | None:
     models = [pair.target, *pair.drafts]
     kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
@@ -199,9 +213,10 @@ def _room(
     sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
     weights = memory.host_weights(options, sized, drafts, pair.formats) + memory.host_states(options, sized, drafts)
     processes = memory.host_processes(options, apart)
-    memory.check_room(options, sized, sized_drafts, weights, processes, available)
+    needed = [] if inline else sized_drafts  # a draft beside the one in the target's process limits nothing
+    memory.check_room(options, sized, needed, weights, processes, available)
     free = max(0, available - weights - processes)
-    length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, sized_drafts, free))
+    length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, needed, free))
     pages = memory.cache_pages(
         options,
         speculation,
@@ -265,7 +280,7 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
     for draft in drafts if weights else ():
         pairs.borrowed(draft, target)
     drafts = [pairs.check_pair(target, draft) for draft in drafts]
-    return _Pair(target, names, drafts, draft_formats(options, drafts), _features(options, drafts, target))
+    return _Pair(target, names, drafts, (), _features(options, drafts, target))
 
 
 def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:

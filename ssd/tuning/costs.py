@@ -131,6 +131,7 @@ class Costs:
         }
         self.text = {name: min(share, _MOST_SHARE) for name, share in (text or {}).items()}
         self._texts = Texts()
+        self.inline: Cost | None = None  # of a draft in the target's process, which works in turn instead of the other
         self.disturbed = False  # other work slowed the measuring; `written` keeps such tables apart
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
@@ -144,6 +145,8 @@ class Costs:
 
     def of(self, situation: Situation) -> Cost | None:
         """Return the cost in a situation, behind the present texts; None while it is not known."""
+        if situation == "step" and self.inline is not None:
+            return self.inline
         return self._scaled(situation, math.exp(self._drift[situation])) if self.tables[situation].known else None
 
     def _scaled(self, situation: Situation, factor: float) -> Scaled:

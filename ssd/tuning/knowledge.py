@@ -79,7 +79,6 @@ def file_of(config: EngineConfig, kernels: str) -> Path:
     types = [config.dtype, config.quantize, *map(str, config.draft_formats), config.activations]
     stored = [] if config.kv_cache_dtype == "auto" else [config.kv_cache_dtype]  # no part of older files' names
     places = [config.device, config.draft_device, config.target_cpus, config.draft_cpus, config.elastic_cores]
-    places += [True] * config.inline_draft
     ways = [config.deterministic, config.tensor_parallel_size, config.attention, config.enforce_eager]
     processor = re.search(r"^model name.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     described = repr(

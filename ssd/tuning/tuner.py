@@ -185,9 +185,9 @@ class Tuning:
             self._plans[place] = plan, self.estimates.rounds
         return plan
 
-    def mode_with_drafts(self, asked: Speculation) -> Mode:
-        """Return the mode of the plan for a request, if all modes had their drafts."""
-        present, self._drafted = self._drafted, DRAFTED
+    def mode_with(self, drafted: tuple[Mode, ...], asked: Speculation) -> Mode:
+        """Return the mode of the plan for a request, if these modes had a draft."""
+        present, self._drafted = self._drafted, drafted
         mode = self.plan(PlanKey.of(asked)).mode
         self._drafted = present
         return mode
@@ -196,7 +196,7 @@ class Tuning:
         """Rank the plans of a single request in advance, so that the first request need not wait."""
         if asked.auto and self.estimates.costs.of("verify") is not None:
             self.situate([0], ())
-            self.mode_with_drafts(asked)
+            self.mode_with(DRAFTED, asked)
 
     # -- learning from rounds -------------------------------------------------------------------------------------
 

@@ -144,13 +144,13 @@ class InlineProposer(Proposer):
     def asks(self, sequence: Sequence) -> Asked | None:
         if sequence.request in self._guessed:
             return None  # the memory guesses only after the outcome
-        if not self._drafts(sequence) or self._draft.is_full(sequence):
+        if not self.drafts(sequence):
             return Asked()
         if not self._draft.has_read(sequence):
             return None
         most = self._most(sequence)
         stop = min(len(sequence.tokens) + len(sequence.proposal) + 1 + most, sequence.max_model_len)
-        return Asked(0, most if self._draft.makes_room(sequence, stop) else 0, inline=True)
+        return Asked(most=most, inline=True) if self._draft.makes_room(sequence, stop) else Asked()
 
     def outcomes(self, results: Items[Result]) -> None:
         for result in results:
@@ -183,7 +183,7 @@ class InlineProposer(Proposer):
                 sequence.proposal, sequence.source = forced[: LONGEST_ROW - 1], "grammar"
             elif guess is not None:
                 sequence.proposal, sequence.source = list(guess.tokens), "memory"
-        rows = [sequence for sequence in missed if not sequence.proposal and self._drafts(sequence)]
+        rows = [sequence for sequence in missed if not sequence.proposal and self._wants(sequence)]
         if rows:
             self._trace.enter(State.WAIT_FOR_DRAFT, max(map(self._lookahead, rows)))
             meanwhile()
@@ -202,7 +202,10 @@ class InlineProposer(Proposer):
             self._guessed.discard(sequence.request)
         self._draft.release(sequences)
 
-    def _drafts(self, sequence: Sequence) -> bool:
+    def drafts(self, sequence: Sequence) -> bool:
+        return self._wants(sequence) and not self._draft.is_full(sequence)
+
+    def _wants(self, sequence: Sequence) -> bool:
         wants = sequence.speculation.mode in INLINE_MODES and sequence.rule.emits_samples
         return wants and sequence.acceptable > 0 and not self._draft.failed
 
@@ -216,7 +219,7 @@ class InlineProposer(Proposer):
         """Return the memory's guess, of a row of a graph at most, if it should bring more than the draft's tokens."""
         guess, gain, acceptance = None, 0.0, self._acceptance.value
         if self._memory is not None:
-            lookahead = self._lookahead(sequence) if self._drafts(sequence) else 0
+            lookahead = self._lookahead(sequence) if self._wants(sequence) else 0
             price = self.times.pricing(self._rows, acceptance, lookahead)
             guess = self._memory.guess(sequence, lambda: price)
             gain = expected_tokens(acceptance, lookahead) - 1 - price(lookahead)

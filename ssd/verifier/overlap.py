@@ -299,10 +299,10 @@ class OverlappedVerification:
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
         between_s, self._ended = verified.began - self._ended, verified.ended
         decoded = [result for result in results if result is not None and result.round > 0]
-        modes = (result.sequence.speculation.mode for result in decoded)
-        if len(decoded) < len(results) or self._policy.loses_nothing(modes):
+        looked_up = [result for result in decoded if self._policy.looks_up(result.sequence.speculation.mode)]
+        if len(decoded) < len(results) or not looked_up:
             return
-        for result in decoded:
+        for result in looked_up:
             self._policy.note_row(result.cache == "hit", result.outcome.accepted + 1, self._overlapped)
         if not self._overlapped:
             self._policy.note_round(verified.ended - verified.began, between_s)
@@ -376,22 +376,22 @@ def overlapped(
     config: EngineConfig,
     board: BoardReader,
     ask: Ask,
-    beside: DeviceScheduler | None = None,
+    inline: DeviceScheduler | None = None,
 ) -> Verification:
     """Return an `OverlappedVerification` for a target on a GPU with static shapes; elsewhere `plain`.
 
     Also `plain`: with a draft that reads hidden states, as the next forward overwrites them; with several ranks, as the
     host tells each what to run next; with SSD_OVERLAP=0 in the environment; and if the board's memory cannot be
-    page-locked. It is locked only if there is a draft's process, which writes to it. `beside`: the scheduler of a draft
+    page-locked. It is locked only if there is a draft's process, which writes to it. `inline`: the scheduler of a draft
     in this process."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1
     wanted = os.environ.get("SSD_OVERLAP") != "0"
-    if not wanted or not isinstance(runner, StaticRunner) or not (beside or cuda) or not alone:
+    if not wanted or not isinstance(runner, StaticRunner) or not (inline or cuda) or not alone:
         return plain
     if cuda and config.drafts_apart and not page_locked(board):
         return plain
-    device = beside or DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
-    policy = OverlapPolicy(("ar", *INLINE_MODES)) if beside else OverlapPolicy()
+    device = inline or DeviceScheduler(runner, DeviceBoard(board, runner.model.device))
+    policy = OverlapPolicy(("ar", *INLINE_MODES)) if inline else OverlapPolicy()
     return OverlappedVerification(plain, device, ask, config.max_num_batched_tokens, policy)

@@ -18,10 +18,10 @@ _UNDRAFTED: tuple[Mode, ...] = ("ar",)
 class OverlapPolicy:
     """Learns from rounds if overlap pays. All are of decoding batches in which some row may be looked up.
 
-    Nothing is looked up for rows in the modes `free`: those without draft tokens, or with a draft in this process."""
+    Nothing is looked up for rows in the modes `boardless`: without draft tokens, or with a draft in this process."""
 
-    def __init__(self, free: Collection[Mode] = _UNDRAFTED) -> None:
-        self._free = free
+    def __init__(self, boardless: Collection[Mode] = _UNDRAFTED) -> None:
+        self._boardless = boardless
         self._hits, self._on_hit, self._on_miss = (Mean(0.0, _SMOOTHING) for _ in range(3))
         self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
 
@@ -44,11 +44,11 @@ class OverlapPolicy:
         """Return True if a batch of requests in these modes may overlap.
 
         A batch in which nothing is looked up waits for nothing, so it loses nothing by overlap."""
-        return self.loses_nothing(modes) or self.pays
+        return not any(map(self.looks_up, modes)) or self.pays
 
-    def loses_nothing(self, modes: Iterable[Mode]) -> bool:
-        """Return True if nothing is looked up for a batch of requests in these modes."""
-        return all(mode in self._free for mode in modes)
+    def looks_up(self, mode: Mode) -> bool:
+        """Return True if rows in a mode are looked up."""
+        return mode not in self._boardless
 
     @property
     def pays(self) -> bool:

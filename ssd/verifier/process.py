@@ -23,6 +23,7 @@ from ssd.ipc.trace_ring import State
 from ssd.kernels.gpu import watch_compiles
 from ssd.layers.ranks import SINGLE
 from ssd.system import failpoints
+from ssd.tuning.costs import CostTable
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
@@ -96,12 +97,14 @@ class Target:
         reader = BoardReader(child.start.board_fd, config.max_num_seqs, runner.model.shape.vocab_size)
         speculates = (config.has_draft or config.speculation.mode != "ar") and not runner.model.shape.no_rollback
         memory = SuffixMemory.of(config) if speculates else None
-        draft = self._inline = inline(config, plain, reader, memory) if config.inline_draft else None
+        draft = inline(config, plain, reader, memory) if config.inline_draft else None
         if draft is not None and not config.drafts_apart:
             proposer = draft
         elif speculates:
             self._experience = Experience(config)
             tuning, remote = self._experience.tuning, config.link is not None
+            if draft is not None:
+                tuning.estimates.costs.inline = CostTable(draft.times.drafting)
             elastic = self._team if config.elastic_cores else None
             shared = reader, self._to_draft, draft_probs, child.trace
             proposer = self._board = BoardProposer(*shared, tuning, elastic, remote, memory, runner.overlaps, draft)
@@ -133,15 +136,17 @@ class Target:
 
     def _prepare(self, experience: Experience) -> None:
         """Measure missing costs while there is no request; if none has come, save what was learned."""
-        if experience.wanting and (self._draft or self._inline) and self._board is not None:
-            board, costs = self._board.session.board, experience.tuning.estimates.costs
-            inline = self._inline.times.drafting if self._inline else {}
-            for _ in rehearse(self._rehearsal, costs, self._to_draft, board, self._team, inline):
+        joined, costs = bool(self._draft), experience.tuning.estimates.costs
+        begins = joined or (costs.inline is not None and not costs.tables["verify"].known)
+        if experience.wanting and begins and self._board is not None:
+            tell, board = self._to_draft if joined else None, self._board.session.board
+            for _ in rehearse(self._rehearsal, costs, tell, board, self._team):
                 self._child.beat()
                 self._read()
                 if self.engine.busy:
                     return
-            experience.measured()
+            if joined:
+                experience.measured()
         experience.save()
 
     def turn(self) -> None:

@@ -114,8 +114,12 @@ class Proposer:
     def release(self, sequences: Items[Sequence]) -> None:
         """Forget sequences that ended or lost their pages."""
 
+    def drafts(self, sequence: Sequence) -> bool:
+        """Return True if a draft in this process may bring tokens for a sequence."""
+        return False
+
     def leave(self, sequences: Items[Sequence]) -> None:
-        """Forget sequences that were released by the proposer that this one serves."""
+        """Forget sequences that a draft in this process does not serve, or not any more."""
 
 
 class Policies:
@@ -204,7 +208,9 @@ class PlanFollower:
         if any(sequence.speculation.mode in serves for sequence in sequences):
             return True
         asked = {sequence.asked for sequence in sequences if sequence.tuned}
-        return self._session.state == "parked" and any(self._tuning.mode_with_drafts(one) in serves for one in asked)
+        drafted = self._drafted(called=True)
+        parked = self._session.state == "parked"
+        return parked and any(self._tuning.mode_with(drafted, one) in serves for one in asked)
 
     def follow(self, sequences: Items[Sequence]) -> None:
         """Give every sequence the tuner's present plan; tell the draft of new numbers."""
@@ -218,26 +224,28 @@ class PlanFollower:
         told, serves = [], self._session.modes
         for sequence in tuned:
             planned = self.planned(sequence)
-            begins = planned.mode in serves and sequence.speculation.mode not in serves
+            before = sequence.speculation.mode
+            begins = planned.mode in serves and before not in serves
             if planned == sequence.speculation or (begins and sequence.round > 0 and self._unchanged < _STEADY):
                 continue
             sequence.speculation = planned
             if begins:
                 if not sequence.proposal:  # else it is told when no draft tokens of its are being verified
                     self._introductions.admit(sequence)
-            elif planned.mode not in serves:
+            elif planned.mode not in serves and before != planned.mode:
                 self._misses.rows.pop(sequence.request, None)
-                sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
-                self._session.release([sequence.request], ended=False)
+                if before in serves:
+                    sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
+                    self._session.release([sequence.request], ended=False)
             elif sequence.request in self._session.tracked:
                 told.append((sequence.request, planned))
         if told:
             self._session.tell(Retune(told))
         self._followed = PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences)
 
-    def _drafted(self) -> tuple[Mode, ...]:
-        """Return the modes whose draft can be used now."""
-        usable = self._session.state in ("up", "half_open") or self._session.breaker.stalled
+    def _drafted(self, called: bool = False) -> tuple[Mode, ...]:
+        """Return the modes whose draft can be used now, or when a parked one was `called`."""
+        usable = called or self._session.state in ("up", "half_open") or self._session.breaker.stalled
         inline = self._inline.state == "up"
         return tuple(mode for mode in DRAFTED if (usable if mode in self._session.modes else inline))
 
@@ -263,8 +271,10 @@ class RoundEvidence:
     `learns`: some row's backup or plan uses measured times. `remote`: the draft is on another machine, where waits and
     late tokens are normal, so the breaker is told the measured gain."""
 
-    def __init__(self, tuning: Tuning, introductions: Introductions, misses: MissedRows, remote: bool) -> None:
-        self._tuning, self._introductions, self._misses = tuning, introductions, misses
+    def __init__(
+        self, tuning: Tuning, introductions: Introductions, misses: MissedRows, remote: bool, inline: Proposer
+    ) -> None:
+        self._tuning, self._introductions, self._misses, self._inline = tuning, introductions, misses, inline
         self._estimates, self._session, self._remote = tuning.estimates, introductions.session, remote
         self.learns = True
         self._settled_at = self._waited = self._ended_at = 0.0
@@ -319,16 +329,17 @@ class RoundEvidence:
                 in_turn=in_turn,
                 setting=self._setting(rows),
                 remembered=_memory_helped(results),
-                busy=in_turn and any(map(self._is_busy, results)),
+                busy=any(map(self._drafts_here, rows)) or (in_turn and any(map(self._may_read, results))),
             )
         self._tuning.note(round_, telemetry)
         return round_
 
-    def _is_busy(self, result: Result) -> bool:
-        """Return True if a draft in turn may have worked during the verification: it reads, or drafts behind it."""
+    def _drafts_here(self, row: Sequence) -> bool:
+        return row.speculation.mode in DRAFTED and row.speculation.mode not in self._session.modes
+
+    def _may_read(self, result: Result) -> bool:
         drafted = result.drafted and result.source == "draft"
-        inline = result.sequence.speculation.mode not in self._session.modes
-        return inline or (not drafted and result.sequence.request in self._session.tracked)
+        return not drafted and result.sequence.request in self._session.tracked
 
     def _note_gain(self, round_: DecodingRound) -> None:
         """Note what a round with a remote draft won against a plain round, in verifications.
@@ -353,6 +364,7 @@ class RoundEvidence:
         for row in rows:
             drafted = row.request in session.tracked and session.breaker.state != "open"
             without = at_once and row.speculation.mode in session.modes and not drafted
+            without |= self._drafts_here(row) and not self._inline.drafts(row)
             if not row.tuned or row.speculation != first or without:
                 return None
         return setting_of(first)
@@ -371,6 +383,8 @@ class RoundEvidence:
             learner.prompt_lookup(drafted, accepted)
         if policy is not None:
             policy.note(sequence.request, 0 if remembered else drafted, sequence.tokens[result.base :])
+            return
+        if result.source != "draft":
             return
         if sequence.speculation.mode in self._session.modes:
             self._session.seen.drafted += drafted > 0
@@ -404,22 +418,23 @@ class BoardProposer(Proposer):
         inline: Proposer | None = None,
     ) -> None:
         self.session = DraftSession(board, send, draft_probs, DRAFTED if inline is None else ("ssd",))
-        self._looked_up, self._inline = (*self.session.modes, "ngram"), inline or Proposer()
+        self._own_modes, self._inline = (*self.session.modes, "ngram"), inline or Proposer()
         self._memory, self._overlaps = memory, overlaps
         self._memory_was_better = set[int]()  # requests whose last guess was better than the draft's tokens
         self._ending = set[int]()  # requests whose next speculation the draft may end
         self._trace, self.tuning = trace, tuning or Tuning()
-        self.tuning.estimates.ends = not remote  # another machine is asked for all K at once
+        self.tuning.estimates.ends = not remote and inline is None  # these are asked for all K at once
         self._costs = WaitCosts(self.tuning.estimates)
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
         self._introductions = Introductions(self.session, self._policies, team)
         self.plans = PlanFollower(self.tuning, self._introductions, self._misses, trace, self._inline)
-        self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, remote)
+        self._evidence = RoundEvidence(self.tuning, self._introductions, self._misses, remote, self._inline)
 
     @property
     def state(self) -> DraftState:
-        return self.session.state
+        lost = self.session.state == "down"
+        return self._inline.state if lost else self.session.state
 
     @property
     def counters(self) -> Counters:
@@ -434,7 +449,7 @@ class BoardProposer(Proposer):
 
     def asks(self, sequence: Sequence) -> Asked | None:
         """Answer `ssd.verifier.overlap.Ask`."""
-        if sequence.speculation.mode not in self._looked_up:
+        if sequence.speculation.mode not in self._own_modes:
             return self._inline.asks(sequence)
         if not self._policies.of(sequence.speculation).uses_cache:
             return None  # mode `sd`: the target waits for the draft
@@ -473,7 +488,7 @@ class BoardProposer(Proposer):
     def outcomes(self, results: Items[Result]) -> None:
         now = time.perf_counter()
         self._inline.outcomes(results)
-        speculated = [result for result in results if result.sequence.speculation.mode in self._looked_up]
+        speculated = [result for result in results if result.sequence.speculation.mode in self._own_modes]
         begun = self._introductions.with_outcomes(speculated)
         self._costs.batch = self._costs.verified = len(results)
         ended, self._ending = self._ending, set()

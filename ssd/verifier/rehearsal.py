@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -121,22 +121,21 @@ class TargetRehearsal:
 def rehearse(
     target: TargetRehearsal,
     costs: Costs,
-    tell: Callable[[Message], object],
+    tell: Callable[[Message], object] | None,
     board: BoardReader,
     team: CoreTeam | None,
-    inline: Mapping[int, float],
 ) -> Iterator[None]:
     """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
 
-    The draft must have joined; `tell` posts it a message. A draft that does not answer leaves its tables empty. `costs`
-    are marked as disturbed unless two passes over all sizes agree. `inline`: seconds of steps by rows of another draft,
-    in this process, which works in turn; {} if there is none."""
+    `tell` posts a message to the draft; None: it has not joined, so only the target is measured. A draft that does not
+    answer leaves its tables empty. `costs` are marked as disturbed unless two passes over all sizes agree."""
     looks = [Costs() for _ in range(_LOOKS)]
     costs.disturbed = True
 
     def rest() -> None:
         """Let the draft rest, and give the target all cores."""
-        tell(Rehearse(0))
+        if tell is not None:
+            tell(Rehearse(0))
         if team is not None:
             team.use(all_cores=True)
 
@@ -145,9 +144,10 @@ def rehearse(
         for look in looks:
             rest()
             yield from _verifications(target, _ALONE, look.tables["verify"])
-            yield from _in_turn(look.tables["step"], tell, board)
-            yield from _together(target, look, tell, board, team)
-        if target.room(FAR):
+            if tell is not None:
+                yield from _in_turn(look.tables["step"], tell, board)
+                yield from _together(target, look, tell, board, team)
+        if tell is not None and target.room(FAR):
             rest()
             yield from _reading(target, looks, costs, tell, board)
         costs.disturbed = not looks[0].agrees(looks[1])
@@ -158,8 +158,6 @@ def rehearse(
             for situation, table in look.tables.items():
                 for size, seconds in table.seconds.items():
                     costs.tables[situation].set(size, seconds)
-        if inline:
-            costs.tables["step"] = CostTable(inline)
         for table in costs.tables.values():
             table.smooth()
         target.end()

@@ -85,7 +85,7 @@ def test_it_drafts_without_a_process_and_survives_the_death_of_its_target(engine
 @pytest.mark.timeout(600)
 def test_beside_a_process_that_drafts_ahead_each_mode_has_its_draft(pair: EngineOptions) -> None:
     """As `auto` has them on one GPU. Neither death costs an id; without the process `sd` is drafted as before."""
-    with Engine(inline(pair)) as engine, Client(engine.address) as client:
+    with Engine(inline(pair, inline_num_pages=200)) as engine, Client(engine.address) as client:
         assert {*engine.pids} == {"target", "draft", "frontend"}
         plain = [one.token_ids for one in client.generate(PROMPTS, params("ar", 0.8))]
 

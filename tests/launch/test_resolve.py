@@ -294,12 +294,26 @@ def test_in_auto_a_second_draft_on_the_host_drafts_ahead(
     assert not host.inline_draft and host.drafts_apart and host.draft_formats == found.draft_formats
     assert host.num_pages > found.num_pages, "a draft's weights and cache on the GPU count"
     alone = config(**asked | {"mode": "sd"})
-    assert (alone.num_pages, alone.draft_num_pages) == (found.num_pages, found.draft_num_pages)
+    assert (alone.num_pages, alone.draft_num_pages) == (found.num_pages, found.inline_num_pages)
     apart = config(**asked, inline_draft="off")
     assert not apart.inline_draft and apart.draft_device == "cuda" and "take turns" in caplog.text
     room = memory.CONTEXT // (2 * PAGE_BYTES)
     assert apart.num_pages < found.num_pages - room, "a process has a context, and chains"
     assert [one.dtype for one in apart.draft_formats] == ["bfloat16"]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_host_without_room_for_a_second_draft_limits_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = ONE_GPU | {"mode": "auto", "dtype": "bfloat16"}
+    for room, apart in [(GIB, True), (50 * MIB, False), (0, False)]:
+        monkeypatch.setattr(cgroups, "available_bytes", lambda room=room: room)
+        found = config(**asked)
+        assert (found.inline_draft, found.drafts_apart, "draft" in roles(found)) == (True, apart, apart)
+        assert found.max_model_len == 8192 and (found.inline_num_pages or found.draft_num_pages) == 8 * (8192 // 16 + 1)
+        assert found.draft_num_pages >= 8192 // 16 + 1
+    assert caplog.text.count("mode ssd is not served: the host has no room for a draft") == 2
 
 
 def test_a_draft_of_another_kind_has_a_process(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_without_a_draft_it_knows_whether_the_plan_would_have_one(rate: float, w
     world.play(600)
     world.tuning.situate([0], ())
     world.tuning._plans.clear()
-    assert (world.tuning.mode_with_drafts(AUTO) in DRAFTED) is wants
+    assert (world.tuning.mode_with(DRAFTED, AUTO) in DRAFTED) is wants
     assert world.tuning.current(AUTO).mode == "ngram", "there is none to use"
 
 
@@ -198,7 +198,7 @@ def test_of_two_drafts_the_faster_one_is_used(in_turn: float, beside: float, mod
     for drafted, expected in [((mode,), mode), ((other,), other), ((), "ngram")]:
         world.tuning.situate([0], drafted)
         assert world.tuning.current(AUTO).mode == expected
-        assert world.tuning.mode_with_drafts(AUTO) == mode
+        assert world.tuning.mode_with(DRAFTED, AUTO) == mode
     del steps["step_beside"]
     anew = Tuning()
     anew.recall(Knowledge(tables={"verify": verify, **steps}))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.config.engine import EngineConfig
+from ssd.config.params import DRAFTED, Mode, SamplingParams, Speculation
 from ssd.execution.adjustments import adjust
 from ssd.execution.graph_shapes import LONGEST_ROW
 from ssd.execution.runner import Runner
@@ -30,7 +31,7 @@ from ssd.speculation.sampling import Draws
 from ssd.verifier.overlap import Ask, OverlappedVerification, overlapped
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.process import Target
-from ssd.verifier.proposer import Proposer
+from ssd.verifier.proposer import Asked, Proposer
 from ssd.verifier.verification import PlainVerification
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, Texts, config, empty_board, params
 from tests.models import tiny
@@ -481,22 +482,37 @@ def test_the_target_process_without_a_draft_asks_for_overlap(
 ) -> None:
     asks: list[Ask] = []
 
-    def noted(plain: PlainVerification, config: Any, board: BoardReader, ask: Ask) -> PlainVerification:
+    def noted(plain: PlainVerification, config: Any, board: BoardReader, ask: Ask, inline: None) -> PlainVerification:
         asks.append(ask)
         return plain
 
     monkeypatch.setattr("ssd.verifier.process.overlapped", noted)
-    settings = config(Speculation(mode, 4, (3,), "jit"), draft=None, telemetry=False)
+    with started(world, config(Speculation(mode, 4, (3,), "jit"), draft=None, telemetry=False), tmp_path) as target:
+        target.engine.submit(Submit(0, PROMPTS[0], SamplingParams(seed=1)))
+        target.engine.step()
+        (sequence,) = target.engine.scheduler.running
+        assert asks[0](sequence) == (Asked() if mode == "ar" else None)
+
+
+def test_a_process_serves_all_modes_where_the_draft_in_the_targets_cannot_be_loaded(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd.verifier.process.inline", lambda *_: None)
+    settings = config(Speculation("auto"), inline_draft=True, inline_num_pages=PAGES, telemetry=False)
+    with started(world, settings, tmp_path) as target:
+        assert target._board is not None and target._board.session.modes == DRAFTED
+        assert target._experience is not None and target._experience.tuning.estimates.ends
+
+
+@contextmanager
+def started(world: World, settings: EngineConfig, folder: Path) -> Iterator[Target]:
+    """A target's process in this process."""
     sizes = {"board_fd": size_bytes(settings.max_num_seqs), "heartbeat_fd": HEARTBEAT_BYTES}
     with ExitStack() as held:
         shared = {name: memory_file(name, size) for name, size in sizes.items()}
         for descriptor in shared.values():
             held.callback(os.close, descriptor)
-        child = Child(Start("target", 1, str(tmp_path), settings, (), -1, **shared))
+        child = Child(Start("target", 1, str(folder), settings, (), -1, **shared))
         held.callback(child.context.destroy, linger=0)
         socket = sockets.router(child.context, child.address(sockets.ENGINE))
-        target = Target(child, socket, (world.plain, frozenset()))
-        target.engine.submit(Submit(0, PROMPTS[0], SamplingParams(seed=1)))
-        target.engine.step()
-        (sequence,) = target.engine.scheduler.running
-        assert asks[0](sequence) == ((0, 0) if mode == "ar" else None)
+        yield Target(child, socket, (world.plain, frozenset()))

@@ -102,7 +102,7 @@ def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monk
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)  # this draft never answers
     costs, machine = Costs(), ScriptedVerifications(slower)
     board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
-    for _ in rehearse(machine, costs, lambda _: True, board, None, {}):
+    for _ in rehearse(machine, costs, lambda _: True, board, None):
         pass
     assert machine.looks > 0 and costs.disturbed is not agree
     assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
@@ -116,17 +116,22 @@ def test_a_slow_target_is_measured_up_to_a_batch(monkeypatch: pytest.MonkeyPatch
     costs, machine = Costs(), ScriptedVerifications(1.0)
     machine._most = 64
     monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: 0.06 + 0.005 * tokens)
-    for _ in rehearse(
-        machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None, {}
-    ):
+    for _ in rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None):
         pass
     assert {4, 8, 12, 16} < {*costs.tables["verify"].seconds} and 24 not in costs.tables["verify"].seconds
+
+
+def test_without_a_draft_the_target_alone_is_measured() -> None:
+    costs, machine = Costs(), ScriptedVerifications(1.0)
+    for _ in rehearse(machine, costs, None, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None):
+        pass
+    assert {name for name, table in costs.tables.items() if table.known} == {"verify"}
 
 
 def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
     costs, machine = Costs(), ScriptedVerifications(1.0)
-    work = rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None, {})
+    work = rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None)
     for _ in range(3):
         next(work)
     work.close()
