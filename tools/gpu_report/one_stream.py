@@ -26,7 +26,8 @@ from ssd.speculation.sampling import Law
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
 from ssd.verifier.loading import load
-from ssd.verifier.overlap import OverlappedVerification
+from ssd.verifier.memory import SuffixMemory
+from ssd.verifier.overlap import overlapped
 from ssd.verifier.verification import PlainVerification
 from tools.gpu_report.draft_steps import _step, drafting
 from tools.gpu_report.job import Job, Row
@@ -78,15 +79,15 @@ def rows(
 def _in_one_stream(config: EngineConfig, name: str, batches: Sequence[int], temperature: float) -> Iterator[Row]:
     runner = load(config)[0]
     reader = BoardReader(memory_file("board", size_bytes(config.max_num_seqs)), config.max_num_seqs, config.vocab_size)
-    made = inline(config, PlainVerification(runner), reader)
-    assert made is not None, "there was room for the draft"
-    proposer, verification = made
-    assert isinstance(verification, OverlappedVerification)
-    device, engine = verification._device, TargetEngine(config, verification, proposer)
+    plain = PlainVerification(runner)
+    proposer = inline(config, plain, reader, SuffixMemory.of(config))
+    assert proposer is not None, "there was room for the draft"
+    device = proposer.device
+    engine = TargetEngine(config, overlapped(plain, config, reader, proposer.asks, device), proposer)
     report = device.report
 
-    def whole(count: int) -> tuple[list[int], list[Cached]]:  # a stand-in for a device computes nothing
-        return report(count)[0], [Cached(0, [0] * STATED.lookahead)] * count
+    def whole(rows: int) -> tuple[list[int], list[Cached]]:  # a stand-in for a device computes nothing
+        return report(rows)[0], [Cached(0, [0] * STATED.lookahead)] * rows
 
     if "fake" in torch.cuda.get_device_name():
         device.report = whole  # type: ignore[method-assign]
