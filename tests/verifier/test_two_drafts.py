@@ -180,8 +180,9 @@ def test_a_text_is_given_back_by_the_draft_that_does_not_serve_its_mode(world: W
 
     own.between_steps = change
     assert own.run(PROMPTS[:1], params(1, 120)).ids == world.truth(PROMPTS[:1], params(1, 120))
-    assert all(not (in_process and apart) for in_process, apart in held)
-    assert {*held[2:12]} == {(True, False)} and held[23] == (False, True) and held[35] == (True, False)
+    assert (True, True) not in held
+    inline, apart = (True, False), (False, True)
+    assert inline in held[:12] and apart in held[12:24] and inline in held[24:36] and apart not in held[:12]
 
 
 def test_there_are_pages_for_all_that_a_running_verification_may_add(world: World) -> None:
