@@ -164,11 +164,9 @@ def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair
 
 def _with_host_draft(options: ChosenOptions, pair: _Pair, available: int) -> ChosenOptions:
     """Place a second draft on the host, as far as that has room, and log which mode drafts where."""
-    beside, target = replace(options, draft_device="cpu"), Sized(pair.target, options.dtype)
-    formats = draft_formats(beside, pair.drafts)
-    widest = max((one.dtype for one in formats), key=ITEM_BYTES.__getitem__)
-    taken = memory.host_weights(beside, target, pair.drafts, formats) + memory.host_processes(beside, True)
-    if not memory.has_room_beside(beside, [Sized(draft, widest) for draft in pair.drafts], taken, available):
+    beside = replace(options, draft_device="cpu")
+    need = _on_host(beside, pair._replace(formats=draft_formats(beside, pair.drafts)), True)
+    if not memory.has_room_beside(beside, need.drafts, need.weights + need.processes, available):
         log.warning("mode ssd is not served: the host has no room for a draft beside the one on %s", options.device)
         return options
     log.info("mode sd drafts on %s in the target's process, mode ssd on the host's cores", options.device)
@@ -208,15 +206,11 @@ def _room(
     `draft_probs`: bytes of draft probabilities. `inline`, `apart`: a draft is in the target's process, in its own.
 
     Raises UsageError where there is no room."""
-    target, drafts = pair.target, pair.drafts
-    widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
-    sized, sized_drafts = Sized(target, options.dtype), [Sized(draft, widest) for draft in drafts]
-    weights = memory.host_weights(options, sized, drafts, pair.formats) + memory.host_states(options, sized, drafts)
-    processes = memory.host_processes(options, apart)
+    sized, sized_drafts, weights, processes = _on_host(options, pair, apart)
     needed = [] if inline else sized_drafts  # a draft beside the one in the target's process limits nothing
     memory.check_room(options, sized, needed, weights, processes, available)
     free = max(0, available - weights - processes)
-    length = _max_model_len(options, ModelSizes.of(target), memory.context_room(options, sized, needed, free))
+    length = _max_model_len(options, ModelSizes.of(pair.target), memory.context_room(options, sized, needed, free))
     pages = memory.cache_pages(
         options,
         speculation,
@@ -224,10 +218,27 @@ def _room(
         sized_drafts,
         options.max_num_seqs * (-(-length // options.page_size) + 1),  # one more page each, for tokens not yet accepted
         free,
-        _gpu_places(options, bool(drafts), inline),
+        _gpu_places(options, bool(pair.drafts), inline),
         (draft_probs, 0 if pair.features is None else pair.features.width),
     )
     return _Room(length, *pages)
+
+
+class _OnHost(NamedTuple):
+    """Target and drafts with the types they are sized by, and the host's bytes for weights and for processes."""
+
+    target: Sized
+    drafts: list[Sized]
+    weights: int
+    processes: int
+
+
+def _on_host(options: ChosenOptions, pair: _Pair, apart: bool) -> _OnHost:
+    widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
+    target, drafts = Sized(pair.target, options.dtype), [Sized(draft, widest) for draft in pair.drafts]
+    weights = memory.host_weights(options, target, pair.drafts, pair.formats)
+    states = memory.host_states(options, target, pair.drafts)
+    return _OnHost(target, drafts, weights + states, memory.host_processes(options, apart))
 
 
 def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPlaces:

@@ -47,8 +47,8 @@ class InlineRunner(StaticRunner):
     """The draft's runner. It draws ids of the target's vocabulary, or of the list of a draft that has one."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
-        pages = config.inline_num_pages or config.draft_num_pages
-        sizes = pages, config.page_size, config.deterministic, config.attention
+        self.pages = config.inline_num_pages or config.draft_num_pages
+        sizes = self.pages, config.page_size, config.deterministic, config.attention
         self._outputs = min(config.vocab_size, model.shape.outputs)
         self._ids: Tensor | None = getattr(getattr(model, "head", None), "ids", None)
         capture = not config.enforce_eager
@@ -119,7 +119,7 @@ class InlineDraft:
         self.runner, self.vocabulary, self.known = runner, config.vocab_size, runner.model.shape.vocab_size
         self.lookahead = min(config.speculation.num_speculative_tokens, LONGEST_ROW - 1)
         self.steps, self._pause, self._again = 0, _PAUSE_S, 0.0
-        self._pool = PagePool(config.inline_num_pages or config.draft_num_pages, config.page_size)
+        self._pool = PagePool(runner.pages, config.page_size)
         self._texts: dict[int, _Text] = {}
         self._most_tokens = config.max_num_batched_tokens
         self._loops: dict[tuple[int, Drawing], _Loop] = {}

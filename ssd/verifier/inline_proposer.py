@@ -230,7 +230,7 @@ class InlineProposer(Proposer):
         return guess._replace(tokens=guess.tokens[: LONGEST_ROW - 1])
 
     def _propose(self, sequences: Items[Sequence]) -> None:
-        """Read the new tokens of sequences, and draft for those that are read to the end."""
+        """Let the draft read the new tokens of sequences, and draft for each that it has read to the end."""
         try:
             ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]
