@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DESIGN = (ROOT / "docs" / "design.md").read_text()
-GROUND = "ground"
+GROUND, PLUGINS, CORE = "ground", "plugins", "core"
 
 
 @cache
@@ -54,6 +55,11 @@ def package(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def plugin(module: str) -> str:
+    """The folder of ssd/plugins that a module belongs to; "" for the package of all."""
+    return module.split(".")[2] if module.count(".") > 1 else ""
+
+
 def arrows() -> Iterator[tuple[str, str]]:
     """(importing, imported) modules of ssd/. The root, for the version, is no one's neighbour."""
     for module in modules():
@@ -70,7 +76,7 @@ def test_the_map_has_a_row_for_everything() -> None:
 def test_no_row_allows_what_stands_above_it() -> None:
     rows = list(code_map())
     for index, (name, allowed) in enumerate(code_map().items()):
-        assert allowed - {GROUND} <= set(rows[index + 1 :]), f"`{name}` may import upwards"
+        assert allowed - {GROUND, CORE} <= set(rows[index + 1 :]), f"`{name}` may import upwards"
 
 
 def test_imports_are_those_of_the_map() -> None:
@@ -78,9 +84,28 @@ def test_imports_are_those_of_the_map() -> None:
     wrong = [
         f"{module} imports {other}"
         for module, other in arrows()
-        if package(module) != package(other) and package(other) not in code_map()[package(module)] | ground
+        if package(module) not in (package(other), PLUGINS)
+        and package(other) not in code_map()[package(module)] | ground
     ]
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_a_plugin_is_imported_by_itself_alone() -> None:
+    wrong = [
+        f"{module} imports {other}"
+        for module, other in arrows()
+        if package(other) == PLUGINS and (package(module), plugin(module)) != (PLUGINS, plugin(other))
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_a_plugin_has_an_entry_point_and_tests() -> None:
+    folders = {path.parent.name for path in (ROOT / "ssd" / PLUGINS).glob("*/__init__.py")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    values = [value for group in project["entry-points"].values() for value in group.values()]
+    reached = {value.split(":")[0].split(".")[2] for value in values if value.startswith(f"ssd.{PLUGINS}.")}
+    assert folders <= reached
+    assert folders <= {path.parent.name for path in (ROOT / "tests" / PLUGINS).glob("*/test_*.py")}
 
 
 def test_the_map_allows_nothing_that_nobody_needs() -> None:
@@ -88,7 +113,7 @@ def test_the_map_allows_nothing_that_nobody_needs() -> None:
     unused = [
         f"`{name}` imports nothing of `{other}`"
         for name, allowed in code_map().items()
-        for other in sorted(allowed - {GROUND})
+        for other in sorted(allowed - {GROUND, CORE})
         if (name, other) not in used
     ]
     assert not unused, "\n".join(unused)

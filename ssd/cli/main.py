@@ -33,6 +33,7 @@ with _Importing():
     import click
 
     from ssd.errors import SsdError, UsageError, did_you_mean, out_of_memory
+    from ssd.system import registered
 
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
@@ -54,14 +55,24 @@ _COMMANDS = {
 _ALIASES = {"serve": "launch"}
 
 
+def _commands() -> dict[str, tuple[str, str]]:
+    """Return the core's commands and those of plugins."""
+    with _Importing():
+        return {
+            **_COMMANDS,
+            **{name: found for plugin in registered.load_all(registered.COMMANDS) for name, found in plugin.items()},
+        }
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = _COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
+        name = _ALIASES.get(cmd_name, cmd_name)
+        entry = _COMMANDS.get(name) or _commands().get(name)
         if entry is None:
-            hint = did_you_mean(cmd_name, (*_COMMANDS, *_ALIASES))
+            hint = did_you_mean(cmd_name, (*_commands(), *_ALIASES))
             if not hint or ctx.resilient_parsing:  # a shell's completion must not get an error
                 return None
             raise UsageError(f"no such command {cmd_name!r}{hint}")
@@ -72,7 +83,7 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in _commands().items()])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command; print an error as one line on stderr and exit with its status."""

@@ -1,8 +1,6 @@
-"""Entry points: parts of this package and of plugins, by name.
+"""Entry points: parts of the core, of the plugins in `ssd/plugins` and of other packages, by name.
 
-Parsers of a model's answers are such parts. In `ssd.tool_parsers` a name stands for an
-`ssd.frontend.parsers.tools.ToolParser`, in `ssd.reasoning_parsers` for an
-`ssd.frontend.parsers.reasoning.ReasoningParser`."""
+docs/design.md ("Plugins") has the groups, and what a name in each of them stands for."""
 
 from __future__ import annotations
 
@@ -16,19 +14,24 @@ from typing import Any
 from ssd.errors import UsageError
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
+DOORS, COMMANDS = "ssd.doors", "ssd.commands"
+_NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""
-_PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+_PACKAGE = Path(__file__).parents[1]
+_PROJECT = _PACKAGE.parent / "pyproject.toml"
 
 
 def entries(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group: those of installed packages, and those of this one.
+    """Return the entry points of a group: those of this package, then those of other installed packages.
 
-    A checkout's own entry points are read from its pyproject.toml and come first. So a checkout works without
-    installation, and with parts that were added or moved after installation."""
+    A checkout's own entry points are read from its pyproject.toml. So a checkout works without installation, and with
+    parts that were added, moved or removed after installation."""
     own = _own(group)
-    known = {(entry.name, entry.value) for entry in own}
-    return own + [entry for entry in _installed(group, tuple(sys.path)) if (entry.name, entry.value) not in known]
+    others = _installed(group, tuple(sys.path))
+    if own is not None:
+        others = [entry for entry in others if entry.dist is None or entry.dist.name != _NAME]
+    return [entry for entry in [*(own or ()), *others] if _is_here(entry)]
 
 
 @cache
@@ -37,29 +40,44 @@ def _installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 @cache
-def _own(group: str) -> list[EntryPoint]:
+def _own(group: str) -> list[EntryPoint] | None:
+    """Return the entry points in the checkout's pyproject.toml; None without a checkout."""
     try:
         project = tomllib.loads(_PROJECT.read_text())["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):  # installed: its metadata has them
-        return []
-    if project.get("name") != "ssd-engine":
-        return []
+        return None
+    if project.get("name") != _NAME:
+        return None
     return [EntryPoint(name, value, group) for name, value in project.get("entry-points", {}).get(group, {}).items()]
 
 
-# -- parsers -----------------------------------------------------------------------------------------------------------
+def _is_here(entry: EntryPoint) -> bool:
+    """Return False for an entry point of one of our plugins whose folder was removed."""
+    top, _, rest = entry.module.partition(".plugins.")
+    return top != "ssd" or (_PACKAGE / "plugins" / rest.split(".")[0]).is_dir()
 
 
 @cache
 def names(group: str) -> list[str]:
-    """Return the names of a group's parsers."""
+    """Return the names in a group, sorted."""
     return sorted({entry.name for entry in entries(group)})
 
 
 @cache
 def load(group: str, name: str) -> Any:
-    """Return the class that a group has under a name. Raises any error of a plugin's import."""
-    return next(entry for entry in entries(group) if entry.name == name).load()
+    """Return what a group has under a name. Raises KeyError for an unknown name, and any error of its import."""
+    for entry in entries(group):
+        if entry.name == name:
+            return entry.load()
+    raise KeyError(name)
+
+
+def load_all(group: str) -> list[Any]:
+    """Return what a group has under each of its names, in the order of the names."""
+    return [load(group, name) for name in names(group)]
+
+
+# -- parsers -----------------------------------------------------------------------------------------------------------
 
 
 def check(group: str, option: str, name: str) -> None:
