@@ -13,6 +13,7 @@ from ssd.launch import mps
 from ssd.launch.children import ChildProcess
 from ssd.launch.ray.ranks import Loss, RemoteRanks
 from ssd.launch.resources import SharedResources
+from ssd.system import registered
 
 log = logging.getLogger("ssd.launch")
 
@@ -86,11 +87,9 @@ def has_kernels(config: EngineConfig) -> bool:
 
 
 def _package(config: EngineConfig, role: str) -> str:
-    of_role = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
-    if config.upstream is not None:
-        of_role |= {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}
-    elif config.load_format == "mock":
-        of_role["target"] = "ssd.emulation.mock"
-    elif config.link is not None:
-        of_role["draft"] = "ssd.remote.receiver"
-    return of_role[role]
+    """Return the package of a process: the core's, or that of a plugin in its place."""
+    own = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
+    kind = "edge" if config.upstream is not None else "receiver" if config.link is not None else config.load_format
+    if kind in registered.names(registered.PROCESSES):
+        own |= registered.load(registered.PROCESSES, kind)
+    return own[role]

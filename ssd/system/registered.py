@@ -14,7 +14,7 @@ from typing import Any
 from ssd.errors import UsageError
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
-DOORS, COMMANDS = "ssd.doors", "ssd.commands"
+DOORS, COMMANDS, PROCESSES = "ssd.doors", "ssd.commands", "ssd.processes"
 _NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""
