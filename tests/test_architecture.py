@@ -12,6 +12,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from tools.budget import sizes
+
 ROOT = Path(__file__).parent.parent
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 GROUND, PLUGINS, CORE = "ground", "plugins", "core"
@@ -117,6 +119,26 @@ def test_the_map_allows_nothing_that_nobody_needs() -> None:
         if (name, other) not in used
     ]
     assert not unused, "\n".join(unused)
+
+
+@cache
+def budget() -> dict[str, tuple[int, int]]:
+    """Row of the budget -> its lines and words; 0 where it has none."""
+    section = DESIGN.split("\n## Budget\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([\d,]*) \| ([\d,]*) \|$", section, re.MULTILINE)
+    number = {name: [int(text.replace(",", "") or 0) for text in texts] for name, *texts in rows}
+    return {name: (lines, words) for name, (lines, words) in number.items()}
+
+
+def test_nothing_is_larger_than_its_budget() -> None:
+    found = sizes()
+    assert found.keys() == budget().keys()
+    wrong = [
+        f"{name} has {size.lines} lines and {size.words} words; its budget is {budget()[name]}"
+        for name, size in found.items()
+        if size.lines > budget()[name][0] or size.words > budget()[name][1]
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_files_import_each_other() -> None:

@@ -8,7 +8,6 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,32 +65,9 @@ def told(doors: Doors) -> list[Completion]:
 
 @pytest.fixture(scope="module")
 def shown(doors: Doors) -> list[dict[str, Any]]:
-    """What the page shows to somebody who has never opened its settings: the choices, with their token ids."""
-    with urllib.request.urlopen(doors.url) as page:
-        body = settings(page.read().decode())
+    """What chats over HTTP get that have room to end: the choices, with their token ids."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(lambda prompt: chat_completion(doors, prompt, **body), PROMPTS))
-
-
-class _Inputs(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[str, str] = {}
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        if tag == "input" and given.get("type") == "number" and given.get("value"):
-            self.values[str(given["name"])] = str(given["value"])
-
-
-def settings(page: str) -> dict[str, Any]:
-    """Return the numbers that the page sends when nobody has changed one: those of its fields that have a value."""
-    assert (
-        'for (const { name, type, value } of field) if (type === "number" && value) body[name] = Number(value);' in page
-    )
-    inputs = _Inputs()
-    inputs.feed(page)
-    return {name: json.loads(value) for name, value in inputs.values.items()}
+        return list(pool.map(lambda prompt: chat_completion(doors, prompt, max_tokens=1024), PROMPTS))
 
 
 def chat_completion(doors: Doors, prompt: str, **body: Any) -> dict[str, Any]:
@@ -138,7 +114,7 @@ def test_no_first_answer_loops(shown: list[dict[str, Any]]) -> None:
     assert set(ended.values()) == {"stop"}, ended
 
 
-def test_the_page_and_a_client_get_the_same_text(shown: list[dict[str, Any]], told: list[Completion]) -> None:
+def test_a_chat_and_a_client_get_the_same_text(shown: list[dict[str, Any]], told: list[Completion]) -> None:
     for choice, completion in zip(shown, told, strict=True):
         assert choice["token_ids"][: len(completion.token_ids)] == completion.token_ids
 
@@ -196,34 +172,13 @@ def as_required_tool(doors: Doors, prompt: str) -> Any:
     return json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])
 
 
-def as_response(doors: Doors, prompt: str) -> Any:
-    format = {"type": "json_schema", "name": "person", "schema": PERSON}
-    found = posted(doors, "/v1/responses", input=prompt, max_output_tokens=64, text={"format": format})
-    return json.loads(found["output"][0]["content"][0]["text"])
-
-
-def as_forced_tool_use(doors: Doors, prompt: str) -> Any:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64}
-    tools, choice = [{"name": "person", "input_schema": PERSON}], {"type": "tool", "name": "person"}
-    found = posted(doors, "/v1/messages", model="smollm2", **body, tools=tools, tool_choice=choice)
-    return found["content"][0]["input"]
-
-
-def as_ollamas(doors: Doors, prompt: str) -> Any:
-    body = {"model": "smollm2", "messages": [{"role": "user", "content": prompt}], "stream": False}
-    found = posted(doors, "/api/chat", **body, format=PERSON, options={"num_predict": 64})
-    return json.loads(found["message"]["content"])
-
-
 def as_a_clients(doors: Doors, prompt: str) -> Any:
     form = Structured("json", json.dumps(PERSON))
     params = doors.client.get_default_sampling_params(structured=form, max_tokens=64)
     return json.loads(doors.client.generate(prompt, params, chat=True).text)
 
 
-@pytest.mark.parametrize(
-    "asked", [as_chat, as_guided, as_required_tool, as_response, as_forced_tool_use, as_ollamas, as_a_clients]
-)
+@pytest.mark.parametrize("asked", [as_chat, as_guided, as_required_tool, as_a_clients])
 def test_the_models_penalties_do_not_act_in_a_grammar(doors: Doors, asked: Callable[[Doors, str], Any]) -> None:
     """They would punish the words of the prompt, which the answer repeats."""
     for name, age in AGES.items():

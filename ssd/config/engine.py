@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -70,32 +70,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """The most that one API key may ask for. None is no limit, or that of the quotas' default."""
-
-    requests_per_minute: Positive | None = None
-    tokens_per_minute: Positive | None = None
-    concurrent_requests: Positive | None = None
-
-
-class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The quotas of API keys, by their names in the file of keys."""
-
-    default: Quota = Quota()
-    keys: dict[str, Quota] = {}
-
-    def of(self, name: str) -> Quota:
-        """Return the quota of a key. A limit that its own quota leaves out is the default's."""
-        own = self.keys.get(name, self.default)
-        fields = Quota.__struct_fields__
-        return Quota(**{field: getattr(own, field) or getattr(self.default, field) for field in fields})
-
-
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ways for clients to reach an engine beside its own ipc socket, and the `names` of its model.
 
     Fields are those of `ssd.launch.server.ServerOptions`. Every line of `api_key_file` is a key, beside `api_keys`;
-    without keys, requests must name a host of this machine or of `allowed_hosts`."""
+    without keys, requests must name a host of this machine or of `allowed_hosts`. `quotas` are those of `--limits`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
     http: bool = False
@@ -119,7 +98,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     limits: Limits = Limits()
-    quotas: Quotas | None = None
+    quotas: dict[str, Any] | None = None
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

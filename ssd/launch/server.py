@@ -10,16 +10,14 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from ssd.config.descriptions import CLIENTS, LIMITS, MAIN
-from ssd.config.engine import DraftLink, Limits, MetricsCompat, PlainTools, Port, Quotas, ServerConfig, check_text
+from ssd.config.engine import DraftLink, Limits, MetricsCompat, PlainTools, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
 from ssd.speculation.rules import acceptance_rule
 from ssd.system import registered
-from ssd.system.files import read_bounded
 
-_MOST_BYTES = 2**20
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/,]{1,255}")  # as an Origin header has it
@@ -94,7 +92,6 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
     given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
     given |= {"names": options.served_model_name or (model,), "allowed_hosts": options.allowed_host}
     given |= {"api_keys": options.api_key, "allow_origins": options.allow_origin}
-    given["quotas"] = None if options.limits is None else read_quotas(options.limits)
     given |= {"limits": {name: getattr(options, name) for name in Limits.__struct_fields__}}
     try:
         server = msgspec.convert(given, ServerConfig)
@@ -102,19 +99,12 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
         raise UsageError(f"server options: {error}") from None
     if options.http:
         _check_doors(server, options.insecure)
-    return server
-
-
-def read_quotas(path: str) -> Quotas:
-    """Return the quotas in a TOML file. Raises UsageError, which names the line or the field that is wrong."""
-    try:
-        return msgspec.toml.decode(read_bounded(Path(path), _MOST_BYTES), type=Quotas)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"--limits {path}: {str(error).replace('$.', '')}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"--limits {path}: {error}") from None
-    except UsageError as error:
-        raise UsageError(f"--limits: {error}") from None
+    if options.limits is None:
+        return server
+    if not registered.names(registered.QUOTAS):
+        raise UsageError("--limits: this installation has no plugin for quotas")
+    read = registered.load(registered.QUOTAS, "read")
+    return msgspec.structs.replace(server, quotas=read(options.limits, api_keys(server).values()))
 
 
 def _check_http(options: ServerOptions) -> None:
@@ -133,9 +123,6 @@ def _check_http(options: ServerOptions) -> None:
 def _check_doors(server: ServerConfig, insecure: bool) -> None:
     """Read keys and certificate. Raises UsageError for access from other machines without keys or `insecure`."""
     keys = api_keys(server)
-    for name in server.quotas.keys if server.quotas is not None else ():
-        if name not in keys.values():
-            raise UsageError(f"--limits: no key of --api-key-file has the name {name!r}; write it behind the key")
     tls_context(server)
     if not keys and server.uds is None and not is_loopback(server.host) and not insecure:
         raise UsageError(

@@ -14,7 +14,8 @@ from typing import Any
 from ssd.errors import UsageError
 
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
-DOORS, COMMANDS, PROCESSES = "ssd.doors", "ssd.commands", "ssd.processes"
+DOORS, QUOTAS = "ssd.doors", "ssd.quotas"
+COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
 _NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,6 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import Submit
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
-from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from ssd.models.pull import BUILTIN
 from ssd.verifier.engine import TargetEngine
@@ -97,40 +94,32 @@ def test_ranks(static: bool, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def client() -> Iterator[Client]:
     options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=128, activations="int16")
-    with Engine(resolve(options, ServerOptions(port=0))) as engine:
-        yield engine
+    with Engine(resolve(options)) as engine, Client(engine.address) as client:
+        yield client
 
 
-def post(engine: Engine, **body: Any) -> Any:
-    raw = json.dumps(body).encode()
-    request = urllib.request.Request(f"{engine.url}/v1/embeddings", raw, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+def vectors(client: Client, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:
+    return [found.embedding for found in client.generate([*texts], SamplingParams(pooling=pooling))]
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_vector_has_the_same_bits_alone_and_beside_others(engine: Engine, pooling: Pooling) -> None:
+def test_a_vector_has_the_same_bits_alone_and_beside_others(client: Client, pooling: Pooling) -> None:
     """Beside each other, and beside chats with a draft. The third text is read in several steps."""
-    with ThreadPoolExecutor(1) as pool, Client(engine.address) as client:
-        alone = [post(engine, input=text, pooling=pooling)["data"][0]["embedding"] for text in TEXTS]
+    with ThreadPoolExecutor(1) as pool:
+        alone = [vectors(client, [text], pooling)[0] for text in TEXTS]
         chats = pool.submit(client.generate, ["Say hello."] * 4, SamplingParams(max_tokens=60), chat=True)
-        together = post(engine, input=TEXTS * 8, pooling=pooling)
+        together = vectors(client, TEXTS * 8, pooling)
         chats.result()
-    assert [entry["embedding"] for entry in together["data"]] == alone * 8
-    assert together["usage"]["prompt_tokens"] >= 8 * 500
+    assert together == alone * 8
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_vectors_of_the_built_in_target(engine: Engine, pooling: Pooling) -> None:
+def test_the_vectors_of_the_built_in_target(client: Client, pooling: Pooling) -> None:
     oracle = tiny.oracle(BUILTIN["smollm2"].directory)
-    with Client(engine.address) as client:
-        found = client.generate(TEXTS, SamplingParams(pooling=pooling))
-    over_http = post(engine, input=TEXTS, pooling=pooling, normalize=False)
-    for completion, entry in zip(found, over_http["data"], strict=True):
+    for completion in client.generate(TEXTS, SamplingParams(pooling=pooling)):
         assert (completion.token_ids, completion.text, completion.finish_reason) == ([], "", "stop")
-        assert array("f", entry["embedding"]).tolist() == completion.embedding
         expected = truth(oracle, completion.prompt_token_ids, pooling)
         likeness = torch.cosine_similarity(torch.tensor(completion.embedding), expected, dim=0)
         assert likeness > 0.9999

@@ -391,6 +391,15 @@ TOLD = (
 )
 
 
+def submitted(thinker: Thinker, path: str, **body: Any) -> str:
+    """The prompt that the target gets of a request."""
+    connection = thinker.engine.connection()
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    ids = thinker.engine.engine.target.next_submit().token_ids
+    connection.close()
+    return thinker.tokenizer.decode(ids)
+
+
 @contextmanager
 def told_plainly(directory: Path, template: str = ROLES) -> Iterator[Thinker]:
     tokenizer = model(directory / "plain", template)
@@ -438,24 +447,8 @@ def test_calls_and_results_of_earlier_turns_are_text(tmp_path: Path) -> None:
     )
     with told_plainly(tmp_path) as one:
         assert prompt(one, messages=said, continue_final_message=True) == expected
-        items = [
-            {"role": "user", "content": "Why?"},
-            {"type": "message", "role": "assistant", "content": "So."},
-            *({"type": "function_call", "call_id": each["id"], **each["function"]} for each in given),
-            {"type": "function_call_output", "call_id": "c0", "output": "Sunny"},
-            {"type": "function_call_output", "call_id": "other", "output": "Rain"},
-        ]
-        tool = {"type": "function", **WEATHER["function"]}
-        for path, body in (
-            (CHATS, {"messages": said[:4], "tools": [WEATHER]}),
-            ("/v1/responses", {"input": items, "tools": [tool]}),
-        ):
-            connection = one.engine.connection()
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            ids = one.engine.engine.target.next_submit().token_ids
-            connection.close()
-            told = expected.partition("\n\nAnd?")[0]
-            assert one.tokenizer.decode(ids) == f"<system>{TOLD}{told}<assistant>", path
+        told = expected.partition("\n\nAnd?")[0]
+        assert submitted(one, CHATS, messages=said[:4], tools=[WEATHER]) == f"<system>{TOLD}{told}<assistant>"
 
 
 def test_a_plain_call_is_one_at_every_address_and_other_text_is_content(tmp_path: Path) -> None:
@@ -464,9 +457,6 @@ def test_a_plain_call_is_one_at_every_address_and_other_text_is_content(tmp_path
             choice = both(one.engine, tools=[WEATHER])
             assert calls(choice) == [("get_weather", {"city": "Rome"})] * 2
             assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
-            tool = {"type": "function", **WEATHER["function"]}
-            _, answer = one.engine.post("/v1/responses", input="Why?", tools=[tool])
-            assert [(item["type"], item["name"]) for item in answer["output"]] == [("function_call", "get_weather")] * 2
             assert both(one.engine)["message"]["content"] == f"{PLAIN_CALL}; {PLAIN_CALL}"
         for text in ("Hello!", PLAIN_CALL.replace("get_weather", "other"), PLAIN_CALL[:-1]):
             with saying(one, text):
@@ -503,11 +493,9 @@ def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path:
         model(tmp_path / name, template)
         server = ServerConfig(names=("scripted",), port=0, tools="refuse")
         with http_engine(server, target=str(tmp_path / name)) as engine:
-            tool = {"type": "function", **WEATHER["function"]}
             for path, body in (
                 (CHATS, {**ASKED, "tools": [WEATHER]}),
                 (CHATS, {**ASKED, "tools": [WEATHER], "tool_choice": "required"}),
-                ("/v1/responses", {"input": "Why?", "tools": [tool]}),
                 ("/tokenize", {**ASKED, "tools": [WEATHER]}),
             ):
                 if name == "plain":
@@ -519,8 +507,6 @@ def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path:
                         assert engine.post(path, **body)[0] == 200
             with answering(engine, [5]):
                 assert engine.post(CHATS, **ASKED, tools=[WEATHER], tool_choice="none")[0] == 200
-            can = engine.post("/api/show")[1]["capabilities"]
-            assert ("tools" in can) == (name == "place")
 
 
 KIMI = (

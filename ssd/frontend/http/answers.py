@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -107,40 +107,6 @@ class Completion(msgspec.Struct):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
-class Infilling(msgspec.Struct):
-    """An event of a streamed `/infill` but the last."""
-
-    content: str
-    stop: bool
-    tokens: list[int] = []
-
-
-class Timings(msgspec.Struct):
-    """llama.cpp's figures. `prompt_n` leaves out the tokens of the prefix cache."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class Infilled(Infilling, kw_only=True):
-    """An answer of `/infill`, or the last event of a streamed one, whose `content` is what was held back."""
-
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    tokens_cached: int
-    stop_type: Literal["eos", "limit"]
-    timings: Timings
-    truncated: bool = False
-
-
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
@@ -240,71 +206,6 @@ class ChatChunk(msgspec.Struct):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
-class OutputDetails(msgspec.Struct):
-    """Thoughts are not counted apart."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct):
-    input_tokens: int
-    input_tokens_details: PromptDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class Response(msgspec.Struct, kw_only=True):
-    """An answer of `/v1/responses`.
-
-    Items of `output` have the types `reasoning`, `message` and `function_call`. `store`: it is kept for later requests,
-    or in a stream's first events, it will be if it fits."""
-
-    id: str
-    created_at: int
-    model: str
-    status: Literal["in_progress", "completed", "incomplete", "cancelled"] = "in_progress"
-    output: list[dict[str, Any]] = []
-    usage: ResponseUsage | None = None
-    incomplete_details: dict[str, str] | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    metadata: Any = {}
-    parallel_tool_calls: bool = True
-    temperature: float | None = None
-    tool_choice: Any = "auto"
-    tools: list[Any] = []
-    top_p: float | None = None
-    object: Literal["response"] = "response"
-    background: bool = False
-    error: None = None
-    previous_response_id: str | None = None
-    store: bool = False
-    truncation: Literal["disabled"] = "disabled"
-    text: Any
-
-
-class InputItems(msgspec.Struct):
-    """A page of the conversation that a response has answered."""
-
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
-
-
-class InputTokens(msgspec.Struct):
-    input_tokens: int
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-class DeletedResponse(msgspec.Struct):
-    id: str
-    object: Literal["response"] = "response"
-    deleted: bool = True
-
-
 class Model(msgspec.Struct):
     id: str
     object: Literal["model"]
@@ -344,8 +245,8 @@ class Error(msgspec.Struct):
     error: ErrorDetail
 
 
-class OllamaError(msgspec.Struct):
-    """Ollama's body of an error."""
+class BareError(msgspec.Struct):
+    """The body of an error that is its message alone."""
 
     error: str
 

@@ -16,10 +16,10 @@ from ssd.frontend.http.endpoints import ROUTES
 from ssd.frontend.http.errors import HttpError, cut, refusal
 from ssd.frontend.http.exchange import Exchange, Gone, Receive, Scope, Send
 from ssd.frontend.http.openapi import Route
-from ssd.frontend.http.page import Page, greet
 from ssd.frontend.http.service import Service
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.listening import is_loopback
+from ssd.system import registered
 
 log = logging.getLogger("ssd.http")
 
@@ -29,16 +29,17 @@ class App:
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         server = manager.config.server
-        self._service = Service(manager)
+        doors = registered.load_all(registered.DOORS)
+        self._service = Service(manager, [*ROUTES, *(route for routes in doors for route in routes(server))])
         self._cross_origin = CrossOrigin(server.allow_origins)
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
         local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
         self._checks_host = local and not self._service.keys
         by_path: dict[str, dict[str, Route]] = {}
-        # The page is no part of the API, and so of no OpenAPI document.
-        page = Route("GET", "/", Page().show if server.ui else greet, "A chat page.", open=True)
-        for route in [*ROUTES, page]:
-            by_path.setdefault(route.path, {})[route.method] = route
+        self._by_header = [route for route in self._service.routes if route.header]
+        for route in self._service.routes:
+            if not route.header:
+                by_path.setdefault(route.path, {})[route.method] = route
         self._by_path = {path: methods for path, methods in by_path.items() if "{" not in path}
         self._patterns = {_pattern(path): methods for path, methods in by_path.items() if "{" in path}
 
@@ -76,8 +77,11 @@ class App:
             return
         method = exchange.scope["method"]
         route = None if methods is None else methods.get("GET" if method == "HEAD" else method)
+        for other in self._by_header:
+            if route is not None and other[:2] == route[:2] and exchange.header(other.header) is not None:
+                route = other
         if methods:
-            exchange.error_object = next(iter(methods.values())).error  # of all routes of a path
+            exchange.error_object = (route or next(iter(methods.values()))).error  # of all routes of a path
         if self._service.keys and not (route is not None and route.open):
             self._authenticate(exchange)
         if methods is None:
@@ -101,9 +105,8 @@ class App:
         ends = [known for known in self._by_path if path.endswith(known.removeprefix("/v1")) and known != "/"]
         if not ends:
             return ""
-        known, clients = max(ends, key=len), "OpenAI's clients take a base URL that ends in /v1"
-        if known.startswith("/v1/messages"):
-            clients = "Anthropic's clients take a base URL without /v1"
+        known = max(ends, key=len)
+        clients = next(iter(self._by_path[known].values())).clients
         return f"; {known} is there ({clients})"
 
     def _check_host(self, exchange: Exchange) -> None:

@@ -1,9 +1,10 @@
-"""`/v1/completions`: its requests to the engine, and its JSON.
+"""`/v1/completions`: its requests to the engine, its JSON, and prompts to fill in the middle.
 
 Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,11 +14,16 @@ from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary, text_of
+from ssd.frontend.fill_in import File
 from ssd.frontend.http import answers
-from ssd.frontend.http.bodies import CompletionRequest
+from ssd.frontend.http.bodies import CompletionRequest, Sampling
 from ssd.frontend.http.errors import invalid
+from ssd.frontend.http.exchange import Exchange
+from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
+from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Style
+from ssd.frontend.text_jobs import Encoded, Fill
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
 
 _DEFAULT_TOKENS = 16
@@ -151,3 +157,57 @@ def prompts(given: str | Sequence[str | int | list[int]], most: int, field: str 
     if len(given) > most:
         raise invalid(field, f"{len(given)} prompts in a request; at most {most} are accepted")
     return given  # type: ignore[return-value]
+
+
+# -- filling in the middle -------------------------------------------------------------------------------------------
+
+
+async def complete(service: Service, exchange: Exchange, body: CompletionRequest, style: Style) -> None:
+    """Continue a text in this style, up to its suffix if it has one. Raises HttpError."""
+    if body.suffix:
+        await _fill(service, exchange, body)
+        style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
+    requests = generates(body, service.manager.config)
+    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+
+
+async def _fill(service: Service, exchange: Exchange, body: CompletionRequest) -> None:
+    given = prompts(body.prompt, service.manager.config.server.limits.max_prompts)
+    if body.echo:
+        raise invalid("echo", "echo is of a prompt alone; leave suffix out")
+    filled: list[str | int | list[int]] = []
+    for prompt in given:
+        if not isinstance(prompt, str):
+            raise invalid("suffix", "suffix: the prompt before it must be a text, too")
+        filled.append(await fill_in_prompt(service, exchange, body, "suffix", (prompt, body.suffix or "")))
+    body.prompt = filled
+
+
+async def fill_in_prompt(
+    service: Service,
+    exchange: Exchange,
+    body: Sampling,
+    blamed: str,
+    around: tuple[str, str],
+    files: Sequence[File] = (),
+    room: int | None = None,
+) -> list[int]:
+    """Return the ids of the prompt for the text between two others, and have `body` stop at the tokens that end it.
+
+    With `room` for an answer, the prompt is cut to leave it. Raises HttpError, which blames the field `blamed`."""
+    service.check_ready()
+    config, texts = service.manager.config, service.manager.texts
+    if not texts.vocabulary.fill_in_ends:
+        cause = "this model's tokenizer has no tokens to fill in the middle, such as <|fim_prefix|>"
+        raise invalid(blamed, f"{blamed} is not supported: {cause}", "unsupported_parameter")
+    if body.truncate_prompt_tokens is not None:
+        cause = "truncate_prompt_tokens would cut off the token that a prompt to fill in begins with"
+        raise invalid("truncate_prompt_tokens", cause)
+    body.stop_token_ids = sorted({*(body.stop_token_ids or ()), *texts.vocabulary.fill_in_ends})
+    most = config.max_model_len - 1
+    job = Fill(*around, [*files], most if room is None else most - room, room is not None)
+    found: Encoded = await service.look_up(exchange, job, "prompt")
+    if found.count > job.most:
+        cause = f"the prompt has {found.count} tokens with its suffix; the context of {config.max_model_len} tokens"
+        raise invalid("prompt", f"{cause} must hold it and at least one more", "context_length_exceeded")
+    return array("I", found.ids).tolist()

@@ -1,6 +1,6 @@
 """The endpoints of HTTP: their handlers and the table of routes.
 
-A new one is a function and a line in `ROUTES`, or a door of its own, a module with both, as `responses.py`."""
+A new one is a function and a line in `ROUTES`; a door of its own is a plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ssd import __version__
-from ssd.frontend.http import answers, bodies, chat, completions, embeddings, infill, messages, ollama, responses
+from ssd.frontend.http import answers, bodies, chat, completions
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.openapi import Route, document
@@ -19,7 +19,6 @@ from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Encode
 
 _MOST_TOKENS = 8 << 20  # of `/tokenize`: more than a body has bytes
-_ANTHROPIC = b"anthropic-version"  # a header of clients that read models in Anthropic's shape
 
 
 async def _chat(service: Service, exchange: Exchange) -> None:
@@ -31,7 +30,7 @@ async def _completion(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, bodies.CompletionRequest)
     service.own(exchange, body)
     style = completions.CompletionStyle(body, f"cmpl-{exchange.id}", service.manager.texts.vocabulary)
-    await infill.complete(service, exchange, body, style)
+    await completions.complete(service, exchange, body, style)
 
 
 async def _tokenize(service: Service, exchange: Exchange) -> None:
@@ -70,19 +69,13 @@ async def _detokenize(service: Service, exchange: Exchange) -> None:
 
 async def _models(service: Service, exchange: Exchange) -> None:
     names = service.manager.config.server.names
-    if exchange.header(_ANTHROPIC) is not None:
-        found = [messages.model_info(service, name) for name in names]
-        return await exchange.reply_json(messages.ModelInfos(found, names[0], names[-1]))
     await exchange.reply_json(answers.Models("list", [_named(service, name) for name in names]))
 
 
 async def _model(service: Service, exchange: Exchange) -> None:
-    name, anthropic = exchange.path["model"], exchange.header(_ANTHROPIC) is not None
-    if anthropic:
-        exchange.error_object = messages.error_object
-        name = messages.without_alias(name) or service.manager.config.server.names[0]
+    name = exchange.path["model"]
     service.check_model(name)
-    await exchange.reply_json(messages.model_info(service, name) if anthropic else _named(service, name))
+    await exchange.reply_json(_named(service, name))
 
 
 def _named(service: Service, name: str) -> answers.Model:
@@ -111,7 +104,7 @@ async def _info(service: Service, exchange: Exchange) -> None:
 
 
 async def _openapi(service: Service, exchange: Exchange) -> None:
-    await exchange.reply_json(document(ROUTES, service.manager.config, bool(service.keys)))
+    await exchange.reply_json(document(service.routes, service.manager.config, bool(service.keys)))
 
 
 def server_info(manager: RequestManager) -> dict[str, object]:
@@ -148,12 +141,7 @@ _CHAT = bodies.ChatRequest, answers.Chat, answers.ChatChunk
 _COMPLETION = bodies.CompletionRequest, answers.Completion, answers.Completion
 ROUTES = [
     Route("POST", "/v1/chat/completions", _chat, "Continue a conversation.", *_CHAT),
-    *messages.ROUTES,
-    *responses.ROUTES,
-    *ollama.ROUTES,
     Route("POST", "/v1/completions", _completion, "Continue a text or token ids.", *_COMPLETION),
-    *embeddings.ROUTES,
-    *infill.ROUTES,
     Route("GET", "/v1/models", _models, "List what is served.", answer=answers.Models),
     Route("GET", "/v1/models/{model}", _model, "One of them.", answer=answers.Model),
     Route("POST", "/tokenize", _tokenize, "Text to token ids.", bodies.TokenizeRequest, answers.Tokenized),

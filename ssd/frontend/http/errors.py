@@ -69,6 +69,11 @@ def cut(name: str) -> str:
     return name[:_SHOWN]
 
 
+def bare_error(error: HttpError, request_id: str | None = None) -> answers.BareError:
+    """Return the body of an error at doors that tell its message alone."""
+    return answers.BareError(error.message)
+
+
 def error_object(error: HttpError, request_id: str | None = None) -> answers.Error:
     """Return the body of an error; `request_id` is for doors whose body has it."""
     kind = _KINDS.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")

@@ -9,13 +9,12 @@ import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from ssd.errors import RequestError
 from ssd.frontend.http.errors import Headers, HttpError, error_object
-from ssd.frontend.http.quotas import Account
 from ssd.frontend.memory_budget import MemoryBudget
 from ssd.ipc.listening import is_loopback
 
@@ -38,6 +37,25 @@ encoder = msgspec.json.Encoder()
 
 class Gone(Exception):
     """The client has left."""
+
+
+class Account(Protocol):
+    """The use that one API key makes of its quota."""
+
+    def begin(self) -> Headers:
+        """Count a request, and return headers of its answer. Raises HttpError 429 for one too many."""
+
+    def reserve(self, tokens: int, first: bool) -> None:
+        """Take tokens that a request may need. Raises HttpError 429 if none is left for its `first` ones."""
+
+    def end(self, reserved: int, used: int) -> None:
+        """Give back the reserved tokens that a request did not use."""
+
+
+class Accounts(Protocol):
+    """The accounts of all API keys."""
+
+    def of(self, key: bytes) -> Account: ...
 
 
 class Exchange:
@@ -160,13 +178,7 @@ class Exchange:
 
     async def fail(self, error: HttpError) -> None:
         body = self.error_object(error, self.id)
-        if hasattr(body, "request_id"):
-            self.name_request()
         await self.reply(encoder.encode(body), error.status, headers=error.headers)
-
-    def name_request(self) -> None:
-        """Give the answer the header that Anthropic's SDKs read."""
-        self.more_headers = {**self.more_headers, b"request-id": self.id.encode()}
 
     async def start_stream(self, kind: bytes) -> None:
         await self._head(200, kind, {b"cache-control": b"no-cache"})

@@ -35,7 +35,9 @@ class Route(NamedTuple):
 
     A name in braces in `path` stands for a part without slashes, `{model}` for any rest. `handler` gets the
     application's `Service` and the request. `body`, `answer` and `events` are the structs that the document describes;
-    `open` needs no key. `error` returns the body of an error, `stream` is the content type of `events`."""
+    `open` needs no key. `error` returns the body of an error, `stream` is the content type of `events`. A route without
+    a `summary` is not in the document. One with a `header` takes the place of the path's own for requests with it.
+    `clients` is the hint for a wrong base URL."""
 
     method: str
     path: str
@@ -47,10 +49,13 @@ class Route(NamedTuple):
     open: bool = False
     error: Callable[[HttpError], Any] = error_object
     stream: str = EVENTS
+    header: bytes = b""
+    clients: str = "OpenAI's clients take a base URL that ends in /v1"
 
 
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
     """Return the document of this engine: its model's names are part of it."""
+    routes = [route for route in routes if route.summary]
     kinds = {kind for route in routes for kind in (route.body, route.answer, route.events)}
     kinds |= {_error(route) for route in routes}
     structs = [kind for kind in kinds if kind is not None and issubclass(kind, msgspec.Struct)]

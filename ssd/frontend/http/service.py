@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,10 +17,9 @@ from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import bodies, chat
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
-from ssd.frontend.http.exchange import Exchange, Gone
+from ssd.frontend.http.exchange import Accounts, Exchange, Gone
 from ssd.frontend.http.generation import Generation
-from ssd.frontend.http.quotas import Accounts
-from ssd.frontend.http.response_store import ResponseStore
+from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.style import ParsingStyle
 from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
@@ -28,31 +27,34 @@ from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Decoded, Encode, Encoded, Fill
 from ssd.ipc.listening import api_keys
+from ssd.system import registered
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+_State = TypeVar("_State")
 _OF_CURL = (b"", b"application/x-www-form-urlencoded")  # content types of `curl -d` and of programs that set none
 
 
 class Service:
     """The state that handlers share, and the reading of bodies. Raises UsageError for keys that cannot be used."""
 
-    def __init__(self, manager: RequestManager) -> None:
+    def __init__(self, manager: RequestManager, routes: Sequence[Route]) -> None:
         server = manager.config.server
-        self.manager, self.created = manager, int(time.time())
+        self.manager, self.routes, self.created = manager, routes, int(time.time())
         self.keys = api_keys(server)
-        self.accounts = None if server.quotas is None else Accounts(server.quotas, self.keys)
+        self.accounts: Accounts | None = None
+        if server.quotas is not None:
+            self.accounts = registered.load(registered.QUOTAS, "accounts")(server.quotas, self.keys)
         self.metrics = PrometheusExporter(manager, server.metrics_compat)
         self.turns = asyncio.Lock()
-        self._stores: dict[bytes, ResponseStore] = {}
+        self._of_doors: dict[Callable[[Service], Any], Any] = {}
         self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
 
-    def responses(self, exchange: Exchange) -> ResponseStore:
-        """Return the kept responses of a client's API key. Keys share the memory in equal parts."""
-        limits = self.manager.config.server.limits
-        if (store := self._stores.get(exchange.key)) is None:
-            size = limits.max_stored_bytes // max(1, len(self.keys))
-            store = self._stores[exchange.key] = ResponseStore(limits.max_stored_responses, size)
-        return store
+    def of_door(self, kind: Callable[[Service], _State]) -> _State:
+        """Return the state that a door keeps between requests, made at its first one."""
+        if kind not in self._of_doors:
+            self._of_doors[kind] = kind(self)
+        state: _State = self._of_doors[kind]
+        return state
 
     async def read(self, exchange: Exchange, kind: type[_Body]) -> _Body:
         """Return the body of a request. Raises HttpError, RequestError or Gone."""

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ssd.frontend.http import answers
 from ssd.frontend.http.errors import HttpError, cut
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.request import Request
+from ssd.plugins.responses import answers
 
 _TURN_BYTES, _ITEM_BYTES = 1024, 256  # of the objects around the texts
 

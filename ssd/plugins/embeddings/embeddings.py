@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta
 
+from ssd.config.engine import ServerConfig
 from ssd.config.params import Pooling, SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.http.bodies import PROMPT, Anything, Name, Prompts, Sampling, Text, ignored, unsupported
 from ssd.frontend.http.completions import prompts
-from ssd.frontend.http.errors import HttpError, invalid, refusal
+from ssd.frontend.http.errors import HttpError, bare_error, invalid, refusal
 from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
-from ssd.frontend.http.ollama import error_object
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import sampling
 from ssd.frontend.http.service import Service
@@ -262,8 +262,10 @@ def _numbers(vector: array[float]) -> bytes:
     return b"[%b]" % ",".join([f"{number:.9g}" for number in vector]).encode()
 
 
-ROUTES = [
-    Route("POST", "/v1/embeddings", _embeddings, "Texts or token ids to vectors.", EmbeddingRequest, Embeddings),
-    Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=error_object),
-    Route("POST", "/api/embeddings", _old_embed, "The older one.", OldEmbedRequest, dict, error=error_object),
-]
+def routes(_: ServerConfig) -> list[Route]:
+    """Return the routes of these doors."""
+    return [
+        Route("POST", "/v1/embeddings", _embeddings, "Texts or token ids to vectors.", EmbeddingRequest, Embeddings),
+        Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=bare_error),
+        Route("POST", "/api/embeddings", _old_embed, "The older one.", OldEmbedRequest, dict, error=bare_error),
+    ]

@@ -479,3 +479,11 @@ def test_messages_that_say_nothing_are_refused(thinker: Thinker) -> None:
     for path in (PATH, f"{PATH}/count_tokens"):
         status, answer = thinker.engine.post(path, max_tokens=3, messages=[{"role": "system", "content": []}] * 2)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+
+
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/messages"])
+def test_a_wrong_base_url_gets_a_hint(scripted: HttpEngine, path: str) -> None:
+    status, _, content = scripted.ask("GET", path)
+    message = json.loads(content)["error"]["message"]
+    hint = "; /v1/messages is there (Anthropic's clients take a base URL without /v1)"
+    assert status == 404 and message.endswith(hint)

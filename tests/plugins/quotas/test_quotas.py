@@ -7,13 +7,15 @@ import select
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from ssd.config.engine import Quota, Quotas, ServerConfig
+from ssd.config.engine import ServerConfig
 from ssd.errors import UsageError
-from ssd.frontend.http import quotas
 from ssd.ipc.messages import Emission
-from ssd.launch.server import ServerOptions, read_quotas, resolve_server
+from ssd.launch.server import ServerOptions, resolve_server
+from ssd.plugins.quotas import quotas
+from ssd.plugins.quotas.quotas import Quota, Quotas
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
 IDS = [5, 6, 7]
@@ -46,7 +48,9 @@ def key_file(tmp_path: Path) -> str:
 
 
 def server(key_file: str | None = None, **limits: Any) -> ServerConfig:
-    return ServerConfig(names=("scripted",), port=0, api_key_file=key_file, quotas=Quotas(**limits))
+    return ServerConfig(
+        names=("scripted",), port=0, api_key_file=key_file, quotas=msgspec.to_builtins(Quotas(**limits))
+    )
 
 
 def ask(
@@ -201,8 +205,8 @@ def test_a_limit_that_a_key_leaves_out_is_the_defaults(tmp_path: Path, key_file:
     file.write_text(
         "[default]\nrequests-per-minute = 60\nconcurrent-requests = 4\n[keys.alice]\nrequests-per-minute = 9"
     )
-    found = resolve_server(ServerOptions(limits=str(file), api_key_file=key_file), "model").quotas
-    assert found is not None
+    given = resolve_server(ServerOptions(limits=str(file), api_key_file=key_file), "model").quotas
+    found = msgspec.convert(given, Quotas)
     assert found.of("alice") == Quota(requests_per_minute=9, concurrent_requests=4)
     assert found.of("") == Quota(requests_per_minute=60, concurrent_requests=4)
 
@@ -237,4 +241,4 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     for path in (tmp_path, tmp_path / "none", tmp_path / "bytes"):
         with pytest.raises(UsageError, match="--limits"):
-            read_quotas(str(path))
+            quotas.read(str(path), ())

@@ -7,12 +7,59 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
-from ssd.config.engine import Quota, Quotas
+import msgspec
+
+from ssd.config.engine import Positive
+from ssd.errors import UsageError
 from ssd.frontend.http.errors import Headers, HttpError
+from ssd.system.files import read_bounded
 
 _now = time.monotonic
+_MOST_BYTES = 2**20
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The most that one API key may ask for. None is no limit, or that of the quotas' default."""
+
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    concurrent_requests: Positive | None = None
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The quotas of API keys, by their names in the file of keys."""
+
+    default: Quota = Quota()
+    keys: dict[str, Quota] = {}
+
+    def of(self, name: str) -> Quota:
+        """Return the quota of a key. A limit that its own quota leaves out is the default's."""
+        own = self.keys.get(name, self.default)
+        fields = Quota.__struct_fields__
+        return Quota(**{field: getattr(own, field) or getattr(self.default, field) for field in fields})
+
+
+def read(path: str, names: Collection[str]) -> dict[str, Any]:
+    """Return the quotas in a TOML file, as plain data.
+
+    Raises UsageError, which names the line or the field that is wrong, or a key that is not among the `names`."""
+    try:
+        quotas = msgspec.toml.decode(read_bounded(Path(path), _MOST_BYTES), type=Quotas)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--limits {path}: {str(error).replace('$.', '')}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"--limits {path}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"--limits: {error}") from None
+    for name in quotas.keys:
+        if name not in names:
+            raise UsageError(f"--limits: no key of --api-key-file has the name {name!r}; write it behind the key")
+    found: dict[str, Any] = msgspec.to_builtins(quotas)
+    return found
 
 
 class Bucket:
@@ -95,8 +142,9 @@ class Account:
 class Accounts:
     """An account for each API key, and one for all clients without a key."""
 
-    def __init__(self, quotas: Quotas, keys: Mapping[bytes, str]) -> None:
-        """`keys` has the name of each key, or ""."""
+    def __init__(self, given: dict[str, Any], keys: Mapping[bytes, str]) -> None:
+        """Make the accounts for the data of `read`; `keys` has the name of each key, or ""."""
+        quotas = msgspec.convert(given, Quotas)
         self._by_key = {key: Account(quotas.of(name)) for key, name in keys.items()}
         self._without_key = Account(quotas.default)
 

@@ -1,21 +1,20 @@
-"""Filling in the middle: `suffix` of `/v1/completions`, and llama.cpp's `/infill`, which editors ask.
+"""llama.cpp's `/infill`, which editors ask.
 
 Functions raise HttpError for a field that is wrong."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
 
+from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
-from ssd.frontend.http import answers, bodies
 from ssd.frontend.http.bodies import Anything, Sampling, Text, ignored
-from ssd.frontend.http.completions import generates, prompts, take_back
+from ssd.frontend.http.completions import fill_in_prompt, take_back
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
@@ -23,7 +22,6 @@ from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import sampling
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Style
-from ssd.frontend.text_jobs import Encoded, Fill
 from ssd.ipc.public import Chunk, Done, Generate
 
 _NO_TIME = ignored("an answer ends by its tokens, not by a time")
@@ -54,55 +52,38 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 
 
-async def complete(service: Service, exchange: Exchange, body: bodies.CompletionRequest, style: Style) -> None:
-    """Continue a text in this style, up to its suffix if it has one."""
-    if body.suffix:
-        await _fill(service, exchange, body)
-        style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
-    requests = generates(body, service.manager.config)
-    await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
+class Infilling(msgspec.Struct):
+    """An event of a streamed `/infill` but the last."""
+
+    content: str
+    stop: bool
+    tokens: list[int] = []
 
 
-async def _fill(service: Service, exchange: Exchange, body: bodies.CompletionRequest) -> None:
-    given = prompts(body.prompt, service.manager.config.server.limits.max_prompts)
-    if body.echo:
-        raise invalid("echo", "echo is of a prompt alone; leave suffix out")
-    filled: list[str | int | list[int]] = []
-    for prompt in given:
-        if not isinstance(prompt, str):
-            raise invalid("suffix", "suffix: the prompt before it must be a text, too")
-        filled.append(await _prompt(service, exchange, body, (prompt, body.suffix or "")))
-    body.prompt = filled
+class Timings(msgspec.Struct):
+    """llama.cpp's figures. `prompt_n` leaves out the tokens of the prefix cache."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
-async def _prompt(
-    service: Service,
-    exchange: Exchange,
-    body: Sampling,
-    around: tuple[str, str],
-    files: Sequence[File] = (),
-    room: int | None = None,
-) -> list[int]:
-    """Return the ids of the prompt for the text between two others, and have `body` stop at the tokens that end it.
+class Infilled(Infilling, kw_only=True):
+    """An answer of `/infill`, or the last event of a streamed one, whose `content` is what was held back."""
 
-    With `room` for an answer, the prompt is cut to leave it."""
-    service.check_ready()
-    config, texts = service.manager.config, service.manager.texts
-    blamed = "input_suffix" if isinstance(body, InfillRequest) else "suffix"
-    if not texts.vocabulary.fill_in_ends:
-        cause = "this model's tokenizer has no tokens to fill in the middle, such as <|fim_prefix|>"
-        raise invalid(blamed, f"{blamed} is not supported: {cause}", "unsupported_parameter")
-    if body.truncate_prompt_tokens is not None:
-        cause = "truncate_prompt_tokens would cut off the token that a prompt to fill in begins with"
-        raise invalid("truncate_prompt_tokens", cause)
-    body.stop_token_ids = sorted({*(body.stop_token_ids or ()), *texts.vocabulary.fill_in_ends})
-    most = config.max_model_len - 1
-    job = Fill(*around, [*files], most if room is None else most - room, room is not None)
-    found: Encoded = await service.look_up(exchange, job, "prompt")
-    if found.count > job.most:
-        cause = f"the prompt has {found.count} tokens with its suffix; the context of {config.max_model_len} tokens"
-        raise invalid("prompt", f"{cause} must hold it and at least one more", "context_length_exceeded")
-    return array("I", found.ids).tolist()
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    stop_type: Literal["eos", "limit"]
+    timings: Timings
+    truncated: bool = False
 
 
 class InfillStyle(Style):
@@ -123,25 +104,25 @@ class InfillStyle(Style):
         whole = msgspec.to_builtins(self._last(choice, "".join(choice.text)))
         return whole if self._fields is None else _chosen(whole, self._fields)
 
-    def first(self, choice: Choice) -> list[answers.Infilling]:
+    def first(self, choice: Choice) -> list[Infilling]:
         return []
 
-    def events(self, choice: Choice, message: Chunk | Done) -> list[answers.Infilling]:
+    def events(self, choice: Choice, message: Chunk | Done) -> list[Infilling]:
         text = "" if self._silent else message.text
         if isinstance(message, Done):
             if self._silent:
                 take_back(choice)
             return [self._last(choice, text)]
-        return [answers.Infilling(text, False, message.token_ids if self._with_ids else [])]
+        return [Infilling(text, False, message.token_ids if self._with_ids else [])]
 
-    def last(self, choices: Sequence[Choice]) -> list[answers.Infilling]:
+    def last(self, choices: Sequence[Choice]) -> list[Infilling]:
         return []
 
-    def _last(self, choice: Choice, text: str) -> answers.Infilled:
+    def _last(self, choice: Choice, text: str) -> Infilled:
         end, made = choice.end, len(choice.token_ids)
         prompt_ms = end.metrics.time_to_first_token_ms - end.metrics.queue_time_ms
         new = end.usage.prompt_tokens - end.metrics.cached_tokens
-        return answers.Infilled(
+        return Infilled(
             content=text,
             stop=True,
             tokens=choice.token_ids if self._with_ids else [],
@@ -150,7 +131,7 @@ class InfillStyle(Style):
             tokens_evaluated=end.usage.prompt_tokens,
             tokens_cached=end.metrics.cached_tokens,
             stop_type="eos" if end.finish_reason == "stop" else "limit",
-            timings=answers.Timings(
+            timings=Timings(
                 end.metrics.cached_tokens,
                 new,
                 prompt_ms,
@@ -188,11 +169,15 @@ async def _infill(service: Service, exchange: Exchange) -> None:
     limit = config.max_model_len if body.n_predict is None or body.n_predict < 0 else max(1, body.n_predict)
     files = [File(extra.filename, extra.text) for extra in body.input_extra or ()]
     around, room = (body.input_prefix + body.prompt, body.input_suffix), min(limit, config.max_model_len // 4)
-    ids = await _prompt(service, exchange, body, around, files, room)
+    ids = await fill_in_prompt(service, exchange, body, "input_suffix", around, files, room)
     style = InfillStyle(body, f"infill-{exchange.id}", service.manager.texts.vocabulary)
     asked = Generate(0, token_ids=ids, params=sampling(body, config, max_tokens=limit, logprobs=None))
     await Generation(service.manager, exchange, style, [asked], service.turns).run(bool(body.stream))
 
 
-_KINDS = InfillRequest, answers.Infilled, answers.Infilling
-ROUTES = [Route("POST", "/infill", _infill, "Fill in the text between two others, as llama.cpp does.", *_KINDS)]
+_KINDS = InfillRequest, Infilled, Infilling
+
+
+def routes(_: ServerConfig) -> list[Route]:
+    """Return the routes of this door."""
+    return [Route("POST", "/infill", _infill, "Fill in the text between two others, as llama.cpp does.", *_KINDS)]

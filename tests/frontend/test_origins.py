@@ -1,15 +1,11 @@
-"""The chat page as it is served, and where the tokens of a streamed chat come from."""
+"""The origins of a streamed chat's tokens."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from ssd.config.engine import ServerConfig
 from ssd.frontend.output_collector import by_origin
 from ssd.ipc.messages import Emission, Submit
 from tests.frontend.http_engine import HttpEngine, http_engine
@@ -19,41 +15,6 @@ from tests.scripted_engine import following
 IDS = TOKENIZER.encode("one two three four five six")
 CHATS = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Why?"}]}
-
-# -- the page -------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_needs_no_key_and_may_run_its_own_script_only() -> None:
-    with http_engine(ServerConfig(names=("scripted",), port=0, api_keys=("k",))) as engine:
-        status, headers, content = engine.ask("GET", "/")
-        assert engine.ask("GET", "/v1/models")[0] == engine.ask("GET", "/nonesuch")[0] == 401
-        assert engine.ask("POST", "/", {})[0] == 401 and engine.ask("POST", "/", {}, {"x-api-key": "k"})[0] == 405
-    assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
-    assert "set-cookie" not in headers and headers["x-content-type-options"] == "nosniff"
-    policy = dict(each.split(" ", 1) for each in headers["content-security-policy"].split("; "))
-    assert policy["default-src"] == policy["frame-ancestors"] == "'none'" and policy["connect-src"] == "'self'"
-    for tag in (b"script", b"style"):
-        (inside,) = re.findall(rb"<%b>(.*)</%b>" % (tag, tag), content, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inside).digest()).decode()
-        assert policy[f"{tag.decode()}-src"] == f"'sha256-{digest}'"
-    assert not re.findall(rb"https?:|//[a-z]+\.|document\.cookie", content)
-    makes_html = rb"(inner|outer|insertAdjacent|set)HTML|document\.write|ContextualFragment|DOMParser|srcdoc"
-    assert not re.findall(makes_html + rb"|\beval\(|new Function|javascript:", content)
-    assert re.findall(rb"localStorage\.setItem\(.*", content) == [b"localStorage.setItem(CHAT + chat.id, text);"]
-
-
-def test_a_page_of_a_name_that_leads_here_is_not_served() -> None:
-    with http_engine() as engine:
-        assert engine.ask("GET", "/", headers={"host": "evil.example"})[0] == 403
-
-
-def test_without_ui_there_is_none() -> None:
-    with http_engine(ServerConfig(names=("scripted",), port=0, ui=False)) as engine:
-        status, headers, content = engine.ask("GET", "/")
-    assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8") and b"<" not in content
-
-
-# -- origins --------------------------------------------------------------------------------------------------------
 
 ROUNDS = [  # (tokens, drafted, accepted, what was looked up), and the origins of the tokens
     (1, 0, 0, "", ["plain"]),

@@ -16,6 +16,7 @@ from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission, Submit
 from ssd.models.checkpoint import Description, described
 from tests.frontend.http_engine import HttpEngine, http_engine
+from tests.frontend.test_http_tools import PLACE, ROLES
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
 from tests.scripted_engine import MODEL, engine_config, gateway_thread, scripted_engine
 
@@ -329,3 +330,12 @@ def test_unknown_fields_are_refused_where_that_is_asked_for() -> None:
     with http_engine(ServerConfig(names=("base",), port=0, strict_fields=True)) as engine:
         status, answer = engine.post(CHAT, messages=[], options={"odd": 1})
         assert (status, answer) == (400, {"error": "unknown parameter: options.odd"})
+
+
+@pytest.mark.parametrize(("template", "can"), [(ROLES, False), (f"{PLACE}<tool_call>", True)])
+def test_show_says_whether_the_model_is_told_of_tools(tmp_path: Path, template: str, can: bool) -> None:
+    model(tmp_path, template)
+    server = ServerConfig(names=("scripted",), port=0, tools="refuse")
+    with http_engine(server, target=str(tmp_path)) as engine:
+        assert engine.post("/tokenize", prompt="a")[0] == 200, "once it has loaded"
+        assert ("tools" in engine.post("/api/show")[1]["capabilities"]) == can

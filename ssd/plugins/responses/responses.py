@@ -15,8 +15,9 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.http import answers
+from ssd.frontend.http.answers import PromptDetails
 from ssd.frontend.http.bodies import (
     AllowedTool,
     AllowedTools,
@@ -36,15 +37,6 @@ from ssd.frontend.http.errors import HttpError, cut, given, invalid, missing
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
-from ssd.frontend.http.response_bodies import (
-    ChosenFunction,
-    InputItem,
-    ItemPart,
-    OfferedTool,
-    ResponseRequest,
-    TextFormat,
-)
-from ssd.frontend.http.response_store import Item, ResponseStore, Turn
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
 from ssd.frontend.http.tools import Offer, log_left_out, new_id
@@ -52,6 +44,16 @@ from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
 from ssd.ipc.public import Chunk, Done
+from ssd.plugins.responses import answers
+from ssd.plugins.responses.bodies import (
+    ChosenFunction,
+    InputItem,
+    ItemPart,
+    OfferedTool,
+    ResponseRequest,
+    TextFormat,
+)
+from ssd.plugins.responses.store import Item, ResponseStore, Turn
 
 _Event: TypeAlias = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -315,7 +317,7 @@ class ResponseStyle(ParsingStyle):
         usage = self._usage([choice])
         response.usage = answers.ResponseUsage(
             usage.prompt_tokens,
-            answers.PromptDetails(done.metrics.cached_tokens),
+            PromptDetails(done.metrics.cached_tokens),
             usage.completion_tokens,
             answers.OutputDetails(),
             usage.total_tokens,
@@ -404,9 +406,27 @@ def _no_logprobs(type: str) -> dict[str, Any]:
 # -- endpoints ------------------------------------------------------------------------------------------------------
 
 
+class _Stores:
+    """The kept responses of each client's API key. Keys share the memory in equal parts."""
+
+    def __init__(self, service: Service) -> None:
+        limits = service.manager.config.server.limits
+        self._limits = limits.max_stored_responses, limits.max_stored_bytes // max(1, len(service.keys))
+        self._of: dict[bytes, ResponseStore] = {}
+
+    def of(self, key: bytes) -> ResponseStore:
+        if key not in self._of:
+            self._of[key] = ResponseStore(*self._limits)
+        return self._of[key]
+
+
+def _store(service: Service, exchange: Exchange) -> ResponseStore:
+    return service.of_door(_Stores).of(exchange.key)
+
+
 async def _response(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, ResponseRequest)
-    store, name = service.responses(exchange), secrets.token_hex(16)
+    store, name = _store(service, exchange), secrets.token_hex(16)
     asked, items, previous = _conversation(body, service, exchange)
 
     def keep(response: answers.Response) -> bool:
@@ -428,7 +448,7 @@ async def _response(service: Service, exchange: Exchange) -> None:
 def _conversation(
     body: ResponseRequest, service: Service, exchange: Exchange
 ) -> tuple[ChatRequest, list[InputItem], Turn | None]:
-    store, kept = service.responses(exchange), list[Item]()
+    store, kept = _store(service, exchange), list[Item]()
     items = given_items(body, store, service.manager.config.server.limits.max_body_bytes)
     previous = None
     if body.previous_response_id is not None:
@@ -447,19 +467,19 @@ async def _input_tokens(service: Service, exchange: Exchange) -> None:
 async def _retrieve(service: Service, exchange: Exchange) -> None:
     if _query(exchange).get("stream", "false").lower() not in ("false", "0"):
         raise invalid("stream", "a response that is kept cannot be streamed again", "unsupported_parameter")
-    store, name = service.responses(exchange), exchange.path["response_id"]
+    store, name = _store(service, exchange), exchange.path["response_id"]
     running = store.running.get(name)
     await exchange.reply_json(running.so_far if running is not None else store.find(name).response)
 
 
 async def _delete(service: Service, exchange: Exchange) -> None:
     name = exchange.path["response_id"]
-    service.responses(exchange).remove(name)
+    _store(service, exchange).remove(name)
     await exchange.reply_json(answers.DeletedResponse(name))
 
 
 async def _cancel(service: Service, exchange: Exchange) -> None:
-    store, name = service.responses(exchange), exchange.path["response_id"]
+    store, name = _store(service, exchange), exchange.path["response_id"]
     running = store.running.get(name)
     if running is None:
         store.find(name)
@@ -470,7 +490,7 @@ async def _cancel(service: Service, exchange: Exchange) -> None:
 
 async def _input_items(service: Service, exchange: Exchange) -> None:
     """Send a page of the conversation that a response has answered: the latest item first, unless asked otherwise."""
-    turn, query = service.responses(exchange).find(exchange.path["response_id"]), _query(exchange)
+    turn, query = _store(service, exchange).find(exchange.path["response_id"]), _query(exchange)
     items = [*(turn.previous.conversation() if turn.previous is not None else ()), *turn.input]
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
@@ -498,11 +518,15 @@ def _query(exchange: Exchange) -> dict[str, str]:
 _KINDS = ResponseRequest, answers.Response, answers.Response
 _COUNTED = ResponseRequest, answers.InputTokens
 _ONE = "/v1/responses/{response_id}"
-ROUTES = [
-    Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS),
-    Route("POST", "/v1/responses/input_tokens", _input_tokens, "Count the tokens of its prompt.", *_COUNTED),
-    Route("GET", _ONE, _retrieve, "A response that is kept.", answer=answers.Response),
-    Route("DELETE", _ONE, _delete, "Forget it.", answer=answers.DeletedResponse),
-    Route("POST", f"{_ONE}/cancel", _cancel, "End one whose stream runs.", answer=answers.Response),
-    Route("GET", f"{_ONE}/input_items", _input_items, "The items that it answers.", answer=answers.InputItems),
-]
+
+
+def routes(_: ServerConfig) -> list[Route]:
+    """Return the routes of this door."""
+    return [
+        Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS),
+        Route("POST", "/v1/responses/input_tokens", _input_tokens, "Count the tokens of its prompt.", *_COUNTED),
+        Route("GET", _ONE, _retrieve, "A response that is kept.", answer=answers.Response),
+        Route("DELETE", _ONE, _delete, "Forget it.", answer=answers.DeletedResponse),
+        Route("POST", f"{_ONE}/cancel", _cancel, "End one whose stream runs.", answer=answers.Response),
+        Route("GET", f"{_ONE}/input_items", _input_items, "The items that it answers.", answer=answers.InputItems),
+    ]

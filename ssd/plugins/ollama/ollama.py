@@ -11,9 +11,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from ssd.config.engine import ServerConfig
-from ssd.frontend.http import answers, bodies, chat, infill
+from ssd.frontend.http import answers, bodies, chat, completions
 from ssd.frontend.http.bodies import Anything, Name, Said, Text, ignored, unsupported
-from ssd.frontend.http.errors import HttpError, invalid
+from ssd.frontend.http.errors import HttpError, bare_error, invalid
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import LINES, Route
 from ssd.frontend.http.parameters import agreed, check_one_choice
@@ -115,15 +115,11 @@ def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessag
     return {"model": model, "created_at": datetime.now(UTC).isoformat(), **answer, "done": False, **more}
 
 
-def error_object(error: HttpError, request_id: str | None = None) -> answers.OllamaError:
-    return answers.OllamaError(error.message)
-
-
 class OllamaStyle(chat.ChatStyle):
     """One choice as lines: messages, or texts."""
 
     end, kind = b"", LINES.encode()
-    error = staticmethod(error_object)
+    error = staticmethod(bare_error)
 
     def __init__(self, texts: bool, *given: Any) -> None:
         super().__init__(*given)
@@ -191,7 +187,7 @@ async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, sai
     service.own(exchange, text)
     plain = AnswerFormat(ServerConfig(tool_call_parser="none", reasoning_parser="none"), vocabulary)
     style = OllamaStyle(texts, asked, exchange.id, vocabulary, plain, Offer())
-    await infill.complete(service, exchange, text, style)
+    await completions.complete(service, exchange, text, style)
 
 
 async def _models(service: Service, exchange: Exchange) -> None:
@@ -232,6 +228,11 @@ async def _elsewhere(service: Service, exchange: Exchange) -> None:
     raise HttpError(404, f"there is no {exchange.scope['path']}; {name} was loaded at the start", "not_found")
 
 
+async def _greet(_: Service, exchange: Exchange) -> None:
+    """Answer clients that look whether Ollama runs."""
+    await exchange.reply(b"Ollama is running", kind=b"text/plain; charset=utf-8")
+
+
 _ROUTES = [
     Route("POST", "/api/chat", _chat, "Continue a conversation, as Ollama does.", OllamaChatRequest, dict, dict),
     Route("POST", "/api/generate", _generate, "Answer a text, as Ollama does.", OllamaGenerateRequest, dict, dict),
@@ -241,4 +242,9 @@ _ROUTES = [
     Route("GET", "/api/version", _version, "The version of Ollama that this interface is like.", answer=dict),
     *(Route(method, "/api/{model}", _elsewhere, "Not here.") for method in ("GET", "POST", "DELETE")),
 ]
-ROUTES = [route._replace(error=error_object, stream=LINES) for route in _ROUTES]
+
+
+def routes(_: ServerConfig) -> list[Route]:
+    """Return the routes of this door. The chat page takes the place of the greeting at `/`."""
+    greeting = Route("GET", "/", _greet, "", open=True)
+    return [greeting, *(route._replace(error=bare_error, stream=LINES) for route in _ROUTES)]

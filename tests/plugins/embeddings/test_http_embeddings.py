@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ssd.config.engine import Limits, Quota, Quotas, ServerConfig
+from ssd.config.engine import Limits, ServerConfig
 from ssd.ipc.messages import Emission, Submit
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.scripted_engine import following
@@ -225,7 +225,7 @@ def test_ollamas_doors(http: HttpEngine) -> None:
 
 
 def test_quotas_count_embeddings() -> None:
-    server = ServerConfig(names=("scripted",), port=0, quotas=Quotas(default=Quota(tokens_per_minute=60)))
+    server = ServerConfig(names=("scripted",), port=0, quotas={"default": {"tokens-per-minute": 60}})
     with http_engine(server) as engine, embedding(engine):
         for path, field in ((PATH, "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
             status, headers, _ = engine.ask("POST", path, {"model": "scripted", field: "one two"})

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ssd.frontend.http.decoding import BodyDecoder
-from ssd.frontend.http.response_bodies import ResponseRequest
-from tests.frontend.test_http_responses import PATH, prompt
+from ssd.plugins.responses.bodies import ResponseRequest
 from tests.frontend.tool_model import WEATHER, Thinker, saying
+from tests.plugins.responses.test_http_responses import PATH, prompt
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("codex.json").read_text())
 VERSIONS = [*RECORDED]

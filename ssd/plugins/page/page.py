@@ -7,9 +7,16 @@ import hashlib
 import re
 from importlib.resources import files
 
+from ssd.config.engine import ServerConfig
 from ssd.frontend.http.exchange import Exchange
+from ssd.frontend.http.openapi import Route
 
 _KIND = b"text/html; charset=utf-8"
+
+
+def routes(server: ServerConfig) -> list[Route]:
+    """Return the route of the page, which is no part of the API; none with `--no-ui`."""
+    return [Route("GET", "/", Page().show, "", open=True)] if server.ui else []
 
 
 class Page:
@@ -18,7 +25,7 @@ class Page:
     Its script makes no HTML of text: the policy allows no such call."""
 
     def __init__(self) -> None:
-        self._html = (files("ssd.frontend.http") / "page.html").read_bytes()
+        self._html = (files("ssd.plugins.page") / "page.html").read_bytes()
         policy = {
             "default-src": "'none'",
             "script-src": _hash_of(b"script", self._html),
@@ -40,11 +47,6 @@ class Page:
 
     async def show(self, _: object, exchange: Exchange) -> None:
         await exchange.reply(self._html, kind=_KIND, headers=self._headers)
-
-
-async def greet(_: object, exchange: Exchange) -> None:
-    """Answer, where there is no page, as Ollama does: its clients look whether it runs."""
-    await exchange.reply(b"Ollama is running", kind=b"text/plain; charset=utf-8")
 
 
 def _hash_of(tag: bytes, html: bytes) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ssd.config.engine import Limits, ServerConfig
-from ssd.frontend.http import answers
 from ssd.frontend.http.errors import HttpError
-from ssd.frontend.http.response_store import Item, ResponseStore, Turn
 from ssd.ipc.messages import Emission
+from ssd.plugins.responses import answers
+from ssd.plugins.responses.store import Item, ResponseStore, Turn
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, model, saying
 

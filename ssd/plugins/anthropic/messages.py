@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
+from ssd.config.engine import ServerConfig
 from ssd.config.params import MAX_STOPS
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http.bodies import (
@@ -52,6 +53,7 @@ _Event: TypeAlias = dict[str, Any]
 _ALIASES = "claude-"  # names that begin so stand for the served model
 _BILLING = "x-anthropic-billing-header:"  # begins a block of Claude Code that changes with every request
 _CALL = "toolu_"
+_REQUEST_ID = b"request-id"  # a header that Anthropic's SDKs read
 _SIGNATURE = "unsigned"  # clients want some signature of thoughts
 _SAYS = {
     "system": {"text"},
@@ -381,6 +383,8 @@ class MessageError(msgspec.Struct):
 
 def error_object(error: HttpError, request_id: str | None = None) -> MessageError:
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    if request_id is not None:
+        error.headers[_REQUEST_ID] = request_id.encode()
     return MessageError(MessageErrorDetail(kind, error.message), request_id)
 
 
@@ -518,7 +522,7 @@ def model_info(service: Service, name: str) -> ModelInfo:
 
 
 async def _asked(service: Service, exchange: Exchange) -> tuple[MessageRequest, ChatRequest]:
-    exchange.name_request()
+    exchange.more_headers = {**exchange.more_headers, _REQUEST_ID: exchange.id.encode()}
     body = await service.read(exchange, MessageRequest)
     service.check_ready()
     return body, as_chat(body, service.manager.texts.vocabulary.template.takes_thinking)
@@ -534,10 +538,29 @@ async def _count_tokens(service: Service, exchange: Exchange) -> None:
     await exchange.reply_json(Counted(await service.count_tokens(exchange, asked, MessageStyle.prompt)))
 
 
+async def _models(service: Service, exchange: Exchange) -> None:
+    names = service.manager.config.server.names
+    found = [model_info(service, name) for name in names]
+    await exchange.reply_json(ModelInfos(found, names[0], names[-1]))
+
+
+async def _model(service: Service, exchange: Exchange) -> None:
+    name = without_alias(exchange.path["model"]) or service.manager.config.server.names[0]
+    service.check_model(name)
+    await exchange.reply_json(model_info(service, name))
+
+
 _TYPES = MessageRequest, MessageAnswer, MessageAnswer
 _COUNTED = MessageRequest, Counted
-_route = partial(Route, "POST", error=error_object)
-ROUTES = [
-    _route("/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES),
-    _route("/v1/messages/count_tokens", _count_tokens, "The tokens of a conversation's prompt.", *_COUNTED),
-]
+_route = partial(Route, "POST", error=error_object, clients="Anthropic's clients take a base URL without /v1")
+_listed = partial(Route, "GET", summary="", error=error_object, header=b"anthropic-version")
+
+
+def routes(_: ServerConfig) -> list[Route]:
+    """Return the routes of this door, and those of models for its clients."""
+    return [
+        _route("/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES),
+        _route("/v1/messages/count_tokens", _count_tokens, "The tokens of a conversation's prompt.", *_COUNTED),
+        _listed("/v1/models", _models),
+        _listed("/v1/models/{model}", _model),
+    ]

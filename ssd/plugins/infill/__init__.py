@@ -1,0 +1,1 @@
+"""llama.cpp's door to fill in the middle: `/infill`."""

@@ -1,0 +1,1 @@
+"""Ollama's door: `/api/chat`, `/api/generate` and their neighbours."""

@@ -1,0 +1,1 @@
+"""Quotas of API keys: `--limits`, requests and tokens a minute and requests at once."""
