@@ -1,4 +1,4 @@
-"""`ssd launch`, also `ssd serve`: an engine that stays up; and `ssd serve-ray`: replicas of one on a Ray cluster."""
+"""`ssd launch`, also `ssd serve`: an engine that stays up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from ssd.cli.command import GroupedCommand
 from ssd.cli.options import engine_options, table_options
 from ssd.cli.session import loading, process_setup
-from ssd.cli.sources import READ, REPLICAS, config_option, speculative_config_option
+from ssd.cli.sources import config_option, speculative_config_option
 from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray import deployment
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
@@ -25,11 +24,6 @@ _LAUNCH = """
 ssd launch smollm2
 ssd launch ./model.gguf --draft ./small.gguf --port 8080
 ssd launch Qwen/Qwen3-8B --device cuda --host 0.0.0.0 --api-key-file keys.txt
-"""
-_SERVE_RAY = """
-ssd serve-ray serve.toml
-ssd serve-ray serve.toml --port 8080
-ssd serve-ray serve.toml --stop
 """
 
 
@@ -89,23 +83,3 @@ def serve(config: EngineConfig) -> None:
         finally:
             running.stop(drain=0.0)
     raise running.failure or SsdError("the engine ended by itself")
-
-
-@click.command(cls=GroupedCommand, examples=_SERVE_RAY)
-@click.argument("config", **READ)
-@engine_options()
-@speculative_config_option
-@server_options()
-@click.option("--stop", is_flag=True, help="End the replicas that run, after the requests that they have.")
-@click.pass_context
-def serve_ray(context: click.Context, engine: EngineOptions, server: ServerOptions, stop: bool) -> None:
-    """Start replicas of an engine on this machine's Ray cluster, with Ray Serve.
-
-    CONFIG is the TOML file of `ssd launch --config`, and may have a table [replicas] with min, max, load (requests that
-    each should have, running and waiting) and cpus. Prints `http: URL` when they answer, and ends; they go on. A second
-    time it replaces those that run, one after the other."""
-    with process_setup():
-        if stop:
-            deployment.stop()
-        else:
-            click.echo(f"http: {deployment.deploy(engine, server, context.meta.get(REPLICAS, {}))}")

@@ -40,7 +40,6 @@ _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
-    "serve-ray": ("ssd.cli.launch:serve_ray", "Start replicas of an engine on a Ray cluster."),
     "draft": ("ssd.cli.remote:draft", "Draft on this machine for a target on another one."),
     "edge": ("ssd.cli.remote:edge", "Serve here what a target on another machine verifies, with a draft here."),
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),

@@ -22,12 +22,11 @@ from ssd.config.descriptions import SPECULATION
 from ssd.config.params import Speculation
 from ssd.errors import UsageError, did_you_mean
 from ssd.launch.options import EngineOptions
+from ssd.system import registered
 from ssd.system.files import read_bounded
 
 SPECULATIVE = tuple(name for name in Speculation.__struct_fields__ if name in EngineOptions.__struct_fields__)
 """The engine options that a single request may set too."""
-REPLICAS = "ssd.replicas"
-"""The key, in the `meta` of a context, of a file's table [replicas]."""
 _OBJECT = "ssd.speculative-config"  # of a context: the object of --speculative-config, and its source
 _MOST_BYTES = 2**20  # of a configuration file
 _WEAKER = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
@@ -53,7 +52,7 @@ class TableOption(HeadedOption):
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """Take the options in a TOML file as defaults, and lay its table [replicas] aside for `ssd serve-ray`.
+    """Take the options in a TOML file as defaults, and lay tables for commands of plugins aside in `meta`.
 
     A command without the server's options passes over them, so that one file does for `launch`, `generate` and `chat`.
     """
@@ -67,7 +66,8 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         raise click.BadParameter(f"{path}: {error}", ctx, param) from None
     options = [option for option in ctx.command.params if isinstance(option, click.Option)]
     known = {option.name: option for option in options if option.name not in (param.name, "dry_run", "help_all")}
-    ctx.meta[REPLICAS] = values.pop("replicas", {})
+    tables = registered.names(registered.TABLES)
+    ctx.meta[registered.TABLES] = {name: values.pop(name) for name in tables if name in values}
     given = {key.replace("-", "_"): value for key, value in values.items()}
     if "speculative_config" in given:
         given = _speculation(as_flag(given.pop("speculative_config"))) | given

@@ -25,7 +25,6 @@ DraftWeights = Literal["auto", "as-is", "int8", "light"]
 CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 LoadFormat = Literal["auto", "dummy", "mock"]
-Executor = Literal["local", "ray"]
 InlineDraft = Literal["auto", "on", "off"]
 MemoryScope = Literal["key", "engine"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
@@ -158,7 +157,10 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         RankCount, "Split the target over this many GPUs, or equal groups of cores.", PROCESSORS, "-tp"
     ] = 1
     executor: Annotated[
-        Executor, "local: all parts are on this machine. ray: on any machine of its Ray cluster.", PROCESSORS, ADVANCED
+        str,
+        "local: all parts are on this machine. ray, a plugin: on any machine of its Ray cluster.",
+        PROCESSORS,
+        ADVANCED,
     ] = "local"
     device: Annotated[str, "Where the target runs: cpu, cuda or cuda:N.", MAIN] = "cpu"
     mps: Annotated[bool, "Run CUDA's MPS, for a target and a draft on one GPU.", PROCESSORS, ADVANCED] = False
@@ -206,9 +208,9 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Caches: `num_pages` of the target, `draft_num_pages` of the draft, and `inline_num_pages` of one in the target's
       process beside another one, of `page_size` tokens each.
     - `speculation` and `sampling`: the defaults of requests that do not give their own.
-    - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with the `executor` "ray". Its
-      cores are divided equally over the ranks here. An empty list of cores leaves the placement to the operating
-      system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
+    - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with an `executor` other than
+      "local". Its cores are divided equally over the ranks here. An empty list of cores leaves the placement to the
+      operating system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
     - `inline_draft`: a draft runs in the target's process, in turn with it. Where it has `inline_num_pages`, another
       one, on `draft_device` and in a process of its own, drafts ahead for requests in mode `ssd`.
     - `features`: the draft reads hidden states of the target.
@@ -257,7 +259,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"no room for the KV cache: {self.num_pages} pages of {self.page_size} tokens hold fewer than one "
                 f"sequence of {self.max_model_len}; raise --kv-cache-memory-bytes or lower --max-model-len"
             )
-        if self.tensor_parallel_size > 1 or self.executor == "ray":
+        if self.tensor_parallel_size > 1 or self.executor != "local":
             self._check_ranks()
         if 0 < self.suffix_memory < MIN_SUFFIX_MEMORY:
             raise UsageError(f"--suffix-memory is 0, or at least {MIN_SUFFIX_MEMORY} bytes, not {self.suffix_memory}")
@@ -285,8 +287,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ranks(self) -> range:
-        """Return the target's ranks that the supervisor starts, on its machine. Ray starts the others."""
-        return range(1 if self.executor == "ray" else self.tensor_parallel_size)
+        """Return the target's ranks that the supervisor starts, on its machine. The executor starts the others."""
+        return range(self.tensor_parallel_size if self.executor == "local" else 1)
 
     def cpus_of(self, role: str, rank: int = 0) -> Cpus:
         """Return the cores of a process, its own before those that it may borrow.
@@ -309,12 +311,14 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.load_format == "mock" or self.emulate is not None:
             raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
         if self.tensor_parallel_size == 1:
-            raise UsageError("--executor ray places the ranks of a target: give --tensor-parallel-size 2 or more")
-        numbers = gpus.number(self.device), gpus.number(self.draft_device)
-        if self.executor == "ray" and (numbers[0] or (numbers[1] or 0) > 1):
             raise UsageError(
-                f"--device {self.device}, --draft-device {self.draft_device}: with --executor ray the GPUs are those "
-                "that Ray gives: cuda for the target, cuda or cuda:1 for the draft"
+                f"--executor {self.executor} places the ranks of a target: give --tensor-parallel-size 2 or more"
+            )
+        numbers = gpus.number(self.device), gpus.number(self.draft_device)
+        if self.executor != "local" and (numbers[0] or (numbers[1] or 0) > 1):
+            raise UsageError(
+                f"--device {self.device}, --draft-device {self.draft_device}: with --executor {self.executor} the GPUs "
+                f"are those that {self.executor.capitalize()} gives: cuda for the target, cuda or cuda:1 for the draft"
             )
         if 0 < len(self.target_cpus) < len(self.ranks):
             raise UsageError(f"{ranks} needs as many cores for the target, which may use {len(self.target_cpus)}")

@@ -30,6 +30,7 @@ from ssd.emulation.agreement import stated_agreement
 from ssd.errors import RequestError, UsageError
 from ssd.models.pull import BUILTIN
 from ssd.speculation import backups as speculators
+from ssd.system import registered
 
 _SPECULATION = Speculation()  # the defaults of requests are those of the options
 _PAGE_SIZE = 16
@@ -156,7 +157,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def ranks_here(self) -> int:
         """Return the number of the target's ranks that are certainly on this machine."""
-        return 1 if self.executor == "ray" else self.tensor_parallel_size
+        return self.tensor_parallel_size if self.executor == "local" else 1
 
     @property
     def page_size(self) -> int:
@@ -214,6 +215,7 @@ def chosen(options: EngineOptions) -> ChosenOptions:
     On a CPU the numbers are small, because steps are slow. On a GPU weights are in bfloat16, and prompts go through
     flash-attn if it is installed. The draft then runs on a GPU too: the first one that the target leaves free, or else
     the target's."""
+    registered.check(registered.EXECUTORS, "--executor", options.executor, ("local",))
     ranks = gpus.of_ranks(options.device, options.ranks_here)
     found: dict[str, Any] = dict(_OF_CPU)
     if ranks:

@@ -11,7 +11,7 @@ from ssd.config.roles import target_roles
 from ssd.kernels import build
 from ssd.launch import mps
 from ssd.launch.children import ChildProcess
-from ssd.launch.ray.ranks import Loss, RemoteRanks
+from ssd.launch.executors import Loss, RemoteRanks
 from ssd.launch.resources import SharedResources
 from ssd.system import registered
 
@@ -19,7 +19,7 @@ log = logging.getLogger("ssd.launch")
 
 
 class Processes:
-    """Starts and ends an engine's processes, those in `running` by role and the ranks that Ray places elsewhere.
+    """Starts and ends an engine's processes, those in `running` by role and the ranks that are placed elsewhere.
 
     The supervisor's thread calls it. `held` releases their shared resources when it closes. The frontend serves HTTP at
     the socket `http_fd`; -1: it serves none. All write to the descriptor `stderr`; None: to this process's."""
@@ -30,11 +30,12 @@ class Processes:
         """Take places and shared memory. Raises UsageError or SsdError if there is none."""
         self.running, self.shared = running, SharedResources(held, config)
         self._config, self._http_fd, self._stderr = config, http_fd, stderr
-        self._variables: dict[str, str] = {}  # of this engine's own MPS, and of the GPUs that Ray gave
+        self._variables: dict[str, str] = {}  # of this engine's own MPS, and of the GPUs that an executor gave
         if config.mps and mps.state() != "running":
             self._variables |= held.enter_context(mps.service())
-        self._remote = RemoteRanks(config, held) if config.executor == "ray" else None
-        if self._remote is not None:
+        self._remote: RemoteRanks | None = None
+        if config.executor != "local":
+            self._remote = registered.load(registered.EXECUTORS, config.executor)(config, held)
             self._variables |= self._remote.variables
         self._epoch = 0
 
@@ -54,7 +55,7 @@ class Processes:
             self.running[name] = ChildProcess(package, start, self._variables, self._stderr)
 
     def loss(self) -> Loss | None:
-        """Return why the ranks that Ray has placed cannot go on; None while they can."""
+        """Return why the ranks that are placed elsewhere cannot go on; None while they can."""
         return None if self._remote is None else self._remote.loss()
 
     def end_models(self) -> list[str]:

@@ -187,7 +187,10 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
             acceptance_rule(options.sampler, 1.0).needs_draft_probs,
             f"--sampler {options.sampler} needs the draft's probabilities: its draft must be here",
         ),
-        (options.executor == "ray", "--draft-bind is for a target on one machine, not for --executor ray"),
+        (
+            options.executor != "local",
+            f"--draft-bind is for a target on one machine, not for --executor {options.executor}",
+        ),
     ):
         if given:
             raise UsageError(why)

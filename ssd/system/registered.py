@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ from ssd.errors import UsageError
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
 DOORS, QUOTAS = "ssd.doors", "ssd.quotas"
 COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
+EXECUTORS, TABLES = "ssd.executors", "ssd.tables"
 _NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""
@@ -78,13 +80,10 @@ def load_all(group: str) -> list[Any]:
     return [load(group, name) for name in names(group)]
 
 
-# -- parsers -----------------------------------------------------------------------------------------------------------
-
-
-def check(group: str, option: str, name: str) -> None:
-    """Raise UsageError if the value `name` of `option` is not a parser's."""
-    if name not in (AUTO, NONE, *names(group)):
-        raise UsageError(f"{option} {name!r}: there are {', '.join([AUTO, NONE, *names(group)])}")
+def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE)) -> None:
+    """Raise UsageError if the value `name` of `option` is neither in a group nor one of the option's `own`."""
+    if name not in own and name not in names(group):
+        raise UsageError(f"{option} {name!r}: there are {', '.join([*own, *names(group)])}")
 
 
 def fitting(group: str, template: str) -> str:

@@ -122,6 +122,6 @@ def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
 def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
     """Return the device of a rank: the CPU for all, or neighbouring GPUs from the configured one on.
 
-    Ray shows a process only the GPU of its rank."""
+    Where ranks are on other machines, a process sees only the GPU of its rank."""
     device, place = device_of(config.device), rank if rank in config.ranks else 0
     return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

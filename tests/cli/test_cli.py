@@ -21,7 +21,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from ssd import __version__
-from ssd.cli.main import _COMMANDS, main
+from ssd.cli.command import GroupedCommand
+from ssd.cli.main import _COMMANDS, _commands, main
 from ssd.config.params import Speculation
 from ssd.errors import out_of_memory
 from ssd.frontend.tokenization import Tokenizer
@@ -275,12 +276,6 @@ def test_help_and_version() -> None:
     assert __version__ in ssd("--version").stdout
 
 
-GROUPED = [
-    *("launch", "serve-ray", "generate", "chat", "demo"),
-    *("bench latency", "bench throughput", "bench serve"),
-]
-
-
 def options_of(help: str) -> list[str]:
     return re.findall(r"^  (?:-\w+, )?(--[\w-]+)", help.partition("Main options:")[2], re.MULTILINE)
 
@@ -293,6 +288,12 @@ def command_of(name: str) -> click.Command:
         assert next_one is not None
         found = next_one
     return found
+
+
+GROUPED = [
+    *("launch", "generate", "chat", "demo", "bench latency", "bench throughput", "bench serve"),
+    *(name for name in _commands().keys() - _COMMANDS.keys() if isinstance(command_of(name), GroupedCommand)),
+]
 
 
 @pytest.mark.parametrize("name", GROUPED)

@@ -1,4 +1,6 @@
-"""A hundred mistakes, each answered by one clear line: `mistakes.txt` has the commands and what they say."""
+"""A hundred mistakes, each answered by one clear line: `mistakes.txt` has the commands and what they say.
+
+Plugins have such a file too, beside their tests."""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from tests.cli.launched import running
 from tests.scripted_engine import MODEL
 
 FILE = Path(__file__).with_name("mistakes.txt")
+OF_PLUGINS = sorted(FILE.parents[1].glob("plugins/*/mistakes.txt"))
 WIDEST = 300
 LIMIT_S = 60
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
@@ -55,9 +58,9 @@ class Mistake(NamedTuple):
     said: str
 
 
-def mistakes() -> list[Mistake]:
-    """Return the entries of the file: `$ COMMAND`, or `% COMMAND` for a process of its own, and what is said."""
-    lines = [line for line in FILE.read_text().splitlines() if line and not line.startswith("#")]
+def mistakes(*files: Path) -> list[Mistake]:
+    """Return the entries of files: `$ COMMAND`, or `% COMMAND` for a process of its own, and what is said."""
+    lines = [line for file in files for line in file.read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) % 2 == 0
     return [Mistake(lines[n][2:], lines[n][0] == "%", lines[n + 1]) for n in range(0, len(lines), 2)]
 
@@ -148,7 +151,7 @@ def answer(mistake: Mistake, place: Path, names: dict[str, str]) -> tuple[int, s
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("mistake", mistakes(), ids=lambda mistake: mistake.command)
+@pytest.mark.parametrize("mistake", mistakes(FILE, *OF_PLUGINS), ids=lambda mistake: mistake.command)
 def test_a_mistake_is_answered_by_one_clear_line(
     mistake: Mistake, place: Path, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,5 +167,5 @@ def test_a_mistake_is_answered_by_one_clear_line(
 
 
 def test_there_are_a_hundred() -> None:
-    commands = [mistake.command for mistake in mistakes()]
+    commands = [mistake.command for mistake in mistakes(FILE)]
     assert len(set(commands)) == len(commands) >= 100

@@ -15,6 +15,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.remote.configuration import remote_draft
+from ssd.system import registered
 from tests.models import heads, tiny
 
 BIND = "tcp://127.0.0.1:5556"
@@ -55,12 +56,15 @@ def test_an_engine_with_a_link_has_no_draft_here(target: Path, folder: Path) -> 
         ({"draft_bind": BIND}, {"load_format": "mock"}, "--load-format mock has no weights"),
         (
             {"draft_bind": BIND},
-            {"executor": "ray", "tensor_parallel_size": 2},
-            "--draft-bind is for a target on one machine",
+            {"executor": "elsewhere", "tensor_parallel_size": 2},
+            "--draft-bind is for a target on one machine, not for --executor elsewhere",
         ),
     ],
 )
-def test_bad_combinations(target: Path, server: dict[str, Any], engine: dict[str, Any], why: str) -> None:
+def test_bad_combinations(
+    target: Path, server: dict[str, Any], engine: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registered, "names", lambda group: ["elsewhere"])
     with pytest.raises(UsageError, match=why.replace("(", r"\(")):
         resolve(EngineOptions(**{"target": str(target)} | engine), ServerOptions(http=False, **server))
 

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import zmq
@@ -24,6 +24,7 @@ from ssd.errors import SsdError, UsageError
 from ssd.ipc import meeting, sockets
 from ssd.ipc.messages import CHILD_TO_SUPERVISOR, Status
 from ssd.launch.children import ChildProcess
+from ssd.launch.executors import Loss, RemoteRanks
 from ssd.launch.liveness import LOOK_S, Liveness
 from ssd.launch.resources import SharedResources
 from ssd.models import checkpoint
@@ -101,19 +102,11 @@ def _checked(encoded: bytes) -> EngineConfig:
     return config
 
 
-class Loss(NamedTuple):
-    """The reason why the ranks cannot go on: the cause, and the exit code of the ended rank, or minus the signal."""
-
-    cause: str
-    code: int
-
-
-class RemoteRanks:
+class RayRanks(RemoteRanks):
     """All ranks of a target but rank 0, each an actor of Ray in its bundle of one placement group.
 
     The first bundle is on the supervisor's machine. It is for rank 0 and the draft, which share memory with the
-    supervisor as its children, with the environment `variables`. All ranks meet in the store at `meeting`. Inside an
-    actor that has a placement group, that group is used. `held` releases everything when it closes."""
+    supervisor as its children. Inside an actor that has a placement group, that group is used."""
 
     def __init__(self, config: EngineConfig, held: ExitStack) -> None:
         """Take the places. Raises UsageError without Ray or a cluster, SsdError if the cluster has no place."""

@@ -16,10 +16,11 @@ from msgspec import Meta
 from ssd.config import gpus
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.ingress import Ingress
-from ssd.launch.ray.ranks import connected
-from ssd.launch.ray.replica import OPEN, Replica
 from ssd.launch.server import ServerOptions, resolve_server
+from ssd.plugins.ray.ingress import Ingress
+from ssd.plugins.ray.ranks import connected
+from ssd.plugins.ray.replica import OPEN, Replica
+from ssd.system import registered
 
 _APPLICATION = "ssd"
 _HEALTH_S = 2.0
@@ -71,6 +72,7 @@ def checked(engine: EngineOptions, server: ServerOptions, table: object) -> Repl
     if server.port == 0:
         raise UsageError("--port 0: replicas need a port that is known")
     resolve_server(server, engine.target)
+    registered.check(registered.EXECUTORS, "--executor", engine.executor, ("local",))
     try:
         found = msgspec.convert(table, ReplicaOptions)
     except msgspec.ValidationError as error:
@@ -106,7 +108,7 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
                 policy=AutoscalingPolicy(policy_function=desired_replicas),
             ),
             request_router_config=RequestRouterConfig(
-                request_router_class="ssd.launch.ray.router:PrefixRouter",
+                request_router_class="ssd.plugins.ray.router:PrefixRouter",
                 request_router_kwargs={"slack": replicas.load},
             ),
         )

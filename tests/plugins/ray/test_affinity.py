@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from ssd.launch.ray import affinity
-from ssd.launch.ray.affinity import Affinity
+from ssd.plugins.ray import affinity
+from ssd.plugins.ray.affinity import Affinity
 
 LONG = "The same beginning of many prompts. " * 20
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from ssd.errors import SsdError
 from ssd.ipc.listening import api_keys, is_loopback
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.ingress import Headers, Request, end_to_end
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
+from ssd.plugins.ray.ingress import Headers, Request, end_to_end
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

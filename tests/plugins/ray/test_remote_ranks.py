@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -20,10 +21,12 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
 from ssd.errors import RequestError, UsageError
 from ssd.ipc import meeting
+from ssd.launch.executors import Loss
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.ranks import Follower, Loss
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from ssd.plugins.ray.ranks import Follower
+from ssd.system import registered
 from tests.faults.engine import gone, shared_memory
 from tests.models import tiny
 
@@ -32,7 +35,7 @@ PATIENCE_S = 60.0
 
 
 class ThreadRanks:
-    """Does what `RemoteRanks` does, for two ranks."""
+    """Does what `RayRanks` does, for two ranks."""
 
     variables: dict[str, str] = {}  # noqa: RUF012
     follower: Follower
@@ -63,8 +66,11 @@ class ThreadRanks:
 
 
 @pytest.fixture(autouse=True)
-def _threads_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd.launch.processes.RemoteRanks", ThreadRanks)
+def _threads_for_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("ssd.plugins.ray.ranks.RayRanks", ThreadRanks)
+    registered.load.cache_clear()
+    yield
+    registered.load.cache_clear()
 
 
 @pytest.fixture(scope="module")

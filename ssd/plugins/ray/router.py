@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from ssd.launch.ray.affinity import Affinity
+from ssd.plugins.ray.affinity import Affinity
 
 
 class PrefixRouter(RequestRouter):

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.deployment import ReplicaOptions, cause_of, checked, desired_replicas, replica_bundles
-from ssd.launch.ray.ingress import prompt_of
 from ssd.launch.server import ServerOptions
+from ssd.plugins.ray.deployment import ReplicaOptions, cause_of, checked, desired_replicas, replica_bundles
+from ssd.plugins.ray.ingress import prompt_of
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_one_file_is_for_launch_and_for_replicas(tmp_path: Path, monkeypatch: py
     file = tmp_path / "ssd.toml"
     file.write_text('load-format = "mock"\nport = 8123\n[replicas]\nmin = 2\nmax = 4\nload = 16\ncpus = 3\n')
     asked: list[Any] = []
-    monkeypatch.setattr("ssd.launch.ray.deployment.deploy", lambda *given: asked.append(given) or "http://here")
+    monkeypatch.setattr("ssd.plugins.ray.deployment.deploy", lambda *given: asked.append(given) or "http://here")
     done = CliRunner().invoke(main, ["serve-ray", str(file), "--max-num-seqs", "5"])
     assert (done.exit_code, done.output) == (0, "http: http://here\n")
     engine, server, table = asked[0]

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
-from ssd.launch.ray.ranks import Follower, bundles
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from ssd.plugins.ray.ranks import Follower, bundles
 from tests.models import tiny
 
 
