@@ -25,6 +25,7 @@ from ssd.config.params import DRAFTED, Speculation
 from ssd.emulation.agreement import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.system import registered
 
 _EXAMPLES = """
 ssd demo
@@ -69,8 +70,8 @@ draft works ahead while the target verifies."""
 _NEXT = """\
 A draft pays most where it has hardware of its own, as on the emulated devices.
 Next: serve it over HTTP       ssd serve {target}
-      compare every mode       ssd bench latency -m {target}
-      see what a draft costs   ssd plan -m {target}"""
+      compare every mode       ssd bench latency -m {target}"""
+_PLAN = "      see what a draft costs   ssd plan -m {target}"
 
 
 class _Gain(NamedTuple):
@@ -123,7 +124,8 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
         times = bounded(gain.over, gain.length)
         click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {times} times ({said})")
     click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
-    click.echo(_NEXT.format(target=shlex.quote(engine.target)))
+    for line in (_NEXT, _PLAN) if "plan" in registered.names(registered.COMMANDS) else (_NEXT,):
+        click.echo(line.format(target=shlex.quote(engine.target)))
 
 
 def _edit(engine: EngineOptions, chat: bool) -> str:

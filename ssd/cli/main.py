@@ -46,7 +46,6 @@ _COMMANDS = {
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "demo": ("ssd.cli.demo:demo", "See what speculation gains on a story, an edit and an emulated pair."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
-    "plan": ("ssd.cli.plan:plan", "Print what was measured of a pair here, the speed by K, and what auto does."),
     "keys": ("ssd.cli.remote:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),
     "models": ("ssd.cli.models:models", "List what can be run here, or say what a checkpoint is."),

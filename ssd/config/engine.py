@@ -157,10 +157,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         RankCount, "Split the target over this many GPUs, or equal groups of cores.", PROCESSORS, "-tp"
     ] = 1
     executor: Annotated[
-        str,
-        "local: all parts are on this machine. ray, a plugin: on any machine of its Ray cluster.",
-        PROCESSORS,
-        ADVANCED,
+        str, "local: all parts are on this machine. ray, a plugin: on any of its Ray cluster.", PROCESSORS, ADVANCED
     ] = "local"
     device: Annotated[str, "Where the target runs: cpu, cuda or cuda:N.", MAIN] = "cpu"
     mps: Annotated[bool, "Run CUDA's MPS, for a target and a draft on one GPU.", PROCESSORS, ADVANCED] = False

@@ -228,7 +228,6 @@ def test_speculation_without_a_draft_is_refused() -> None:
         ["bench", "latency", "--synthetic-acceptance-length", "nan"],
         ["top", "--interval", "nan"],
         ["trace", "--last", "nan"],
-        ["plan", "--temperature", "nan"],
     ],
 )
 def test_nan_is_no_number_for_any_command(arguments: list[str]) -> None:

@@ -137,4 +137,4 @@ def test_the_page_has_the_words_of_the_demo() -> None:
         assert text in page
     about, rest = demo_module._ABOUT_EMULATED.split("{models}")
     assert about in page and rest in page
-    assert demo_module._NEXT.format(target="smollm2") in page
+    assert f"{demo_module._NEXT}\n{demo_module._PLAN}".format(target="smollm2") in page

@@ -162,7 +162,6 @@ class RayRanks(RemoteRanks):
             self._running[actor.run.remote(self._config, rank, group, self.meeting)] = rank, actor
 
     def loss(self) -> Loss | None:
-        """Return why the running group cannot go on; None while it can."""
         done, _ = self._ray.wait(list(self._running), timeout=0) if self._running else ([], [])
         if not done:
             return None
@@ -174,7 +173,6 @@ class RayRanks(RemoteRanks):
         return Loss(f"rank {rank}: {cause}", code)
 
     def end(self) -> None:
-        """End the running group, if there is one."""
         for _, actor in self._running.values():
             actor.end.remote()
         if self._running:

@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from ssd.cli.main import main
-from ssd.cli.plan import measured
 from ssd.config.engine import EngineConfig
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.plugins.plan.command import measured
 from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS, CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
