@@ -32,7 +32,7 @@ from ssd.emulation.chains import write_pair
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
-from ssd.remote.configuration import RemoteDraft, remote_draft
+from ssd.plugins.remote.configuration import RemoteDraft, remote_draft
 from tools.processes import command, environment
 
 # What an idle engine in mode `auto` takes to measure a draft that has joined.
@@ -138,7 +138,7 @@ def _draft(draft: RemoteDraft) -> Iterator[None]:
     payload = os.memfd_create("ssd-draft")
     os.write(payload, msgspec.json.encode(draft))
     os.lseek(payload, 0, os.SEEK_SET)
-    arguments = ["taskset", "-c", "1", *command("ssd.remote.drafter", str(payload))]
+    arguments = ["taskset", "-c", "1", *command("ssd.plugins.remote.drafter", str(payload))]
     with _process(arguments, stdout=subprocess.PIPE, pass_fds=(payload,)) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("drafting for")
         os.close(payload)

@@ -15,7 +15,6 @@ from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
 from ssd.launch.options import EngineOptions
-from ssd.speculation.rules import acceptance_rule
 from ssd.system import registered
 
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
@@ -159,42 +158,12 @@ def _check_zmq(options: ServerOptions) -> None:
 
 
 def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | None:
-    """Return the link for drafts on other machines; None without one. Raises UsageError for what cannot work."""
-    bind, folder, own = server.draft_bind, server.draft_keys, server.draft_prompts == "own"
-    if bind is None:
-        if folder is not None or own:
-            option = "--draft-keys" if folder is not None else "--draft-prompts own"
-            raise UsageError(f"{option} is for a draft on another machine: give --draft-bind")
+    """Return the link for drafts on other machines, which a plugin has; None without one. Raises UsageError."""
+    if server.draft_bind is None and server.draft_keys is None and server.draft_prompts == "all":
         return None
-    if own and (folder is None or server.zmq_keys is None or server.zmq_bind is None):
-        raise UsageError(
-            "--draft-prompts own goes by the names of keys: give --draft-keys, and --zmq-bind with --zmq-keys"
-        )
-    if not is_loopback(tcp_host("--draft-bind", bind)) and folder is None:
-        raise UsageError(f"--draft-bind {bind} lets other machines in, which read prompts: give --draft-keys")
-    if folder is not None:
-        keys.check_server(Path(folder))
-        if server.zmq_keys is not None and Path(folder).resolve() == Path(server.zmq_keys).resolve():
-            raise UsageError(
-                f"--draft-keys and --zmq-keys are both {folder}: a draft reads all prompts, so clients and drafts need "
-                "a list each"
-            )
-    for given, why in (
-        (any(options.draft), "--draft is a draft on this machine; with --draft-bind it is on another one"),
-        (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
-        (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
-        (
-            acceptance_rule(options.sampler, 1.0).needs_draft_probs,
-            f"--sampler {options.sampler} needs the draft's probabilities: its draft must be here",
-        ),
-        (
-            options.executor != "local",
-            f"--draft-bind is for a target on one machine, not for --executor {options.executor}",
-        ),
-    ):
-        if given:
-            raise UsageError(why)
-    return DraftLink(bind=bind, keys=folder, own=own)
+    if "draft" not in registered.names(registered.LINKS):
+        raise UsageError("--draft-bind needs a plugin for drafts on other machines (draft in ssd.links): none is here")
+    return registered.load(registered.LINKS, "draft")(options, server)
 
 
 def tcp_host(option: str, address: str) -> str:

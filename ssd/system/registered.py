@@ -17,7 +17,7 @@ from ssd.errors import UsageError
 TOOLS, REASONING = "ssd.tool_parsers", "ssd.reasoning_parsers"
 DOORS, QUOTAS = "ssd.doors", "ssd.quotas"
 COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
-EXECUTORS, TABLES = "ssd.executors", "ssd.tables"
+EXECUTORS, LINKS, TABLES = "ssd.executors", "ssd.links", "ssd.tables"
 _NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""

@@ -18,11 +18,12 @@ from ssd.ipc.layouts import draft_probs_layout
 from ssd.launch import memory, mps
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import device_bytes
 from ssd.models.sizes import ModelSizes
-from ssd.system import cgroups
+from ssd.system import cgroups, registered
 from tests.models import heads, tiny
 from tests.scripted_engine import MODEL
 
@@ -575,3 +576,12 @@ def test_cores_that_do_not_exist_are_refused(cores: set[int], text: str) -> None
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         config(**options)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"draft_bind": "tcp://127.0.0.1:5556"}, {"draft_keys": "x"}, {"draft_prompts": "own"}]
+)
+def test_a_draft_on_another_machine_needs_its_plugin(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "names", lambda group: [])
+    with pytest.raises(UsageError, match="--draft-bind needs a plugin for drafts on other machines"):
+        resolve(EngineOptions(target=TARGET), ServerOptions(http=False, **asked))

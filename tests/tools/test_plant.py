@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import tools.plant.__main__ as plant
+from tests.test_docs import is_removed
 from tools.plant.__main__ import Fault, apply, faults, main
 from tools.processes import ROOT
 
@@ -26,7 +27,11 @@ Found by: tests/launch/test_restarts.py::{test}
 """
 
 
-@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+# A plugin that was removed leaves its faults here, and takes along the tests that find them.
+FAULTS = [fault for fault in faults() if not any(map(is_removed, fault.tests))]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_patch_fits_and_its_tests_exist(fault: Fault) -> None:
     assert fault.wrong.endswith(".")
     assert apply(fault.patch, ROOT, "--check")

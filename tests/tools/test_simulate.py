@@ -155,17 +155,6 @@ def test_cascade_prints_every_run_of_levels() -> None:
         assert level["sd"] == pytest.approx(level["tokens_per_second"], rel=0.02)
 
 
-def test_remote_and_capacity_print_a_line_for_each_distance() -> None:
-    links = json.loads(invoke("remote", "--rtt", "5ms", "--rtt", "0.1s", "--verify", "15ms", "--json").stdout)
-    assert links["ar"] == pytest.approx(1 / 0.015)
-    assert [link["rtt"] for link in links["links"]] == [0.005, 0.1]
-    assert "5" in invoke("remote", "--rtt", "5ms").output
-    asked = ("--speed", "200", "--rtt", "5ms", "--edge-step", "4ms")
-    places = json.loads(invoke("capacity", *asked, "--json").stdout)["places"]
-    assert [place["place"] for place in places][-1] == "ssd, 5 ms away" and len(places) == 4
-    assert "ssd, 5 ms away" in invoke("capacity", *asked).output
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

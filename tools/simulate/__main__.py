@@ -33,10 +33,8 @@ from ssd.tuning.estimates import Measurements
 from tools.simulate import report, rivals, tables
 from tools.simulate.calibration import inputs
 from tools.simulate.cascade import Level, Prediction, cascade_pays
-from tools.simulate.link import over_link
 from tools.simulate.options import LevelOf, Rates
 from tools.simulate.paper import FITTED
-from tools.simulate.remote import capacities
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics
@@ -242,6 +240,8 @@ def _pair(command: Callable[..., None]) -> Callable[..., None]:
 @_pair
 def remote(pair: Measurements, lookahead: int, fan_out: int, rtts: tuple[float, ...], as_json: bool) -> None:
     """Simulate a draft on another machine, at batch 1, by round trip."""
+    from tools.simulate.link import over_link
+
     found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
     if as_json:
         _print_json(ar=1 / pair.alone_s(1), links=[one._asdict() for one in found])
@@ -263,6 +263,8 @@ def capacity(
     edge_step: LinearCost | None,
 ) -> None:
     """Tell how many clients one target serves at a speed each, with drafts in the cloud and at the edge."""
+    from tools.simulate.remote import capacities
+
     found = capacities(pair, speed, lookahead, fan_out, rtts, edge_step or pair.step)
     if as_json:
         _print_json(speed=speed, places=[one._asdict() for one in found])

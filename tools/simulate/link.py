@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from ssd.config.params import MAX_IN_FLIGHT
-from ssd.remote.link import ABSORBED, chain_length, trunk_length
+from ssd.plugins.remote.link import ABSORBED, chain_length, trunk_length
 from ssd.speculation.fan_out import fan_out_at, hit_rate
 from ssd.speculation.theory import acceptance_rate, expected_tokens_by_position
 from ssd.tuning.estimates import Measurements

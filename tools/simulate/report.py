@@ -11,14 +11,14 @@ from rich.table import Table
 from ssd.bench.outputs import grid
 from tools.simulate.calibration import Note
 from tools.simulate.cascade import Prediction
-from tools.simulate.link import LinkForecast
 from tools.simulate.pearl import Rivals
-from tools.simulate.remote import Capacity
 from tools.simulate.run import Figures
 from tools.simulate.tables import Cell, Drafts
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # some load torch, some a plugin
+    from tools.simulate.link import LinkForecast
     from tools.simulate.memory import Recalled
+    from tools.simulate.remote import Capacity
     from tools.simulate.replay import Replayed
 
 EXPLAINED = 0.05  # predicted cells that are further off get a sentence

@@ -25,24 +25,10 @@ from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, printable, unpack, version_of
 from ssd.ipc.trace_ring import State
 from ssd.models.vocabularies import vocabulary_of
-from ssd.remote.link import (
-    BEAT_S,
-    DRAFT_TO_RECEIVER,
-    LINK_BYTES,
-    LINK_VERSION,
-    SILENT_MS,
-    Beat,
-    Joined,
-    NotAccepted,
-    Offer,
-    Published,
-    TargetVocabulary,
-    Terms,
-    fingerprint,
-)
-from ssd.remote.receiver.relay import LOOK_S, Guard, Relay
-from ssd.remote.receiver.requests import LATE, MOST_DEBT, Requests
-from ssd.remote.receiver.sessions import MOST_SESSIONS, Allowance, Session, Sessions
+from ssd.plugins.remote import link
+from ssd.plugins.remote.receiver.relay import LOOK_S, Guard, Relay
+from ssd.plugins.remote.receiver.requests import LATE, MOST_DEBT, Requests
+from ssd.plugins.remote.receiver.sessions import MOST_SESSIONS, Allowance, Session, Sessions
 
 log = logging.getLogger("ssd.receiver")
 
@@ -79,8 +65,8 @@ class Receiver:
         self._child, self._config = child, config
         self._board = BoardWriter(child.start.board_fd, config.max_num_seqs)
         vocabulary = vocabulary_of(Path(config.target))
-        self._fingerprint = fingerprint(vocabulary)
-        self._vocabulary = pack(TargetVocabulary(vocabulary or {}))
+        self._fingerprint = link.fingerprint(vocabulary)
+        self._vocabulary = pack(link.TargetVocabulary(vocabulary or {}))
         inner = child.address(sockets.LINK)
         relay = Relay(config.link.bind, inner)
         self.address = relay.address
@@ -117,9 +103,9 @@ class Receiver:
         """Send beats, show the link's figures and log its counts, each when it is time."""
         now = time.monotonic()
         if now >= self._beat_at:
-            self._beat_at = now + BEAT_S
+            self._beat_at = now + link.BEAT_S
             for session in self._sessions:
-                self._tell(session, Beat(time.monotonic_ns()))
+                self._tell(session, link.Beat(time.monotonic_ns()))
             self._show()
         if now >= self._log_at:
             self._log_at = now + _LOG_S
@@ -164,7 +150,7 @@ class Receiver:
         if session.requests.debt < MOST_DEBT or self._config.link.own or len(self._sessions.joined) < 2:
             return
         why = "its tokens are not accepted"
-        self._send(session.peer, NotAccepted(why, again=True), session.number)
+        self._send(session.peer, link.NotAccepted(why, again=True), session.number)
         if session.key:
             self._barred[session.key] = time.monotonic() + _BARRED_S
         self._end(session, why)
@@ -186,7 +172,7 @@ class Receiver:
             self._end(session, "it is gone" if sent == "gone" else "it does not read what the target tells it")
         return sent == "sent"
 
-    def _send(self, peer: bytes, message: Message, number: int = 0, version: int = LINK_VERSION) -> sockets.Sent:
+    def _send(self, peer: bytes, message: Message, number: int = 0, version: int = link.LINK_VERSION) -> sockets.Sent:
         frames = pack(message, number, version)
         self._bytes += sum(map(len, frames))
         return sockets.offer_frames(self._link, [peer, *frames])
@@ -219,32 +205,32 @@ class Receiver:
 
     def _heard(self, peer: bytes, key: str, frames: list[bytes]) -> None:
         """Handle a frame of a peer with the `key`, and drop a bad one."""
-        version = version_of(frames)
-        if version is not None and version != LINK_VERSION:
-            self._refuse(peer, f"this engine speaks version {LINK_VERSION} of the link, the draft {version}", version)
+        version, ours = version_of(frames), link.LINK_VERSION
+        if version is not None and version != ours:
+            self._refuse(peer, f"this engine speaks version {ours} of the link, the draft {version}", version)
             return
         try:
-            number, message = unpack(frames, DRAFT_TO_RECEIVER)
+            number, message = unpack(frames, link.DRAFT_TO_RECEIVER)
         except BadFrame as error:
             self._counted["frames that are no message"] += 1
             log.debug("dropped a frame: %s", error)
             return
         session = self._sessions.of(peer)
-        if isinstance(message, Offer):
+        if isinstance(message, link.Offer):
             self._offered(peer, key, message)
         elif session is None or number != session.number:
             self._counted["frames of no session"] += 1
-            self._send(peer, NotAccepted("there is no such session", again=True))
-        elif isinstance(message, Joined):
+            self._send(peer, link.NotAccepted("there is no such session", again=True))
+        elif isinstance(message, link.Joined):
             self._joined(session)
         elif session.joined:
             self._published(session, message)
 
-    def _refuse(self, peer: bytes, why: str, version: int = LINK_VERSION, again: bool = False) -> None:
+    def _refuse(self, peer: bytes, why: str, version: int = link.LINK_VERSION, again: bool = False) -> None:
         log.warning("refused a draft: %s", why)
-        self._send(peer, NotAccepted(why, again), version=version)
+        self._send(peer, link.NotAccepted(why, again), version=version)
 
-    def _offered(self, peer: bytes, key: str, offer: Offer) -> None:
+    def _offered(self, peer: bytes, key: str, offer: link.Offer) -> None:
         """Begin a session, unless there are too many; answer an offer in another vocabulary with the target's."""
         config = self._config
         assert config.link is not None
@@ -259,12 +245,12 @@ class Receiver:
             self._refuse(peer, f"vocabularies of {ours[1]} (target) and {theirs[1]} (draft) tokens, and no tokenizers")
             return
         if time.monotonic() < self._barred.get(key, 0.0) and self._sessions.joined:
-            self._send(peer, NotAccepted("its tokens were not accepted", again=True))
+            self._send(peer, link.NotAccepted("its tokens were not accepted", again=True))
             return
         if (before := self._sessions.rival(peer, key)) is not None:
             self._end(before, "it has connected anew")
         if len(self._sessions) >= MOST_SESSIONS:
-            self._send(peer, NotAccepted(f"{MOST_SESSIONS} other drafts are connected", again=True))
+            self._send(peer, link.NotAccepted(f"{MOST_SESSIONS} other drafts are connected", again=True))
             return
         self._number = (self._number + 1) % 2**32
         client = key and config.link.keys and curve.name_of(Path(config.link.keys), key)
@@ -272,7 +258,7 @@ class Receiver:
         session = Session(peer, key, name, self._number, requests, client or "")
         self._sessions.add(session)
         terms = config.max_num_seqs, config.max_model_len, config.speculation
-        self._tell(session, Terms(config.target_name, config.vocab_size, *terms))
+        self._tell(session, link.Terms(config.target_name, config.vocab_size, *terms))
 
     def _joined(self, session: Session) -> None:
         if session.joined:
@@ -286,10 +272,10 @@ class Receiver:
         self._target = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         self._hello()
 
-    def _published(self, session: Session, published: Published) -> None:
+    def _published(self, session: Session, published: link.Published) -> None:
         """Put the entries that the target may look for on the board, and count progress."""
         now = time.monotonic_ns()
-        if published.echo and 0 < (rtt := now - published.echo - published.held) <= SILENT_MS * 10**6:
+        if published.echo and 0 < (rtt := now - published.echo - published.held) <= link.SILENT_MS * 10**6:
             session.measured(rtt / 1e9)
         for trunk in published.trunks:
             self._counted[session.requests.expect(trunk)] += 1
@@ -306,11 +292,11 @@ class Receiver:
 def _router(context: zmq.Context[Any], folder: str | None) -> zmq.Socket[bytes]:
     """Return the unbound socket that reads drafts' messages. Raises UsageError for bad keys."""
     if folder is None:
-        socket = sockets.public_router(context, LINK_BYTES)
+        socket = sockets.public_router(context, link.LINK_BYTES)
     else:
-        socket = curve.secure_router(context, Path(folder), LINK_BYTES)
+        socket = curve.secure_router(context, Path(folder), link.LINK_BYTES)
     socket.setsockopt(zmq.RCVHWM, _WAITING_FRAMES)
-    sockets.notice_silence(socket, SILENT_MS)
+    sockets.notice_silence(socket, link.SILENT_MS)
     return socket
 
 

@@ -19,7 +19,7 @@ import zmq
 from ssd.errors import SsdError, UsageError
 from ssd.ipc import listening
 from ssd.ipc.peer_connections import PeerConnection, PeerConnections
-from ssd.remote.receiver.sessions import MOST_SESSIONS, Sessions
+from ssd.plugins.remote.receiver.sessions import MOST_SESSIONS, Sessions
 
 _MOST_CONNECTIONS = 2 * MOST_SESSIONS
 _SPARE = 8  # connections that always have room: more than are accepted between two looks of the guard

@@ -1,6 +1,7 @@
-"""Many random faults of a draft on another machine, under requests: `python -m tests.faults.many_remote --faults 1000`.
+"""Many random faults of a draft on another machine: `python -m tests.plugins.remote.many_remote --faults 1000`.
 
-Prints how many faults there were of each kind, and how many requests were lost or altered; exit status 1 if any was."""
+Prints how many faults there were of each kind, and how many requests were lost or altered under them; exit status 1
+if any was."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.faults.remote import World, kill
+from tests.plugins.remote.world import World, kill
 
 _LONGEST_STALL_S = 2.0
 _BETWEEN_KILLS_S = 20.0  # of the receiver: after more than five deaths in a minute it stays off

@@ -1,3 +1,3 @@
 """The receiver: the process beside the target that stands for a draft on another machine."""
 
-PACKAGES = {"draft": "ssd.remote.receiver"}
+PACKAGES = {"draft": "ssd.plugins.remote.receiver"}

@@ -8,8 +8,8 @@ import torch
 
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
-from ssd.remote.configuration import RemoteDraft
-from ssd.remote.drafter import RemoteDrafter
+from ssd.plugins.remote.configuration import RemoteDraft
+from ssd.plugins.remote.drafter import RemoteDrafter
 
 log = logging.getLogger("ssd.draft")
 

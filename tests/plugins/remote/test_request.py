@@ -6,8 +6,8 @@ import random
 
 from ssd.config.params import Speculation
 from ssd.ipc.messages import Admit, Launch, Verified
-from ssd.remote.link import Entry, Trunk
-from ssd.remote.receiver.request import Request, Shown
+from ssd.plugins.remote.link import Entry, Trunk
+from ssd.plugins.remote.receiver.request import Request, Shown
 
 TEXT = list(range(100, 120))
 

@@ -1,4 +1,4 @@
-"""The configurations of `ssd draft` and `ssd edge`, made from their options and checked."""
+"""The configurations of `ssd draft`, `ssd edge` and an engine's link, made from their options and checked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ssd.config.emulation import DeviceTimes
-from ssd.config.engine import ITEM_BYTES, EngineConfig, Positive, Upstream, WeightFormat
+from ssd.config.engine import ITEM_BYTES, DraftLink, EngineConfig, Positive, Upstream, WeightFormat
 from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
+from ssd.ipc.keys import check_server
 from ssd.ipc.listening import is_loopback
 from ssd.ipc.public import Description
 from ssd.launch.options import EngineOptions, chosen, display_name
@@ -19,6 +20,7 @@ from ssd.launch.server import ServerOptions, resolve_server, tcp_host
 from ssd.models import checkpoint, hub, pairs
 from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
+from ssd.speculation.rules import acceptance_rule
 from ssd.system import cgroups
 
 PAGE_SIZE = 16
@@ -89,6 +91,43 @@ def remote_draft(
         device=options.draft_device,
         cache_tokens=max(1, cgroups.available_bytes() // _SHARE // each),
     )
+
+
+def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink:
+    """Return the link that an engine's options ask for. Raises UsageError for what cannot work."""
+    bind, folder, own = server.draft_bind, server.draft_keys, server.draft_prompts == "own"
+    if bind is None:
+        option = "--draft-keys" if folder is not None else "--draft-prompts own"
+        raise UsageError(f"{option} is for a draft on another machine: give --draft-bind")
+    if own and (folder is None or server.zmq_keys is None or server.zmq_bind is None):
+        raise UsageError(
+            "--draft-prompts own goes by the names of keys: give --draft-keys, and --zmq-bind with --zmq-keys"
+        )
+    if not is_loopback(tcp_host("--draft-bind", bind)) and folder is None:
+        raise UsageError(f"--draft-bind {bind} lets other machines in, which read prompts: give --draft-keys")
+    if folder is not None:
+        check_server(Path(folder))
+        if server.zmq_keys is not None and Path(folder).resolve() == Path(server.zmq_keys).resolve():
+            raise UsageError(
+                f"--draft-keys and --zmq-keys are both {folder}: a draft reads all prompts, so clients and drafts need "
+                "a list each"
+            )
+    for given, why in (
+        (any(options.draft), "--draft is a draft on this machine; with --draft-bind it is on another one"),
+        (options.load_format != "auto", f"--load-format {options.load_format} has no weights that a draft could fit"),
+        (options.mode in ("ar", "ngram"), f"mode {options.mode} uses no draft: leave --draft-bind out"),
+        (
+            acceptance_rule(options.sampler, 1.0).needs_draft_probs,
+            f"--sampler {options.sampler} needs the draft's probabilities: its draft must be here",
+        ),
+        (
+            options.executor != "local",
+            f"--draft-bind is for a target on one machine, not for --executor {options.executor}",
+        ),
+    ):
+        if given:
+            raise UsageError(why)
+    return DraftLink(bind=bind, keys=folder, own=own)
 
 
 def next_port(address: str) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune
 from ssd.ipc.public import Message
-from ssd.remote.receiver.requests import Requests
+from ssd.plugins.remote.receiver.requests import Requests
 
 MOST_SESSIONS = 64
 DRAFT_RATE = 2000.0

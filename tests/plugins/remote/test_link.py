@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from ssd.ipc.public import Message, pack
-from ssd.remote.link import Joined, Offer
+from ssd.plugins.remote.link import Joined, Offer
 from tests.attacks.zeromq import connected, zmtp
-from tests.faults.remote import World
+from tests.plugins.remote.world import World
 
 _FLOOD_S = 2.0
 _OPEN = 140  # connections: more than the receiver takes

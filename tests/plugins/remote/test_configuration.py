@@ -14,7 +14,7 @@ from ssd.ipc import keys
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
-from ssd.remote.configuration import remote_draft
+from ssd.plugins.remote.configuration import remote_draft
 from ssd.system import registered
 from tests.models import heads, tiny
 

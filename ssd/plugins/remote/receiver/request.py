@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.ipc.board import TRUNK, Place
 from ssd.ipc.messages import Admit, Launch, Verified
-from ssd.remote.link import Entry, Trunk
+from ssd.plugins.remote.link import Entry, Trunk
 from ssd.speculation.prefix import common_prefix_length
 
 _MOST_PATHS = 256

@@ -26,9 +26,9 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.remote.configuration import check_address, edge_config, next_port
-from tests.faults.remote import LinkThread, free_port, kill
+from ssd.plugins.remote.configuration import check_address, edge_config, next_port
 from tests.models import tiny
+from tests.plugins.remote.world import LinkThread, free_port, kill
 from tests.scripted_engine import PATIENCE_S
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 22)]

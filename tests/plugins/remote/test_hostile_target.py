@@ -18,9 +18,18 @@ from ssd.errors import UsageError
 from ssd.ipc import connection
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rehearse, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message, pack, unpack
-from ssd.remote.configuration import RemoteDraft
-from ssd.remote.drafter import RemoteDrafter
-from ssd.remote.link import DRAFT_TO_RECEIVER, Beat, Joined, NotAccepted, Offer, Published, TargetVocabulary, Terms
+from ssd.plugins.remote.configuration import RemoteDraft
+from ssd.plugins.remote.drafter import RemoteDrafter
+from ssd.plugins.remote.link import (
+    DRAFT_TO_RECEIVER,
+    Beat,
+    Joined,
+    NotAccepted,
+    Offer,
+    Published,
+    TargetVocabulary,
+    Terms,
+)
 from tests.models import tiny
 from tests.scripted_engine import PATIENCE_S
 

@@ -26,24 +26,9 @@ from ssd.ipc.process import log_level
 from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
-from ssd.remote.configuration import PAGE_SIZE, RemoteDraft
-from ssd.remote.engine import LinkedDraftEngine
-from ssd.remote.link import (
-    RECEIVER_TO_DRAFT,
-    SILENT_MS,
-    Beat,
-    Joined,
-    LinkBoard,
-    MessageCheck,
-    NotAccepted,
-    NotOfAnEngine,
-    Offer,
-    Published,
-    TargetVocabulary,
-    Terms,
-    check_terms,
-    fingerprint,
-)
+from ssd.plugins.remote import link
+from ssd.plugins.remote.configuration import PAGE_SIZE, RemoteDraft
+from ssd.plugins.remote.engine import LinkedDraftEngine
 
 log = logging.getLogger("ssd.draft")
 
@@ -92,18 +77,18 @@ class RemoteDrafter:
         self._vocabulary: Vocabulary | None = vocabulary_of(Path(options.target or options.model))
         self._grammars = True
         vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
-        self._offer = Offer(options.name, fingerprint(self._vocabulary), vocab_size)
-        self._loaded: tuple[Offer, Terms, EngineConfig, list[Runner]] | None = None
+        self._offer = link.Offer(options.name, link.fingerprint(self._vocabulary), vocab_size)
+        self._loaded: tuple[link.Offer, link.Terms, EngineConfig, list[Runner]] | None = None
         self._reconnection = Reconnection(self._settled or log.warning)
 
     def serve(self) -> NoReturn:
         """Draft over one connection after the other. Raises SsdError if another one would not help."""
         while True:
             self._beat()
-            connection = Connection(self._options.connect, self._keys, RECEIVER_TO_DRAFT, SILENT_MS)
+            connection = Connection(self._options.connect, self._keys, link.RECEIVER_TO_DRAFT, link.SILENT_MS)
             try:
                 self._draft(connection)
-            except NotOfAnEngine as error:
+            except link.NotOfAnEngine as error:
                 pause_s = self._reconnection.lost(
                     f"the engine at {self._options.connect} says what none would: {error}"
                 )
@@ -117,16 +102,16 @@ class RemoteDrafter:
         """Offer, load, join and draft, until the connection is lost."""
         number, terms = self._terms(connection)
         config, runners = self._load(terms)
-        _tell(connection, Joined(), number)
+        _tell(connection, link.Joined(), number)
         words = f"drafting for {printable(terms.target)} at {self._options.connect}"
         if self._settled is None:
             print(words, flush=True)
         else:
             self._settled(words)
         self._reconnection.served()
-        LinkedDraft(connection, number, MessageCheck(terms), config, runners, self._beat, self._grammars).serve()
+        LinkedDraft(connection, number, link.MessageCheck(terms), config, runners, self._beat, self._grammars).serve()
 
-    def _terms(self, connection: Connection) -> tuple[int, Terms]:
+    def _terms(self, connection: Connection) -> tuple[int, link.Terms]:
         """Offer to draft and return the session's number and the engine's terms."""
         deadline, offered = time.monotonic() + _ANSWER_S, False
         while time.monotonic() < deadline:
@@ -139,10 +124,10 @@ class RemoteDrafter:
             if answer is None:
                 continue
             number, message = answer
-            if isinstance(message, Terms):
-                check_terms(message, self._vocabulary)
+            if isinstance(message, link.Terms):
+                link.check_terms(message, self._vocabulary)
                 return number, message
-            if isinstance(message, TargetVocabulary):
+            if isinstance(message, link.TargetVocabulary):
                 self._speak(message.tokens)
                 offered = False
             _check_end(message)
@@ -157,9 +142,9 @@ class RemoteDrafter:
                 "texts become tokens here: give --target, a folder with that model's config.json and tokenizer.json"
             )
         self._vocabulary, self._grammars = vocabulary, False
-        self._offer = replace(self._offer, vocabulary=fingerprint(vocabulary))
+        self._offer = replace(self._offer, vocabulary=link.fingerprint(vocabulary))
 
-    def _load(self, terms: Terms) -> tuple[EngineConfig, list[Runner]]:
+    def _load(self, terms: link.Terms) -> tuple[EngineConfig, list[Runner]]:
         known = self._offer, terms
         if self._loaded is None or self._loaded[:2] != known:
             config = configuration(self._options, terms)
@@ -181,7 +166,7 @@ class LinkedDraft:
         self,
         connection: Connection,
         number: int,
-        check: MessageCheck,
+        check: link.MessageCheck,
         config: EngineConfig,
         runners: list[Runner],
         beat: Callable[[], None] = lambda: None,
@@ -189,7 +174,7 @@ class LinkedDraft:
     ) -> None:
         self._connection, self._number, self._beat, self._grammars = connection, number, beat, grammars
         self._check, self._config, self._runners = check, config, runners
-        self._board = LinkBoard(self._send)
+        self._board = link.LinkBoard(self._send)
         self._engine = self._fresh()
         self._engine.prepare()
         self._stamp, self._stamped = 0, 0
@@ -209,7 +194,7 @@ class LinkedDraft:
             busy = self._engine.step()
             self._board.flush()
 
-    def _send(self, published: Published) -> None:
+    def _send(self, published: link.Published) -> None:
         held = time.monotonic_ns() - self._stamped
         _tell(self._connection, replace(published, echo=self._stamp, held=held), self._number)
 
@@ -217,11 +202,11 @@ class LinkedDraft:
         while (framed := self._connection.take_framed()) is not None:
             _, message = framed
             self._check.check(message)
-            if isinstance(message, Beat):
+            if isinstance(message, link.Beat):
                 self._stamp, self._stamped = message.stamp, time.monotonic_ns()
             elif isinstance(message, Rejoin):
                 self._engine = self._fresh()
-            elif isinstance(message, Terms | TargetVocabulary | NotAccepted | EngineDeadError):
+            elif isinstance(message, link.Terms | link.TargetVocabulary | link.NotAccepted | EngineDeadError):
                 _check_end(message)
             elif isinstance(message, Admit) and not self._grammars:
                 self._engine.handle(replace(message, structured=None))
@@ -238,13 +223,13 @@ def _check_end(message: Any) -> None:
     """Raise LinkLost for a message that ends the session, UsageError if another session would end in the same way."""
     if isinstance(message, EngineDeadError):
         raise LinkLost(str(message))
-    if isinstance(message, NotAccepted):
+    if isinstance(message, link.NotAccepted):
         if message.again:
             raise LinkLost(f"the engine says: {printable(message.message)}")
         raise UsageError(f"the engine says: {printable(message.message)}")
 
 
-def configuration(options: RemoteDraft, terms: Terms) -> EngineConfig:
+def configuration(options: RemoteDraft, terms: link.Terms) -> EngineConfig:
     """Return the configuration of the draft's part of an engine with these terms."""
     pages = terms.max_num_seqs * (-(-terms.max_model_len // PAGE_SIZE) + 1)
     return EngineConfig(

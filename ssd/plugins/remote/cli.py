@@ -1,4 +1,4 @@
-"""`ssd draft` and `ssd edge`: a draft here for a target on another machine. `ssd keys`: who may talk to an engine."""
+"""`ssd draft` and `ssd edge`: a draft here for a target on another machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from ssd.cli.launch import serve, server_options
 from ssd.cli.options import engine_options
 from ssd.client import Client
 from ssd.config.engine import DraftWeights, DType, Upstream
-from ssd.ipc import keys as key_files
 from ssd.launch.options import EngineOptions
 from ssd.launch.server import ServerOptions
-from ssd.remote.configuration import check_address, edge_config, next_port, remote_draft
+from ssd.plugins.remote.configuration import check_address, edge_config, next_port, remote_draft
 from ssd.system import interpreter
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_DIRECTORY = click.argument("directory", type=_FOLDER)
 _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 
 
@@ -55,7 +53,7 @@ def draft(
     payload = os.memfd_create("ssd-draft", 0)
     os.write(payload, msgspec.json.encode(options))
     os.lseek(payload, 0, os.SEEK_SET)
-    command = interpreter.child_command("ssd.remote.drafter", str(payload))
+    command = interpreter.child_command("ssd.plugins.remote.drafter", str(payload))
     os.execve(command[0], command, interpreter.environment())
 
 
@@ -92,34 +90,3 @@ def edge(
     with Client(connect, keys=keys) as client:
         found = client.describe()
     serve(edge_config(upstream, found, draft_model, target, engine, server))
-
-
-@click.group()
-def keys() -> None:
-    """Make and list the keys for ZeroMQ over TCP (CURVE).
-
-    DIRECTORY is the engine's. `authorized` in it has a public key for each client that may connect: remove a file to
-    refuse that client's next connection. `clients/NAME` is what client NAME needs: copy it there by a safe way."""
-
-
-@keys.command()
-@_DIRECTORY
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-def new(directory: Path, names: tuple[str, ...]) -> None:
-    """Make keys for the clients NAME (default: client), and the engine's if DIRECTORY has none yet."""
-    for name in names:
-        key_files.check_name(name)
-    if not key_files.has_server(directory):
-        key_files.new_server(directory)
-        click.echo(f"{directory}\tfor ssd launch --zmq-keys")
-    for name in names or ("client",):
-        click.echo(f"{key_files.new_client(directory, name)}\tfor client {name}")
-
-
-@keys.command("list")
-@_DIRECTORY
-def list_clients(directory: Path) -> None:
-    """List the clients that may connect, with their public keys."""
-    key_files.check_server(directory)
-    for name, path in key_files.authorizations(directory):
-        click.echo(f"{name}\t{key_files.load_public(path).decode()}")

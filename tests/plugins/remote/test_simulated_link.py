@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from ssd.speculation.theory import LinearCost
 from ssd.tuning.estimates import Measurements
+from tests.tools.test_simulate import invoke
 from tools.simulate.cascade import Level
 from tools.simulate.link import over_link
 from tools.simulate.paper import FITTED
@@ -63,3 +65,14 @@ def test_more_clients_are_slower_each_and_the_most_at_a_speed_are_found() -> Non
     edge, cloud = found["ssd, 20 ms away"], found["sd, in the cloud"]
     assert edge.clients > cloud.clients > 0 == found["no draft"].clients
     assert found["no draft"].alone == pytest.approx(PLAIN)
+
+
+def test_remote_and_capacity_print_a_line_for_each_distance() -> None:
+    links = json.loads(invoke("remote", "--rtt", "5ms", "--rtt", "0.1s", "--verify", "15ms", "--json").stdout)
+    assert links["ar"] == pytest.approx(1 / 0.015)
+    assert [link["rtt"] for link in links["links"]] == [0.005, 0.1]
+    assert "5" in invoke("remote", "--rtt", "5ms").output
+    asked = ("--speed", "200", "--rtt", "5ms", "--edge-step", "4ms")
+    places = json.loads(invoke("capacity", *asked, "--json").stdout)["places"]
+    assert [place["place"] for place in places][-1] == "ssd, 5 ms away" and len(places) == 4
+    assert "ssd, 5 ms away" in invoke("capacity", *asked).output

@@ -12,8 +12,8 @@ from ssd.config.params import MAX_CHAINS, Speculation
 from ssd.ipc.board import BoardWriter, Key
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
-from ssd.remote.link import Entry, Trunk, chain_length, trunk_length
-from ssd.remote.receiver.request import Request, Shown
+from ssd.plugins.remote.link import Entry, Trunk, chain_length, trunk_length
+from ssd.plugins.remote.receiver.request import Request, Shown
 from ssd.tuning.estimates import Mean
 
 log = logging.getLogger("ssd.receiver")

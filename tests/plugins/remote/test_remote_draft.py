@@ -20,11 +20,11 @@ from ssd.ipc import keys
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import Admit, Outcomes
 from ssd.ipc.public import Message, pack, unpack
-from ssd.remote.configuration import RemoteDraft
-from ssd.remote.drafter import RemoteDrafter
-from ssd.remote.link import LINK_VERSION, RECEIVER_TO_DRAFT, Beat, Entry, Joined, Offer, Published, Terms
-from tests.faults.remote import TIMES, World, kill
+from ssd.plugins.remote.configuration import RemoteDraft
+from ssd.plugins.remote.drafter import RemoteDrafter
+from ssd.plugins.remote.link import LINK_VERSION, RECEIVER_TO_DRAFT, Beat, Entry, Joined, Offer, Published, Terms
 from tests.models import tiny
+from tests.plugins.remote.world import TIMES, World, kill
 from tests.scripted_engine import PATIENCE_S
 
 
@@ -230,6 +230,6 @@ def test_another_version_of_the_link_is_refused_with_both_versions(
 ) -> None:
     other = LINK_VERSION + 1
     monkeypatch.setattr(Offer, "version", other)
-    monkeypatch.setattr("ssd.remote.drafter.RECEIVER_TO_DRAFT", RECEIVER_TO_DRAFT._replace(version=other))
+    monkeypatch.setattr("ssd.plugins.remote.link.RECEIVER_TO_DRAFT", RECEIVER_TO_DRAFT._replace(version=other))
     said = refusal(world)
     assert f"version {LINK_VERSION} of the link" in said and f"the draft {other}" in said

@@ -35,10 +35,10 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
-from ssd.remote.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
-from ssd.remote.receiver.process import Receiver
-from ssd.remote.receiver.relay import Relay
-from ssd.remote.receiver.sessions import DRAFT_RATE, Sessions
+from ssd.plugins.remote.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
+from ssd.plugins.remote.receiver.process import Receiver
+from ssd.plugins.remote.receiver.relay import Relay
+from ssd.plugins.remote.receiver.sessions import DRAFT_RATE, Sessions
 from tests.attacks.zeromq import connected
 from tests.boards import lookup
 from tests.scripted_engine import PATIENCE_S

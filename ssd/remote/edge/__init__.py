@@ -1,3 +1,0 @@
-"""`ssd edge`: a frontend and a draft here, their target on another machine."""
-
-PACKAGES = {"target": "ssd.remote.edge", "draft": "ssd.remote.edge.draft"}

@@ -1,0 +1,26 @@
+"""The link's version is of its messages and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ssd.config.params import Speculation
+from ssd.ipc import messages as m
+from ssd.ipc import public as p
+from ssd.plugins.remote import link as n
+from tests.ipc.test_messages import ALL, DIRECTIONS
+
+
+def test_the_link_has_a_version_of_its_own() -> None:
+    assert {message.version for message in ALL} == {p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}
+    assert len({p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}) == 3
+
+
+def test_the_links_version_is_of_these_messages() -> None:
+    """Machines that differ in their release must notice: who changes a message raises `LINK_VERSION`, and this."""
+    crossing = [type(message) for messages, end in DIRECTIONS for message in messages if end.version == n.LINK_VERSION]
+    parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation]
+    written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
+    found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
+    assert (n.LINK_VERSION, found) == (201, "3a5517eecf73dae6")
