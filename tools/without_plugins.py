@@ -33,6 +33,8 @@ def copy_without(names: Sequence[str], folder: Path) -> Path:
         if not file.startswith(gone) and (ROOT / file).is_file():
             (copy / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, copy / file)
+    for command in (["init", "-q"], ["add", "-A"]):  # tests ask git for the files
+        subprocess.run(["git", *command], cwd=copy, check=True)
     return copy
 
 

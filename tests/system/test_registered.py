@@ -65,4 +65,4 @@ def test_another_project_beside_the_package_is_not_read(text: str | None, tmp_pa
     if text is not None:
         (tmp_path / "pyproject.toml").write_text(text)
     monkeypatch.setattr(registered, "_PROJECT", tmp_path / "pyproject.toml")
-    assert registered._own.__wrapped__("ssd.models") == []
+    assert registered._own.__wrapped__("ssd.models") is None
