@@ -71,7 +71,7 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str, "The model's format of calls: auto, a name in docs/serving.md, a plugin's, or none (plain JSON)."
     ] = registered.AUTO
     reasoning_parser: Annotated[
-        str, "How it marks its thoughts: auto, none, gemma4, harmony, mistral, think, or a plugin's name."
+        str, "How it marks its thoughts: auto, a name in docs/serving.md, a plugin's, or none."
     ] = registered.AUTO
 
 

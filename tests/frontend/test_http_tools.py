@@ -276,23 +276,6 @@ def test_other_constraints_leave_no_place_for_calls(thinker: Thinker, fields: di
         assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop") and not calls(choice)
 
 
-@pytest.mark.parametrize("format", ["gemma4", "functiongemma", "deepseek_v32", "internlm", "phi4_mini_json"])
-def test_a_format_without_a_grammar_calls_in_plain_text_beside_a_schema(tmp_path: Path, format: str) -> None:
-    tokenizer = model(tmp_path / "model", "{{ tools }}{{ messages[0].content }}")
-    server = ServerConfig(names=("scripted",), port=0, tool_call_parser=format)
-    asked = {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}}
-    call = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
-    with http_engine(server, target=str(tmp_path / "model")) as engine:
-        one = Thinker(engine, tokenizer)
-        matcher = enforced(one, **asked)
-        assert takes(matcher, tokenizer, call) and takes(matcher, tokenizer, BOB)
-        assert not takes(matcher, tokenizer, "Hi") and not takes(matcher, tokenizer, "{}")
-        with saying(one, call):
-            assert calls(both(engine, **asked)) == [("get_weather", {"city": "Rome"})]
-        with saying(one, BOB):
-            assert both(engine, **asked)["message"]["content"] == BOB
-
-
 def test_a_schema_beside_tools_is_refused_in_its_own_name(thinker: Thinker) -> None:
     format = {"type": "json_schema", "json_schema": {"name": "none", "schema": [1]}}
     status, answer = thinker[0].post(CHATS, **ASKED, tools=[WEATHER], response_format=format)
@@ -330,16 +313,17 @@ def test_a_model_without_a_format_is_forced_to_call_in_plain_text(tmp_path: Path
 
 
 def test_markers_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
-    template = "{{ tools }}{{ messages[0].content }}{{ '[TOOL_CALLS]' if never }}"
-    tokenizer = model(tmp_path / "mistral", template, ("[TOOL_CALLS]", "[ARGS]", "[OTHER]"))
-    text = 'Well.[OTHER][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+    template = "{{ tools }}{{ messages[0].content }}{{ '<tool_call>' if never }}"
+    tokenizer = model(tmp_path / "hermes", template, ("<tool_call>", "</tool_call>", "[OTHER]"))
+    call = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    text = f"Well.[OTHER]<tool_call>{call}</tool_call>"
     with (
-        http_engine(SERVER, target=str(tmp_path / "mistral"), vocab_size=49155) as engine,
+        http_engine(SERVER, target=str(tmp_path / "hermes"), vocab_size=49155) as engine,
         answering(engine, tokenizer.encode(text)),
     ):
         choice = both(engine, tools=[WEATHER])
         assert calls(choice) == [("get_weather", {"city": "Rome"})] and choice["message"]["content"] == "Well."
-        assert both(engine)["message"]["content"] == 'Well.get_weather{"city": "Rome"}'
+        assert both(engine)["message"]["content"] == f"Well.{call}"
 
 
 PLACE = "{{ tools }}{{ messages[0].content }}"
@@ -507,59 +491,6 @@ def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path:
                         assert engine.post(path, **body)[0] == 200
             with answering(engine, [5]):
                 assert engine.post(CHATS, **ASKED, tools=[WEATHER], tool_choice="none")[0] == 200
-
-
-KIMI = (
-    "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}"
-    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
-    "{{ m.tool_call_id or '' }}{{ m.content }}{% endfor %}{{ tools }}"
-)
-DEEPSEEK = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.content is none %}{% for c in m.tool_calls %}"
-    "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + c.function.arguments + '<｜tool▁call▁end｜>' }}"
-    "{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
-)
-TWO_CALLS = [
-    {"id": f"c{index}", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-    for index in range(2)
-]
-HISTORY = [
-    {"role": "user", "content": "Why?"},
-    {"role": "assistant", "content": None, "tool_calls": TWO_CALLS},
-    {"role": "tool", "tool_call_id": "c1", "content": "Sunny"},
-    {"role": "assistant", "content": "", "tool_calls": [{**TWO_CALLS[0], "id": "c2"}]},
-]
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (
-            KIMI,
-            "<user>Why?<assistant>{0}0{1}{0}1{1}<tool>functions.get_weather:1Sunny<assistant>{0}2{1}".format(
-                "<|tool_call_begin|>functions.get_weather:",
-                '<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>',
-            ),
-        ),
-        (
-            DEEPSEEK,
-            "<user>Why?<assistant>{0}{0}<tool>Sunny<assistant>{0}".format(
-                '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
-            ),
-        ),
-        (
-            DEEPSEEK.replace("c.function.arguments", "c.function.arguments|tojson").replace("is none", "== ''"),
-            "<user>Why?<assistant>{0}{0}<tool>Sunny<assistant>{0}".format(
-                '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
-            ),
-        ),
-    ],
-    ids=["kimi", "deepseek", "deepseek of vllm"],
-)
-def test_a_template_gets_calls_as_it_takes_them(tmp_path: Path, template: str, expected: str) -> None:
-    tokenizer = model(tmp_path / "model", template)
-    with http_engine(SERVER, target=str(tmp_path / "model")) as engine:
-        assert prompt(Thinker(engine, tokenizer), messages=HISTORY).removesuffix("None") == expected
 
 
 def test_special_tokens_in_tools_and_calls_are_text(tmp_path: Path) -> None:

@@ -60,23 +60,7 @@ def saying(thinker: Thinker, text: str, each: int = 2) -> Iterator[HttpEngine]:
         yield engine
 
 
-# Templates like those of gpt-oss and of Qwen 3.5, as far as parsers and histories depend on them.
-HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
-HARMONY = """\
-<|start|>system<|message|>Effort: {{ reasoning_effort or "medium" }}<|end|>
-{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
-{%- for message in messages %}
-{%- if message.tool_calls %}
-{%- if message.content and message.thinking %}{{ raise_exception("content beside thinking") }}{% endif %}
-{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}
-{%- set call = message.tool_calls[0].function %}<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary \
-json<|message|>{{ call.arguments | tojson }}<|call|>
-{%- elif message.role == "tool" %}<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>\
-{{ message.content | tojson }}<|end|>
-{%- elif message.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
-{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+# A template like that of Qwen 3.5, as far as parsers and histories depend on it.
 QWEN = """\
 {%- if tools %}<|im_start|>system
 {{ tools | tojson }}

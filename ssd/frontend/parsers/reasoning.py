@@ -71,16 +71,3 @@ class Think(ReasoningParser):
     """`<think>...</think>`: DeepSeek-R1, Qwen 3, QwQ and most others."""
 
     opening, closing = "<think>", "</think>"
-
-
-class MistralThink(ReasoningParser):
-    """`[THINK]...[/THINK]`: Magistral."""
-
-    opening, closing = "[THINK]", "[/THINK]"
-
-
-class Gemma4Think(ReasoningParser):
-    """`<|channel>thought...<channel|>`: Gemma 4."""
-
-    opening, closing = "<|channel>thought", "<channel|>"
-    special = frozenset({"<|channel>"})

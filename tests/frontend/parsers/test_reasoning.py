@@ -51,7 +51,7 @@ def test_thoughts_are_divided_from_the_answer(
 
 
 def test_a_template_says_its_marks() -> None:
-    for template, name in (("</think>", "think"), ("[THINK][/THINK]", "mistral"), ("{{ messages }}", "")):
+    for template, name in (("</think>", "think"), ("{{ messages }}", "")):
         assert registered.fitting(registered.REASONING, template) == name
 
 

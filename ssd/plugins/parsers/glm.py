@@ -7,7 +7,7 @@ import re
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
-from ssd.frontend.parsers.values import Arguments, Shape, expression
+from ssd.plugins.parsers.values import Arguments, Shape, expression
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"

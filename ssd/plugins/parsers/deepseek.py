@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ssd.frontend.parsers.rules import Function, Rules
 from ssd.frontend.parsers.source import Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
-from ssd.frontend.parsers.values import Arguments
+from ssd.plugins.parsers.values import Arguments
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

@@ -9,12 +9,30 @@ from typing import Any
 
 import pytest
 
+from ssd.config.engine import ServerConfig
 from ssd.errors import RequestError
 from ssd.grammar.matcher import GrammarCompiler
-from tests.frontend.http_engine import HttpEngine, http_engine
-from tests.frontend.test_http_tools import ASKED, CHATS, SERVER, both, calls, prompt
-from tests.frontend.tool_model import HARMONY, HARMONY_MARKS, QWEN, WEATHER, Thinker, model, saying
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.test_http_tools import ASKED, BOB, CHATS, PERSON, SERVER, both, calls, enforced, prompt, takes
+from tests.frontend.tool_model import QWEN, WEATHER, Thinker, model, saying
 
+# A template like that of gpt-oss, as far as parsers and histories depend on it.
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+HARMONY = """\
+<|start|>system<|message|>Effort: {{ reasoning_effort or "medium" }}<|end|>
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception("content beside thinking") }}{% endif %}
+{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}
+{%- set call = message.tool_calls[0].function %}<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary \
+json<|message|>{{ call.arguments | tojson }}<|call|>
+{%- elif message.role == "tool" %}<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>\
+{{ message.content | tojson }}<|end|>
+{%- elif message.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 VOCABULARY = 49152 + len(HARMONY_MARKS)
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
 
@@ -211,3 +229,89 @@ def test_a_text_that_xml_cannot_enforce_is_refused_by_name(qwen: Thinker, schema
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}, "strict": True}}
     status, answer = qwen.engine.post(CHATS, **ASKED, tools=[tool], tool_choice="required")
     assert status == 400 and "the tool 'f' cannot be enforced" in answer["error"]["message"]
+
+
+# -- others -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["gemma4", "functiongemma", "deepseek_v32", "internlm", "phi4_mini_json"])
+def test_a_format_without_a_grammar_calls_in_plain_text_beside_a_schema(tmp_path: Path, format: str) -> None:
+    tokenizer = model(tmp_path / "model", "{{ tools }}{{ messages[0].content }}")
+    server = ServerConfig(names=("scripted",), port=0, tool_call_parser=format)
+    asked = {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}}
+    call = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+    with http_engine(server, target=str(tmp_path / "model")) as engine:
+        one = Thinker(engine, tokenizer)
+        matcher = enforced(one, **asked)
+        assert takes(matcher, tokenizer, call) and takes(matcher, tokenizer, BOB)
+        assert not takes(matcher, tokenizer, "Hi") and not takes(matcher, tokenizer, "{}")
+        with saying(one, call):
+            assert calls(both(engine, **asked)) == [("get_weather", {"city": "Rome"})]
+        with saying(one, BOB):
+            assert both(engine, **asked)["message"]["content"] == BOB
+
+
+def test_markers_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
+    template = "{{ tools }}{{ messages[0].content }}{{ '[TOOL_CALLS]' if never }}"
+    tokenizer = model(tmp_path / "mistral", template, ("[TOOL_CALLS]", "[ARGS]", "[OTHER]"))
+    text = 'Well.[OTHER][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+    with (
+        http_engine(SERVER, target=str(tmp_path / "mistral"), vocab_size=49155) as engine,
+        answering(engine, tokenizer.encode(text)),
+    ):
+        choice = both(engine, tools=[WEATHER])
+        assert calls(choice) == [("get_weather", {"city": "Rome"})] and choice["message"]["content"] == "Well."
+        assert both(engine)["message"]["content"] == 'Well.get_weather{"city": "Rome"}'
+
+
+KIMI = (
+    "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}"
+    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "{{ m.tool_call_id or '' }}{{ m.content }}{% endfor %}{{ tools }}"
+)
+DEEPSEEK = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is none %}{% for c in m.tool_calls %}"
+    "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + c.function.arguments + '<｜tool▁call▁end｜>' }}"
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+)
+TWO_CALLS = [
+    {"id": f"c{index}", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    for index in range(2)
+]
+HISTORY = [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": None, "tool_calls": TWO_CALLS},
+    {"role": "tool", "tool_call_id": "c1", "content": "Sunny"},
+    {"role": "assistant", "content": "", "tool_calls": [{**TWO_CALLS[0], "id": "c2"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            KIMI,
+            "<user>Why?<assistant>{0}0{1}{0}1{1}<tool>functions.get_weather:1Sunny<assistant>{0}2{1}".format(
+                "<|tool_call_begin|>functions.get_weather:",
+                '<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>',
+            ),
+        ),
+        (
+            DEEPSEEK,
+            "<user>Why?<assistant>{0}{0}<tool>Sunny<assistant>{0}".format(
+                '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
+            ),
+        ),
+        (
+            DEEPSEEK.replace("c.function.arguments", "c.function.arguments|tojson").replace("is none", "== ''"),
+            "<user>Why?<assistant>{0}{0}<tool>Sunny<assistant>{0}".format(
+                '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
+            ),
+        ),
+    ],
+    ids=["kimi", "deepseek", "deepseek of vllm"],
+)
+def test_a_template_gets_calls_as_it_takes_them(tmp_path: Path, template: str, expected: str) -> None:
+    tokenizer = model(tmp_path / "model", template)
+    with http_engine(SERVER, target=str(tmp_path / "model")) as engine:
+        assert prompt(Thinker(engine, tokenizer), messages=HISTORY).removesuffix("None") == expected
