@@ -19,7 +19,7 @@ from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
 from ssd.models.gguf.architectures import ARCHITECTURES
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
-from ssd.system.version import HOW_TO_INSTALL, TESTED_TRANSFORMERS, installed_transformers
+from ssd.system.version import TESTED_TRANSFORMERS
 
 _COMMON = (
     f"Built-in families are compared with transformers {TESTED_TRANSFORMERS}. Their weights may be floats or FP8, AWQ, "
@@ -144,8 +144,8 @@ def _family(model: Checkpoint) -> str:
     known = registry.families().get(str(model.config.get("model_type")))
     if known is not None:
         return known
-    found = installed_transformers()
-    return f"fallback, if transformers {found} runs it" if found else f"not supported: {HOW_TO_INSTALL}"
+    other = registry.fallback()
+    return other.family() if other else "not supported: nothing that is installed runs it"
 
 
 def _rope(config: Mapping[str, Any]) -> str:
@@ -180,16 +180,12 @@ def _list() -> None:
     columns = ("name", "kind", "parameters", "here", "licence")
     out = console()
     out.print(grid("built-in models", columns, rows, left=len(columns)))
-    fallback = (
-        f"fallback: transformers {found}, slower, some only with ar"
-        if (found := installed_transformers())
-        else f"fallback: {HOW_TO_INSTALL}"
-    )
     known = [
         (kind, origin, ", ".join(name for name, one in ARCHITECTURES.items() if one.names.model_type == kind))
         for kind, origin in registry.families().items()
     ]
-    known.append(("any other causal language model", fallback, ""))
+    if (other := registry.fallback()) is not None:
+        known.append(("any other causal language model", other.offer(), ""))
     out.print(grid("model families", ("model_type", "from", "GGUF"), known, left=3))
     out.print(_COMMON)
     out.print(grid("drafts", ("kind", "given by", "targets"), _DRAFTS, left=3))

@@ -1,7 +1,7 @@
 """Finds the family of a checkpoint by the `model_type` of its config, and builds the model.
 
-A family is a class registered under the entry-point group `ssd.models`, by this package or by a plugin. transformers
-runs checkpoints that no family takes (`ssd.models.fallback`, or else `ssd.models.whole`)."""
+A family is a class registered under the entry-point group `ssd.models`, by this package or by a plugin. A `Fallback`
+runs checkpoints that no family takes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd.errors import UsageError
 from ssd.models import mtp
 from ssd.models.pairs import DRAFT_VOCAB, draft_kind, short_list
 from ssd.system.allocator import give_back_freed
-from ssd.system.registered import entries
+from ssd.system.registered import FALLBACKS, entries, load_all
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,40 @@ if TYPE_CHECKING:
     from ssd.models.weights import Progress, Weights
 
 GROUP = "ssd.models"
+
+
+class Fallback(Protocol):
+    """Builds models of families without a file: an object, or a module, under the entry-point group `ssd.fallbacks`."""
+
+    def build(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_position: int,
+        dummy: bool,
+        int8: bool,
+        ranks: Ranks | None,
+    ) -> Model:
+        """Build the model of a checkpoint, as `load` does. Raises `UsageError`."""
+
+    def family(self) -> str:
+        """Return what `ssd models NAME` says of the family of a checkpoint that no family takes."""
+
+    def offer(self) -> str:
+        """Return what `ssd models` says of these families."""
+
+
+def fallback() -> Fallback | None:
+    """Return what runs checkpoints that no family takes; None if nothing does."""
+    return next(iter(load_all(FALLBACKS)), None)
+
+
+def unsupported(checkpoint: Checkpoint, cause: str) -> UsageError:
+    """Return the error for a checkpoint that nothing runs, with the families that are known."""
+    kind, names = str(checkpoint.config.get("model_type")), ", ".join(sorted(_entries()))
+    known = names or "none: is the package installed?"
+    return UsageError(f"{checkpoint.directory}: model family {kind!r} is not supported (known: {known}): {cause}")
 
 
 def families() -> dict[str, str]:
@@ -46,7 +80,7 @@ def _source(entry: EntryPoint) -> str:
 
 
 def has_file(checkpoint: Checkpoint) -> bool:
-    """Return True if a family, ours or a plugin's, takes the checkpoint; else transformers must."""
+    """Return True if a family, ours or a plugin's, takes the checkpoint; else a fallback must."""
     return str(checkpoint.config.get("model_type")) in _entries() or draft_kind(checkpoint) is not None
 
 
@@ -86,34 +120,14 @@ def load(
     progress: called with the bytes read so far and in all."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear
-    from ssd.models import fallback, weights, whole
+    from ssd.models import weights
     from ssd.models.split import Share
 
     kind, known, hidden = str(checkpoint.config.get("model_type")), _entries(), draft_kind(checkpoint)
     if not has_file(checkpoint):
-        if checkpoint.translation is not None:
-            raise UsageError(
-                f"{checkpoint.directory}: model family {kind!r} runs through transformers, where a draft needs its "
-                "target's vocabulary"
-            )
-        if ranks is not None and ranks.size > 1:
-            raise UsageError(
-                f"{checkpoint.directory}: model family {kind!r} runs through transformers, which is not split over "
-                "ranks: use --tensor-parallel-size 1"
-            )
-        if int8:
-            raise UsageError(f"{checkpoint.directory}: int8 needs a family with a file of its own; {kind!r} has none")
-        try:
-            try:
-                return fallback.load(checkpoint, dtype, device, max_position, dummy)
-            except fallback.Unpaged as error:
-                cause = str(error)  # the error itself may hold a model in memory
-            return whole.load(checkpoint, dtype, device, max_position, dummy, cause)
-        except UsageError as error:
-            names = ", ".join(sorted(known)) or "none: is the package installed?"
-            raise UsageError(
-                f"{checkpoint.directory}: model family {kind!r} is not supported (known: {names}): {error}"
-            ) from error
+        if (other := fallback()) is None:
+            raise unsupported(checkpoint, f"nothing that is installed runs others (entry points `{FALLBACKS}`)")
+        return other.build(checkpoint, dtype, device, max_position, dummy, int8, ranks)
     parts = PARTS[activations]
     linear = partial(Int8Linear, parts=parts or 2, light=light) if int8 else partial(Linear, parts=parts)
     family: Any = known[kind].load() if hidden is None or hidden.in_family else None

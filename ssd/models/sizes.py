@@ -69,7 +69,7 @@ class ModelSizes:
         attending, recurrent = _recurrent(model, width, layers)
         kv_heads = model.count("num_key_value_heads", heads, MOST["kv_heads"])
         head_dim = model.count("head_dim", width // heads, MOST["head_dim"])
-        if mla:  # one size for keys and values, from which no head is absorbed (`ssd.models.fallback`)
+        if mla:  # one size for keys and values: no head is absorbed
             key_dim = model.count("qk_nope_head_dim") + model.count("qk_rope_head_dim")
             kv_heads, head_dim = heads, max(key_dim, model.count("v_head_dim"))
         stored = ((kv_heads, head_dim),) * attending

@@ -1,17 +1,14 @@
-"""The version, the commit that this code is from, and the version of transformers, without loading it."""
+"""The version, and the commit that this code is from."""
 
 from __future__ import annotations
 
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ssd import __version__
 
-_OLDEST = 5  # version of transformers
 TESTED_TRANSFORMERS = "5.24"
 """The version of transformers that the families are compared with."""
-HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 COMMIT_FILE = "COMMIT"
 """The file in the package of a wheel or an sdist with the commit it was made from. `setup.py` writes it."""
 
@@ -37,12 +34,3 @@ def described() -> str:
     """Return the version, and in brackets the commit if it is known: "0.1.0 (1a2b3c4d5e)"."""
     found = commit()
     return f"{__version__} ({found})" if found else __version__
-
-
-def installed_transformers() -> str | None:
-    """Return the version of transformers, or None if it is missing or too old."""
-    try:
-        found = version("transformers")
-    except PackageNotFoundError:
-        return None
-    return found if int(found.split(".")[0]) >= _OLDEST else None

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from ssd.cli.main import main
-from ssd.models import pairs
+from ssd.models import pairs, registry
 from tests.models import ggufs, heads, mtp, tiny
-from tests.models.knobs import FALLBACK, FAMILIES
+from tests.models.knobs import FAMILIES
 
 
 def run(*arguments: str | Path) -> Result:
@@ -71,11 +71,10 @@ def test_an_mtp_head(tmp_path: Path) -> None:
     assert described(mtp.with_head(target), "--draft", "mtp")["draft_fits"] is True
 
 
-def test_families_that_are_not_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = tiny.model("starcoder2", tmp_path, **FALLBACK["starcoder2"][1])
-    assert described(directory)["family"].startswith("fallback, if transformers 5")
-    monkeypatch.setattr("ssd.cli.models.installed_transformers", lambda: None)
-    assert described(directory)["family"].startswith("not supported: ")
+def test_families_that_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "fallback", lambda: None)
+    assert described(tiny.edit(tiny.llama(tmp_path), model_type="warp"))["family"].startswith("not supported: nothing")
+    assert "any other" not in run().output
 
 
 def test_a_draft_that_fits_and_one_that_does_not(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,30 +15,27 @@ from ssd.execution.runner import Runner, attention_backend
 from ssd.layers.paged import PagedAttention
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config, params
 from tests.models import tiny
-from tests.models.knobs import FALLBACK, FAMILIES
-
-ALL = FAMILIES | FALLBACK
+from tests.models.knobs import FAMILIES
 
 PAGES = 16  # of 4 tokens
 FORKS, DEPTH = (0, 0, 1, 3), 4  # four chains, one of them at the end of a trunk of three tokens
 TRUNK = 3
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chains_are_texts(family: str, tmp_path: Path) -> None:
-    check_chains(family, tmp_path)
+    check_chains(*FAMILIES[family], tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral window", "gemma2", "gemma4_text", "gpt_oss"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chains_read_their_path_through_any_backend(family: str, backend: str, tmp_path: Path) -> None:
-    check_chains(family, tmp_path, attention_backend(backend, tiny.CPU, 4))
+    check_chains(*FAMILIES[family], tmp_path, attention_backend(backend, tiny.CPU, 4))
 
 
-def check_chains(family: str, tmp_path: Path, attention: PagedAttention | None = None) -> None:
+def check_chains(kind: str, knobs: dict[str, Any], folder: Path, attention: PagedAttention | None = None) -> None:
     """A short sequence, and a longer one in scattered pages, grown one depth per forward beside a row of a path."""
-    kind, knobs = ALL[family]
-    directory = tiny.model(kind, tmp_path, **knobs)
+    directory = tiny.model(kind, folder, **knobs)
     runner, oracle = tiny.runner(directory, pages=4 * PAGES), tiny.oracle(directory)
     chain_cache = ChainCache.new(runner.model.shape, 2 * len(FORKS), DEPTH, torch.float32, tiny.CPU)
     tables = [range(PAGES), [PAGES + (7 * page + 3) % PAGES for page in range(PAGES)]]
@@ -80,7 +78,7 @@ def check_chains(family: str, tmp_path: Path, attention: PagedAttention | None =
 )
 def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path) -> None:
     """Keys and values stay right from round to round: every draft token is accepted, every outcome prepared."""
-    kind, knobs = ALL[family]
+    kind, knobs = FAMILIES[family]
     target = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64, pages=400, page_size=PAGE_SIZE)
     settings = config(Speculation("ssd", 4, (2,), "jit"))
     draft = Draft(settings, Runner(target.model, 400, PAGE_SIZE))
@@ -94,7 +92,7 @@ def test_a_draft_that_is_the_target_is_always_right(family: str, tmp_path: Path)
 @pytest.mark.parametrize("family", ["mistral window", "qwen2", "gemma2", "gemma4_text", "gpt_oss"])
 def test_a_draft_with_keys_and_values_in_8_bits_is_right_if_it_is_the_target(family: str, tmp_path: Path) -> None:
     """Chains keep theirs as pages do, or what a winning chain leaves in pages would be something else."""
-    kind, knobs = ALL[family]
+    kind, knobs = FAMILIES[family]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float32).model
     target, drafts = (Runner(model, 400, PAGE_SIZE, cache_dtype="int8") for _ in range(2))
     settings = config(Speculation("ssd", 4, (2,), "jit"))

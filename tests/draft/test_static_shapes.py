@@ -33,7 +33,7 @@ from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, wo
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
 from tests.models import tiny
-from tests.models.knobs import FALLBACK, FAMILIES
+from tests.models.knobs import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("replayed")
 
@@ -103,7 +103,7 @@ def test_of_pages_of_any_size(world: World, page_size: int) -> None:
 @pytest.mark.parametrize("length", [2, 30])
 def test_of_any_family(family: str, length: int, tmp_path: Path) -> None:
     """Windows that end within a path and within a chain, shared key heads, caps."""
-    kind, knobs = (FAMILIES | FALLBACK)[family]
+    kind, knobs = FAMILIES[family]
     runner = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64)
     check(runner.model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [length, length + 3])
 
@@ -192,7 +192,7 @@ def test_several_tokens_of_more_chains_than_a_shape_holds(world: World) -> None:
 @pytest.mark.parametrize("family", ["mistral window", "gpt2"])
 def test_a_prompt_runs_in_shapes(family: str, tmp_path: Path) -> None:
     """Of any length, beside others: it is cut into rows of 16 tokens."""
-    kind, knobs = (FAMILIES | FALLBACK)[family]
+    kind, knobs = FAMILIES[family]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
     for length in (16, 17, 100):
         check(model, config(Speculation("ssd", 4, (3,), "jit")), [GREEDY, WARM], [length - TRUNK, 9])
@@ -240,7 +240,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
     family: str, laws: tuple[Law, ...], tmp_path: Path
 ) -> None:
     """Chains that end at several depths, beside a path; windows that move on, pages that begin."""
-    kind, knobs = (FAMILIES | FALLBACK)[family]
+    kind, knobs = FAMILIES[family]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
     results = []
     for at_once in (False, True):
@@ -256,7 +256,7 @@ def test_several_tokens_of_a_step_are_those_of_so_many_steps(
 @pytest.mark.parametrize("family", ["llama", "mistral window"])
 def test_a_trunk_for_which_the_target_waits_is_two_graphs(family: str, laws: tuple[Law, ...], tmp_path: Path) -> None:
     """The first token, and all that follow it: the host launches nothing between two of them."""
-    kind, knobs = (FAMILIES | FALLBACK)[family]
+    kind, knobs = FAMILIES[family]
     model = tiny.runner(tiny.model(kind, tmp_path, **knobs), torch.float64).model
     speculation, results, launched = Speculation("sd", 5), [], list[str]()
     for at_once in (False, True):

@@ -145,5 +145,3 @@ def test_what_is_stored_in_another_way_is_refused(tmp_path: Path) -> None:
     save_file(tensors, integers / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="has type I8: quantised weights are not read"):
         logits(tiny.edit(integers, **{QUANTIZATION: None}))
-    with pytest.raises(UsageError, match="quantised weights need a family with a file of its own"):
-        logits(tiny.edit(integers, **{QUANTIZATION: quantization_config(8), "model_type": "gpt_neox"}))

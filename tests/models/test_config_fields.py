@@ -20,14 +20,14 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.models import tiny
-from tests.models.knobs import FALLBACK, FAMILIES, FULL, LLAMA3, SLIDING, THETA
+from tests.models.knobs import FAMILIES, FULL, LLAMA3, SLIDING, THETA
 
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 TABLES = (*LLAMAS, "gpt2", "gemma3_text")
 
 
 def model(kind: str, directory: Path, **options: Any) -> Path:
-    return tiny.model(kind, directory, **(FAMILIES | FALLBACK)[kind][1] | options)
+    return tiny.model(kind, directory, **FAMILIES[kind][1] | options)
 
 
 def rewritten(directory: Path, fields: dict[str, Any], without: Collection[str] = ()) -> Path:

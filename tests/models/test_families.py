@@ -15,9 +15,7 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from tests.models import tiny
-from tests.models.knobs import FALLBACK, FAMILIES
-
-ALL = FAMILIES | FALLBACK
+from tests.models.knobs import FAMILIES, kinds
 
 TOLERANCE = 1e-4
 PAGES = 64  # of 4 tokens: MAX_POSITION
@@ -40,10 +38,13 @@ class Pair:
         assert (logits - expected).abs().max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    kind, knobs = ALL[request.param]
-    directory = tiny.model(kind, tmp_path_factory.mktemp("model"), **knobs)
+    return made(*FAMILIES[request.param], tmp_path_factory.mktemp("model"))
+
+
+def made(kind: str, knobs: dict[str, Any], folder: Path) -> Pair:
+    directory = tiny.model(kind, folder, **knobs)
     oracle = tiny.oracle(directory)
     texts = [tiny.token_ids(count, seed) for seed, count in enumerate((90, 1, 7, 33))]
     expected = [tiny.oracle_logits(oracle, text) for text in texts]
@@ -154,10 +155,13 @@ def test_old_configs_describe_layers_by_a_rule(tmp_path: Path, family: str, old:
 # -- dummy weights ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted({kind for kind, _ in ALL.values()}))
+@pytest.mark.parametrize("family", kinds(FAMILIES))
 def test_dummy_weights_are_the_same_wherever_they_are_made(tmp_path: Path, family: str) -> None:
+    check_dummy_weights(tiny.model(family, tmp_path, **FAMILIES[family][1]))
+
+
+def check_dummy_weights(directory: Path) -> None:
     """`--load-format dummy` reads no tensor, and every process makes the same model."""
-    directory = tiny.model(family, tmp_path, **ALL[family][1])
     (directory / "model.safetensors").unlink()
     checkpoint = inspect(directory, weights=False)
     rows = [Row(tiny.token_ids(9, 0), 0, range(4), outputs=9)]

@@ -94,6 +94,14 @@ def test_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
     assert all(word in message for word in ("mamba", "llama", "qwen3", str(tmp_path)))
 
 
+def test_without_a_fallback_the_message_says_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "fallback", lambda: None)
+    message = refusal(tiny.edit(tiny.llama(tmp_path), model_type="warp"))
+    assert "'warp' is not supported (known: " in message and "nothing that is installed runs others" in message
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [

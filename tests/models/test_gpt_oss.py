@@ -1,4 +1,4 @@
-"""The gpt-oss family: all modes of a whole engine, its stacks of experts, and its attention in transformers' model."""
+"""The gpt-oss family: all modes of a whole engine, and its stacks of experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ssd.execution.runner import Runner
 from ssd.kernels import cpu
 from ssd.kernels.groups import Groups, grouped_product
 from ssd.layers.quantized import PackedProduct
-from ssd.models import fallback
 from ssd.models.checkpoint import inspect
 from ssd.models.resident import resident_bytes
 from ssd.models.weights import from_checkpoint
@@ -65,15 +64,6 @@ def test_all_modes_give_the_ids_of_ar(tmp_path: Path) -> None:
     assert len(plain.token_ids) == 60
     assert all(other.token_ids == plain.token_ids for other in (*others, waiting, ahead))
     assert waiting.metrics.mean_acceptance_length > 1
-
-
-def test_transformers_own_model_attends_with_sinks(tmp_path: Path) -> None:
-    """In the fallback, which other families with sinks go through."""
-    directory, text = tiny.model("gpt_oss", tmp_path, **KNOBS), tiny.token_ids(50, 0)
-    model = fallback.load(inspect(directory), torch.float32, tiny.CPU, tiny.MAX_POSITION, dummy=False)
-    runner = Runner(model, 64, 4)
-    logits = [runner.forward([Row(text[a:b], a, range(64), b - a)]) for a, b in ((0, 40), (40, 41), (41, 50))]
-    assert (torch.cat(logits) - tiny.oracle_logits(tiny.oracle(directory), text)).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ssd.models.weights import Weights
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Law, argmax, perturbed
 from tests.models import tiny
-from tests.models.knobs import FALLBACK, FAMILIES
+from tests.models.knobs import FAMILIES
 from tests.ranks import part, side_by_side
 
 TOLERANCE = 1e-4
@@ -194,7 +194,6 @@ def test_dummy_weights_are_parts_of_the_same_model(tmp_path: Path) -> None:
         (2, "llama", {"intermediate_size": 51}, "intermediate_size 51 cannot be divided among 2 ranks"),
         (2, "gpt2", {"n_inner": 51}, "n_inner 51 cannot be divided among 2 ranks"),
         (2, "llama", {"vocab_size": 1}, "a vocabulary of 1 cannot be divided among 2 ranks"),
-        (2, *FALLBACK["opt"], "'opt' runs through transformers, which is not split over ranks"),
     ],
 )
 def test_what_cannot_be_split_is_refused(

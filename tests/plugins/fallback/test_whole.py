@@ -11,10 +11,10 @@ import torch
 from ssd import LLM, SamplingParams
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
-from ssd.models.whole import Whole
+from ssd.plugins.fallback.whole import Whole
 from tests.draft.pair import Pair, Texts, config, params
 from tests.models import tiny
-from tests.models.knobs import WHOLE
+from tests.plugins.fallback.knobs import WHOLE
 
 PROMPTS = [tiny.token_ids(length, seed=7 * length) for length in (1, 3, 5, 17, 40)]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.recurrent import StateRow, StateSize
-from ssd.models import fallback
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import ForwardContext, Shape
+from ssd.plugins.fallback import paged
 
 # Names under which a decoder takes and returns its cache. Newer versions of transformers give one cache several names.
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
@@ -29,8 +29,8 @@ def load(
 ) -> Whole:
     """Load a model that paged attention cannot run for a `cause`; raise `UsageError` if this cannot either."""
     try:
-        with fallback.told():
-            return Whole(fallback.built(checkpoint, dtype, device, dummy), dtype, device, max_position, cause)
+        with paged.told():
+            return Whole(paged.built(checkpoint, dtype, device, dummy), dtype, device, max_position, cause)
     except UsageError as error:
         raise UsageError(f"{cause}; with a cache of transformers: {error}") from error
 
@@ -48,11 +48,11 @@ class Whole:
         self.dtype, self.device = dtype, device
         decoder = model.get_decoder()
         self._decoder = model.model if decoder is model else decoder
-        self.logits = fallback.head_of(model, self._decoder)
+        self.logits = paged.head_of(model, self._decoder)
         self._caches: dict[int, Cache] = {}
         self._singly = False  # True if a cache takes one token at a time
         vocab_size: int = model.get_input_embeddings().num_embeddings
-        outputs = self._tried(model, fallback.probe(vocab_size, device))
+        outputs = self._tried(model, paged.probe(vocab_size, device))
         known = getattr(model.config, "max_position_embeddings", None) or max_position
         self.shape = Shape(vocab_size, outputs, 1, 1, 1, 1, min(max_position, known), (self.size,), cause)
 
@@ -64,11 +64,11 @@ class Whole:
         single ones: in 16 bits a wrong state may hide behind a fixed tolerance."""
         expected: Tensor = model(ids[None], use_cache=False).logits[0]
         single = self._distance(ids, _SINGLES, expected)
-        if not single <= fallback.tolerance(self.dtype):
+        if not single <= paged.tolerance(self.dtype):
             raise UsageError("a text in parts gets other logits than at once")
         try:
             several = self._distance(ids, _PARTS, expected)
-        except Exception:  # see `fallback.told`
+        except Exception:  # see `paged.told`
             several = torch.inf
         self._singly = not several <= 4 * single + torch.finfo(self.dtype).eps
         return expected.shape[1]
@@ -76,7 +76,7 @@ class Whole:
     def _distance(self, ids: Tensor, parts: Sequence[int], expected: Tensor) -> float:
         cache = Cache()
         hidden = [self._continued(cache, part) for part in ids.split(list(parts))]
-        return fallback.distance(self.logits(torch.cat(hidden)), expected)
+        return paged.distance(self.logits(torch.cat(hidden)), expected)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         return context.recur(0, self, token_ids[:, None], token_ids[:, None])

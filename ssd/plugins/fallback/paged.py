@@ -2,7 +2,7 @@
 
 It is slower than a family of ours: its layers are not packed, its small operations not fused. It attends through the
 `ForwardContext` over paged keys and values, also in a draft's tree. A model that is not a function of tokens, positions
-and causal attention is left to `ssd.models.whole`: on loading, a short text in two parts must give the logits of
+and causal attention is left to `whole.py`: on loading, a short text in two parts must give the logits of
 transformers' own attention. Code that comes with a checkpoint is never run."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.stored import check_finite, check_type
-from ssd.system.version import HOW_TO_INSTALL, installed_transformers
+from ssd.plugins.fallback.installed import HOW_TO_INSTALL, installed_transformers
 
 _NAME = "ssd"  # the attention below is registered in transformers under this name
 _CUT = 7  # tokens of the first part of the text tried on loading

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from ssd import LLM, SamplingParams
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
-from ssd.models import fallback
 from ssd.models.checkpoint import inspect
 from ssd.models.sizes import ModelSizes
+from ssd.plugins.fallback import paged
 from tests.models import tiny
-from tests.models.knobs import FALLBACK
+from tests.plugins.fallback.knobs import FALLBACK
 
 # transformers 5.24 continues it wrongly.
 BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "attn_layer_indices": [1]}
@@ -95,7 +95,7 @@ def test_a_draft_over_its_targets_tensors_is_refused(tmp_path: Path) -> None:
 
 def test_without_transformers_the_message_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny.model("gpt_neox", tmp_path)
-    monkeypatch.setattr(fallback, "installed_transformers", lambda: None)
+    monkeypatch.setattr(paged, "installed_transformers", lambda: None)
     assert "pip install 'transformers" in refusal(directory)
 
 
