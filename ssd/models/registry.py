@@ -76,7 +76,7 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 def _source(entry: EntryPoint) -> str:
-    return "built in" if entry.value.startswith("ssd.models.") or entry.dist is None else entry.dist.name
+    return "built in" if entry.value.startswith("ssd.") or entry.dist is None else entry.dist.name
 
 
 def has_file(checkpoint: Checkpoint) -> bool:

@@ -30,18 +30,18 @@ def described(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    kind, knobs = FAMILIES["olmo3 yarn"]
+    kind, knobs = FAMILIES["gemma3_text yarn"]
     directory = tiny.tokenizer(tiny.model(kind, tmp_path, **knobs))
     tensors = load_file(directory / "model.safetensors")
     found = described(directory, "--max-num-seqs", "3", "--max-model-len", "50")
     numbers = sum(tensor.numel() for tensor in tensors.values())
-    assert (found["model_type"], found["family"], found["chat_template"]) == ("olmo3", "built in", True)
+    assert (found["model_type"], found["family"], found["chat_template"]) == ("gemma3_text", "built in", True)
     assert (found["parameters"], found["tensors"]) == (numbers, {"F32": len(tensors)})
     assert (found["disk_bytes"], found["bits_per_weight"], found["weight_bytes"]) == (4 * numbers, 32.0, 4 * numbers)
     sizes = [found[name] for name in ("layers", "width", "heads", "key_heads", "head_dim", "vocabulary", "context")]
-    assert sizes == [2, 32, 4, 2, 8, 131, 256]
+    assert sizes == [3, 32, 4, 2, 8, 131, 256]
     assert "full_attention: yarn, factor 4.0" in found["rope"] and "sliding_attention: default" in found["rope"]
-    assert found["cache_bytes"] == 3 * 50 * 2 * 2 * 2 * 8 * 4  # keys and values of 2 layers, 2 heads of 8 numbers
+    assert found["cache_bytes"] == 3 * 50 * 2 * 3 * 2 * 8 * 4  # keys and values of 3 layers, 2 heads of 8 numbers
 
 
 def test_as_text(tmp_path: Path) -> None:

@@ -59,12 +59,6 @@ GEMMA4_MOE = GEMMA4 | {
     "top_k_experts": 2,
     "moe_intermediate_size": 20,
 }
-GRANITE = {
-    "embedding_multiplier": 4.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 3.0,
-}
 GPT_OSS = {
     "head_dim": 8,
     "num_experts": 6,
@@ -73,7 +67,6 @@ GPT_OSS = {
     "sliding_window": 7,
     "layer_types": [SLIDING, FULL, SLIDING],
 }
-OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
 PHI3 = {"sliding_window": None, "pad_token_id": 0}
 PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
 DELTA = "linear_attention"
@@ -225,18 +218,6 @@ FAMILIES: Knobs = {
         GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5, "num_experts_per_tok": 3, "layer_types": None},
     ),
     "gpt_oss yarn": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
-    "granite": ("granite", GRANITE),
-    "granite tied, bias, eps": (
-        "granite",
-        GRANITE | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.1},
-    ),
-    "granite yarn": ("granite", GRANITE | {"rope_parameters": YARN}),
-    "olmo2": ("olmo2", {}),
-    "olmo2 with one key head": ("olmo2", {"num_key_value_heads": 1}),
-    "olmo2 tied, bias, eps": ("olmo2", {"tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 0.1}),
-    "olmo3": ("olmo3", OLMO3),
-    "olmo3 yarn": ("olmo3", OLMO3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
-    "olmo3 every fourth layer": ("olmo3", {"sliding_window": 5, "num_hidden_layers": 4}),
     "phi3": ("phi3", PHI3),
     "phi3 window, tied": ("phi3", PHI3 | {"sliding_window": 5, "tie_word_embeddings": True}),
     "phi3 without GQA": ("phi3", PHI3 | {"num_key_value_heads": 4}),

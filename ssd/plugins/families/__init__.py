@@ -1,0 +1,1 @@
+"""Rarer model families: Granite, OLMo 2 and OLMo 3."""
