@@ -17,17 +17,16 @@ import numpy as np
 from msgspec.structs import replace
 
 import ssd.monitor
-from ssd.bench.emulated import Emulation, scripted
 from ssd.client import Client
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams
-from ssd.emulation.agreement import PRESETS
 from ssd.ipc.trace_ring import WORDS
 from ssd.launch.options import EngineOptions
-from ssd.launch.resolve import resolve
 from ssd.llm import running
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber
+from ssd.plugins.emulation.agreement import PRESETS
+from ssd.plugins.emulation.bench import Emulation
 
 FILE = Path(ssd.monitor.__file__).with_name("recording.msgpack.gz")
 _TIMES = DeviceTimes(verify=ForwardTime(40e-3), depth=ForwardTime(6e-3))
@@ -36,8 +35,7 @@ _CLIENTS, _WARM_S, _SECONDS = 3, 20.0, 10.0
 
 def main() -> None:
     emulation = Emulation(_TIMES, PRESETS["llama"].agreement(0.0))
-    with scripted(EngineOptions(mode="auto"), emulation) as options:
-        config = replace(resolve(options), emulate=_TIMES, elastic_cores=False)
+    with emulation.configured(EngineOptions(mode="auto")) as config:
         config = replace(config, target_name="70B, emulated", draft_name="1B, emulated")
         with running(config) as (engine, _):
             found = _recorded(engine.address)

@@ -27,11 +27,11 @@ from ssd.client import Client
 from ssd.config.emulation import ForwardTime
 from ssd.config.engine import DraftLink, EngineConfig
 from ssd.config.params import SamplingParams, Speculation
-from ssd.emulation.agreement import PRESETS
-from ssd.emulation.chains import write_pair
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from ssd.plugins.emulation.agreement import PRESETS
+from ssd.plugins.emulation.chains import write_pair
 from ssd.plugins.remote.configuration import RemoteDraft, remote_draft
 from tools.processes import command, environment
 

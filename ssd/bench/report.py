@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ssd.bench.environment import environment, processors
 from ssd.bench.figures import DISTURBED, Row, bounded, is_noise
 from ssd.bench.outputs import grid
+from ssd.bench.setup import PLAIN, Setup
 from ssd.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from ssd.bench.emulated import Emulation
 
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "chunk_gap": "chunk gap", "e2el": "E2E"}
 # Title of a table ("" is the first) -> its columns: key of a row -> heading.
@@ -60,25 +59,25 @@ _TABLES = {
 class BenchReport:
     """A benchmark's figures (`rows`), its setup (`engine`, `workload`), and remarks for the reader (`notes`).
 
-    `hardware` says whether the modes had equal hardware, `emulation` which devices were emulated."""
+    `hardware` says whether the modes had equal hardware, `setup` how the engine differs from its options."""
 
     benchmark: str
     engine: dict[str, Any]
     workload: dict[str, Any]
     hardware: str
-    emulation: Emulation | None = None
+    setup: Setup = PLAIN
     environment: dict[str, Any] = field(default_factory=environment)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def title_suffix(self) -> str:
-        return f" ({self.emulation.words})" if self.emulation else ""
+        return f" ({self.setup.words})" if self.setup.words else ""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "benchmark": self.benchmark,
-            **(self.emulation.facts() if self.emulation else {}),
+            **self.setup.facts(),
             "command": shlex.join(["ssd", *sys.argv[1:]]),
             "environment": self.environment,
             "engine": self.engine,
@@ -120,11 +119,17 @@ def sentences(report: BenchReport) -> list[str]:
     versions = f"ssd {machine['ssd']} {machine['commit']}".strip()
     place = "on" if "device" in facts else "asked from"
     about = f"{pair} {place} {processors(machine)}; {versions}, torch {machine['torch']}, Python {machine['python']}."
-    emulated = report.emulation.notes(report.rows) if report.emulation else []
     plans = [f"{row['mode']} at {_case(row)}, in the end: {row['plan']}." for row in report.rows if row.get("plan")]
     gains = [(row["over_ar"], row["acceptance_length"]) for row in report.rows if row.get("over_ar")]
     disturbed = [DISTURBED] if any(is_noise(*gain) for gain in gains) else []
-    return [*filter(None, [report.hardware]), *plans, *disturbed, *report.notes, *emulated, about]
+    return [
+        *filter(None, [report.hardware]),
+        *plans,
+        *disturbed,
+        *report.notes,
+        *report.setup.notes(report.rows),
+        about,
+    ]
 
 
 def _case(row: Row) -> str:

@@ -7,9 +7,9 @@ import os
 import click
 from msgspec.structs import replace
 
-from ssd.bench.emulated import Emulation
+from ssd.bench.setup import PLAIN, Setup
 from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
-from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, emulation_options
+from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, setup_options
 from ssd.cli.bench_serve import serve
 from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import engine_options
@@ -39,19 +39,19 @@ def bench() -> None:
 @bench.command(cls=GroupedCommand, examples=_LATENCY)
 @engine_options(without=SWEPT)
 @bench_options
-@emulation_options
+@setup_options
 @_PERPLEXITY
 def latency(
     asked: BenchOptions,
-    emulation: Emulation | None,
     perplexity: bool,
     engine: EngineOptions,
+    setup: Setup = PLAIN,
 ) -> None:
     """One request at a time: speed of decoding, and the parts of a round beside what theory makes of them."""
     from ssd.bench.runs import latency as run
 
-    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine, emulation))
-    with measuring("latency", asked, asked.texts(), engine, settings, emulation) as job:
+    settings = asked.sweep(modes_to_compare(engine, setup)).settings(base_speculation(engine, setup))
+    with measuring("latency", asked, asked.texts(), engine, settings, setup) as job:
         for temperature in asked.temperatures:
             runs = run(job.client, job.prompts, job.settings, temperature, job.protocol)
             job.report.rows += job.rows(runs, temperature, perplexity)
@@ -62,7 +62,7 @@ def latency(
 @bench.command(cls=GroupedCommand, examples=_THROUGHPUT)
 @engine_options(without=SWEPT)
 @bench_options
-@emulation_options
+@setup_options
 @main_option(
     "--batch-size",
     "batch_sizes",
@@ -76,23 +76,23 @@ def latency(
 @_PERPLEXITY
 def throughput(
     asked: BenchOptions,
-    emulation: Emulation | None,
     batch_sizes: tuple[int, ...],
     repeats: int,
     perplexity: bool,
     engine: EngineOptions,
+    setup: Setup = PLAIN,
 ) -> None:
     """All prompts in batches: tokens a second of the whole batch."""
     from ssd.bench.runs import throughput as run
 
-    settings = asked.sweep(modes_to_compare(engine, emulation)).settings(base_speculation(engine, emulation))
+    settings = asked.sweep(modes_to_compare(engine, setup)).settings(base_speculation(engine, setup))
     texts = asked.texts()
     count = asked.prompts if texts is None else len(texts)
     if max(batch_sizes) > count:
         raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
     if engine.max_num_seqs is None:
         engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, *batch_sizes))
-    with measuring("throughput", asked, texts, engine, settings, emulation) as job:
+    with measuring("throughput", asked, texts, engine, settings, setup) as job:
         for temperature in asked.temperatures:
             for size in batch_sizes:
                 runs = run(job.client, job.prompts, job.settings, temperature, job.protocol, size, repeats)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.outputs import console, draw_rows
 from ssd.bench.settings import Protocol, Setting, widest
+from ssd.bench.setup import PLAIN, Setup
 from ssd.cli.bench_options import ROWS, BenchOptions
 from ssd.config.engine import NEVER_S, EngineConfig
-from ssd.config.params import DRAFTED, Allocation, Mode, Speculation
+from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
@@ -53,17 +53,16 @@ class Job:
         return found
 
 
-def base_speculation(engine: EngineOptions, emulation: Emulation | None = None) -> Speculation:
-    """Return how to speculate where no option says otherwise.
+def base_speculation(engine: EngineOptions, setup: Setup = PLAIN) -> Speculation:
+    """Return how to speculate where no option says otherwise."""
+    return Speculation(
+        sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget, allocation=setup.allocation
+    )
 
-    The scores of a scripted pair say nothing of its doubts, so it gets lists of outcomes."""
-    allocation: Allocation = "theorem" if emulation is not None and emulation.scripted else "joint"
-    return Speculation(sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget, allocation=allocation)
 
-
-def modes_to_compare(engine: EngineOptions, emulation: Emulation | None = None) -> tuple[Mode, ...]:
+def modes_to_compare(engine: EngineOptions, setup: Setup = PLAIN) -> tuple[Mode, ...]:
     """Return the modes that are compared by default; those with a draft only if there is one."""
-    if engine.drafts or (emulation is not None and emulation.scripted):
+    if engine.drafts or setup.has_draft:
         return ROWS
     return tuple(mode for mode in ROWS if mode not in DRAFTED)
 
@@ -95,35 +94,23 @@ def measuring(
     texts: list[str] | None,
     engine: EngineOptions,
     settings: list[Setting],
-    emulation: Emulation | None,
+    setup: Setup,
 ) -> Iterator[Job]:
     """Yield a job whose engine runs while the block lasts."""
     from ssd.bench.report import BenchReport
     from ssd.cli.session import process_setup, session
-    from ssd.launch.resolve import resolve
 
     with ExitStack() as stack:
-        options = sized(engine, settings)
-        if emulation is not None:
-            options = stack.enter_context(scripted(options, emulation))
-        config = replace(resolve(options), idle_draft_s=NEVER_S)  # the draft must not leave before its mode is measured
+        config = stack.enter_context(setup.configured(sized(engine, settings)))
+        config = replace(config, idle_draft_s=NEVER_S)  # the draft must not leave before its mode is measured
         tell_left_out(asked, engine, settings)
-        if emulation is not None:
-            config = emulating(config, emulation)
         stack.enter_context(process_setup())
         client = stack.enter_context(session(config))
         protocol = asked.protocol(client.describe().chat)
         prompts = asked.requests(texts, config.vocab_size)
         workload = asked.workload(protocol, len(prompts))
-        report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), emulation)
+        report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), setup)
         yield Job(config, client, prompts, settings, protocol, report)
-
-
-def emulating(config: EngineConfig, emulation: Emulation) -> EngineConfig:
-    if emulation.times is not None:
-        # The scripted pair's weights contain the stated agreement.
-        return replace(config, emulate=emulation.times, elastic_cores=False)
-    return replace(config, synthetic=emulation.stated)
 
 
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:

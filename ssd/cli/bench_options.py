@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
-import msgspec
 
 from ssd.bench import datasets
-from ssd.bench.emulated import Emulation
 from ssd.bench.outputs import check_plot, check_writable
-from ssd.bench.quantities import Real, Times
+from ssd.bench.quantities import Real
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.command import headed, main_option
 from ssd.cli.option_types import FanOut, Lookahead
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
-from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
-from ssd.emulation.agreement import PRESETS, Preset, stated_agreement
 from ssd.errors import UsageError
+from ssd.system import registered
+from ssd.system.registered import BENCH_SETUPS
 
 if TYPE_CHECKING:
     from ssd.client import Prompt
@@ -51,34 +49,6 @@ class Modes(click.ParamType):
             if mode not in get_args(Mode):
                 self.fail(f"{mode!r} is not a mode: there are {', '.join(get_args(Mode))}", param, ctx)
         return modes
-
-
-class Emulated(click.ParamType):
-    """Times such as "verify=15ms+60us,depth=2.2ms" as `DeviceTimes`, or a pair of the paper ("llama") as `Preset`."""
-
-    name = "PRESET|verify=TIME[+EACH],depth=TIME[+EACH]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceTimes | Preset:
-        if isinstance(value, (DeviceTimes, Preset)):
-            return value
-        if value in PRESETS:
-            return PRESETS[value]
-        known = DeviceTimes.__struct_fields__
-        given: dict[str, ForwardTime] = {}
-        for part in value.split(","):
-            name, equals, text = (piece.strip() for piece in part.partition("="))
-            if not equals:
-                self.fail(f"{part!r} is neither a preset ({', '.join(PRESETS)}) nor NAME=TIME", param, ctx)
-            if name not in known or name in given:
-                what = "given twice" if name in given else f"none of {', '.join(known)}"
-                self.fail(f"{name!r} is {what}", param, ctx)
-            given[name] = ForwardTime(*Times().convert(text, param, ctx))
-        if missing := [name for name in known if name not in given]:
-            self.fail(f"{value!r} lacks the time of {missing[0]}", param, ctx)
-        try:
-            return msgspec.convert(msgspec.to_builtins(given), DeviceTimes)
-        except msgspec.ValidationError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
 
 
 class BenchOptions(NamedTuple):
@@ -136,11 +106,12 @@ class BenchOptions(NamedTuple):
 
 def _take_preset(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
     if name is not None:
-        _set_defaults(ctx, **_PRESETS[name])
+        set_defaults(ctx, **_PRESETS[name])
     return name
 
 
-def _set_defaults(ctx: click.Context, **defaults: Any) -> None:
+def set_defaults(ctx: click.Context, **defaults: Any) -> None:
+    """Let an option decide what others are unless they are given."""
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
@@ -221,69 +192,6 @@ _OPTIONS: list[Callable[..., Any]] = [
 ]
 
 
-def _take_devices(ctx: click.Context, param: click.Parameter, value: DeviceTimes | Preset | None) -> Any:
-    if isinstance(value, Preset):
-        _set_defaults(ctx, lookaheads=[str(value.lookahead)], fan_outs=[str(value.fan_out)], dataset=datasets.RANDOM)
-    return value
-
-
-def _take_length(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None:
-        _set_defaults(ctx, dataset=datasets.RANDOM)  # a scripted pair reads no texts
-    return value
-
-
-_EMULATION_OPTIONS = [
-    click.option(
-        "--emulate",
-        "devices",
-        type=Emulated(),
-        is_eager=True,
-        callback=_take_devices,
-        help=f"Let forwards take these times; {' or '.join(PRESETS)}: those, K, fan-out, and a synthetic pair as right "
-        "as the paper's.",
-    ),
-    click.option(
-        "--synthetic-acceptance-length",
-        "length",
-        type=Real(1),
-        is_eager=True,
-        callback=_take_length,
-        help="With --emulate or --load-format dummy: models that agree so that a round of sd takes so many tokens, by "
-        "the first -k.",
-    ),
-    click.option(
-        "--synthetic-hit-rate",
-        "hit_rate",
-        type=Real(0, 1),
-        help="Share of rounds that ssd prepares for, by the first -k and -f. Default: as the paper's Llama pair.",
-    ),
-]
-
-
-def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options of emulation to a command with `BenchOptions`; it receives `emulation` or None."""
-
-    @functools.wraps(function)
-    def call(asked: BenchOptions, devices: Any, length: float | None, hit_rate: float | None, **values: Any) -> Any:
-        return function(asked=asked, emulation=emulation(asked, devices, length, hit_rate), **values)
-
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(_EMULATION_OPTIONS), call)
-
-
-def emulation(
-    asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
-) -> Emulation | None:
-    """Return the emulation, or None if nothing is emulated; raise UsageError for options that contradict."""
-    lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
-    agreement = stated_agreement(length, hit_rate, lookahead, fan_out)
-    if devices is None and agreement is None:
-        return None
-    times = devices.times if isinstance(devices, Preset) else devices
-    if agreement is None and isinstance(devices, Preset):
-        if len(asked.temperatures) != 1:
-            raise UsageError(f"--emulate {devices.name} needs one temperature, on which its acceptance depends")
-        agreement = devices.agreement(asked.temperatures[0])
-    if agreement is not None and asked.dataset != datasets.RANDOM:
-        raise UsageError(f"a scripted pair reads no texts: --dataset {datasets.RANDOM}, not {asked.dataset}")
-    return Emulation(times, agreement)
+def setup_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of plugins to a command with `BenchOptions`, which has `setup`, a plain one if none is given."""
+    return functools.reduce(lambda decorated, add: add(decorated), registered.load_all(BENCH_SETUPS), function)

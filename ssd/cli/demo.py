@@ -1,28 +1,25 @@
-"""`ssd demo`: the gain of speculation over plain decoding on a story, on an edit, and on emulated devices."""
+"""`ssd demo`: the gain of speculation over plain decoding on a story, on an edit, and in what plugins add."""
 
 from __future__ import annotations
 
 import shlex
 import time
+import typing
 from typing import NamedTuple
 
 import click
 
-from ssd.bench.datasets import RANDOM, prompts
-from ssd.bench.emulated import Emulation, scripted
 from ssd.bench.environment import environment, processors, runs_on
 from ssd.bench.figures import DISTURBED, bounded, differing, is_noise, rows
 from ssd.bench.outputs import console, grid
 from ssd.bench.runs import Runs, latency
-from ssd.bench.settings import Protocol, Setting, Sweep
-from ssd.cli.bench_job import base_speculation, emulating, sized
+from ssd.bench.settings import Protocol, Setting
 from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import local_engine_options
 from ssd.cli.session import process_setup, session, show
 from ssd.client import Client, Completion
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, Speculation
-from ssd.emulation.agreement import PRESETS
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.system import registered
@@ -50,10 +47,9 @@ def surface(width, height, depth):
 """
 _RAW_TOKENS = 64  # of an edit by a model without chat format, which does not end by itself
 _TURNS, _TURNS_S = 5, 8.0  # turns of each mode: at most five, in about eight seconds for all modes
-_EMULATED_PROMPTS, _EMULATED_TOKENS = 2, 96
 
 _INTRODUCTION = """\
-The demo compares plain decoding (mode ar) with speculation, three times: less than a minute if nothing else runs.
+The demo compares plain decoding (mode ar) with speculation, {times}: less than a minute if nothing else runs.
 Several tokens are proposed, and one forward of the model checks them all. A token is kept only where it is the one
 that the model chooses itself: speculation changes the speed, not the tokens. The token ids are compared each time."""
 _ABOUT_STORY = """\
@@ -62,16 +58,25 @@ be guessed."""
 _ABOUT_EDIT = """\
 Most of the answer stands in the prompt. Prompt lookup proposes what followed the same words there. It needs no draft
 model and no setting."""
-_ABOUT_EMULATED = """\
-EMULATED: no GPU is used and no weights are loaded. A forward sleeps as long as on the paper's devices:
-{models}. The tokens are a script's; the draft guesses as many of them as the
-paper's does. Processes, messages and scheduling are the real engine's. In sd target and draft take turns; in ssd the
-draft works ahead while the target verifies."""
 _NEXT = """\
-A draft pays most where it has hardware of its own, as on the emulated devices.
 Next: serve it over HTTP       ssd serve {target}
       compare every mode       ssd bench latency -m {target}"""
 _PLAN = "      see what a draft costs   ssd plan -m {target}"
+
+
+class Part(typing.Protocol):
+    """A part of the demo that a plugin adds.
+
+    It has a `title`, words `about` it, a `name` for the summary, a phrase for `help`, and a `last` sentence."""
+
+    title: str
+    about: str
+    name: str
+    help: str
+    last: str
+
+    def measured(self, max_tokens: int) -> tuple[EngineConfig, list[Setting], Runs]:
+        """Measure settings, the first of mode `ar`, with answers of up to `max_tokens` tokens."""
 
 
 class _Gain(NamedTuple):
@@ -94,18 +99,23 @@ class _Gain(NamedTuple):
         return is_noise(self.over, self.length)
 
 
-@click.command(cls=GroupedCommand, examples=_EXAMPLES)
+_PARTS: list[Part] = registered.load_all(registered.DEMO_PARTS)
+_HELP = f"""\
+Compare the mode asked for with plain decoding: {", ".join(["on a story", "on an edit", *(p.help for p in _PARTS)])}.
+
+With PROMPT, on that alone. All modes have all cores, unless --target-cpus or --draft-cpus say otherwise."""
+
+
+@click.command(cls=GroupedCommand, examples=_EXAMPLES, help=_HELP)
 @click.argument("prompt", required=False)
 @local_engine_options
 @main_option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Longest answer.")
 def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
-    """Compare the mode asked for with plain decoding: on a story, on an edit, and on the paper's 70B pair, emulated.
-
-    With PROMPT, on that alone. All modes have all cores, unless --target-cpus or --draft-cpus say otherwise."""
     config = resolve(engine)
     with process_setup():
         if prompt is None:
-            click.echo(_INTRODUCTION)
+            parts = 2 + len(_PARTS)
+            click.echo(_INTRODUCTION.format(times={2: "twice", 3: "three times"}.get(parts, f"{parts} times")))
         with session(config) as client:
             chat = client.describe().chat
             free = Protocol(max_tokens, chat, ignore_eos=False, sampling=config.sampling)
@@ -117,13 +127,19 @@ def demo(prompt: str | None, max_tokens: int, engine: EngineOptions) -> None:
             exact = Protocol(max_tokens if chat else min(max_tokens, _RAW_TOKENS), chat, ignore_eos=False)
             _headline(f"2. An edit by {config.target_name}", _ABOUT_EDIT, exact)
             edit = _compared(config, client, _edit(engine, chat), exact)
-        emulated = _emulated(max_tokens)
+        gains = {"a story": story, "an edit": edit}
+        for number, part in enumerate(_PARTS, 3):
+            click.secho(f"\n{number}. {part.title}", bold=True)
+            click.echo(part.about)
+            gains[part.name] = _reported(*part.measured(max_tokens))
     click.secho("\nIn short: tok/s of plain decoding, and with speculation", bold=True)
-    for title, gain in (("a story", story), ("an edit", edit), ("70B, emulated", emulated)):
+    for title, gain in gains.items():
         said = f"{gain.mode}, disturbed" if gain.is_noise else gain.mode
         times = bounded(gain.over, gain.length)
         click.echo(f"  {title:<14}{gain.plain:6.1f} -> {gain.asked:6.1f}  {times} times ({said})")
     click.echo(f"This machine: {processors(environment())}. {_draft_words(config, story)}")
+    for part in _PARTS:
+        click.echo(part.last)
     for line in (_NEXT, _PLAN) if "plan" in registered.names(registered.COMMANDS) else (_NEXT,):
         click.echo(line.format(target=shlex.quote(engine.target)))
 
@@ -153,21 +169,6 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
     turns = int(_TURNS_S / len(settings) / (time.perf_counter() - began))
     runs = latency(client, [prompt] * max(1, min(turns, _TURNS)), settings, 0.0, protocol)
     return _reported(config, settings, runs, shown)
-
-
-def _emulated(max_tokens: int) -> _Gain:
-    """Let the paper's pair answer on emulated devices. See `_reported`."""
-    pair, options = PRESETS["llama"], EngineOptions()
-    emulation = Emulation(pair.times, pair.agreement(0.0))
-    settings = Sweep(("ar", "sd", "ssd"), (pair.lookahead,), ((pair.fan_out,),)).settings(base_speculation(options))
-    click.secho("\n3. The 70B pair of arXiv 2603.03251, emulated", bold=True)
-    click.echo(_ABOUT_EMULATED.format(models=pair.models))
-    with scripted(sized(options, settings), emulation) as scripts:
-        config = emulating(resolve(scripts), emulation)
-        with session(config) as client:
-            protocol = Protocol(min(max_tokens, _EMULATED_TOKENS), chat=False)
-            runs = latency(client, prompts(RANDOM, _EMULATED_PROMPTS, config.vocab_size), settings, 0.0, protocol)
-    return _reported(config, settings, runs)
 
 
 def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: Completion | None = None) -> _Gain:

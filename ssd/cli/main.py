@@ -42,7 +42,7 @@ _COMMANDS = {
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
     "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
-    "demo": ("ssd.cli.demo:demo", "See what speculation gains on a story, an edit and an emulated pair."),
+    "demo": ("ssd.cli.demo:demo", "See what speculation gains over plain decoding."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),
@@ -52,7 +52,7 @@ _ALIASES = {"serve": "launch"}
 
 
 def _commands() -> dict[str, tuple[str, str]]:
-    """Return the core's commands and those of plugins."""
+    """Return the core's commands and those of plugins, which may have other words for one of the core's."""
     with _Importing():
         return {
             **_COMMANDS,

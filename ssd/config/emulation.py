@@ -7,8 +7,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from ssd.speculation.theory import LinearCost, expected_tokens
-
 Seconds = Annotated[float, Meta(ge=0, le=1e4)]
 
 
@@ -17,10 +15,6 @@ class ForwardTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fixed_s: Seconds
     each_s: Seconds = 0.0
-
-    @property
-    def line(self) -> LinearCost:
-        return LinearCost(self.fixed_s, self.each_s)
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,8 +37,3 @@ class Agreement(NamedTuple):
     hit_rate: float
     lookahead: int
     fan_out: int
-
-    @property
-    def acceptance_length(self) -> float:
-        """Return the mean number of tokens of a round of `sd`."""
-        return expected_tokens(self.acceptance, self.lookahead)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from ssd.draft import block, eagle3
 from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
-from ssd.emulation import pacing, synthetic
 from ssd.errors import SsdError, UsageError
 from ssd.execution.batch import Row
 from ssd.execution.core_team import CoreTeam
@@ -46,7 +45,7 @@ from ssd.models.pairs import SHARED, borrowed, check_pair, draft_kind, translate
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
-from ssd.system import failpoints
+from ssd.system import failpoints, registered
 from ssd.tuning import draft_format
 
 log = logging.getLogger("ssd.draft")
@@ -204,21 +203,26 @@ def _load(
     how: Any = {"int8": weights.quantize != "none", "light": weights.quantize == "light", "activations": "int8"}
     model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, progress=progress, **how)
     if config.synthetic is not None:
-        model = synthetic.scripted(model, config.synthetic, "draft")
-    takes = None if config.emulate is None else config.emulate.depth
+        model = registered.emulation("model")(model, config.synthetic, "draft")
     attention = config.attention if device.type == "cuda" else "auto"
     if model.shape.no_rollback:
         raise UsageError(f"{name} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
     if model.shape.states and config.cascade:
         raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
-    if device.type == "cuda" and takes is None and not isinstance(model, BlockDraft) and not model.shape.states:
+    if (
+        device.type == "cuda"
+        and config.emulate is None
+        and not isinstance(model, BlockDraft)
+        and not model.shape.states
+    ):
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
         room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
         sizes = config.draft_num_pages, config.page_size, config.deterministic
         eight_bits = weights.quantize == "light" and draft_kind(checkpoint) is None and cpu.present(device)
         cache_dtype = "int8" if eight_bits else "auto"
-        runner = pacing.runner(takes, model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
+        kind = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.depth)
+        runner = kind(model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
     try:
         sampling.warm_up(device)
         _warm_up(runner, _WARM_UP_TOKENS)

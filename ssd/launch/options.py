@@ -26,7 +26,6 @@ from ssd.config.params import (
     fan_out_fields,
     in_words,
 )
-from ssd.emulation.agreement import stated_agreement
 from ssd.errors import RequestError, UsageError
 from ssd.models.pull import BUILTIN
 from ssd.speculation import backups as speculators
@@ -178,11 +177,16 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
     def synthetic(self) -> Agreement | None:
         """Return the wanted agreement of models of random weights; None if not asked for. Raises UsageError."""
         length, hit_rate = self.synthetic_acceptance_length, self.synthetic_hit_rate
+        if length is None and hit_rate is None:
+            return None
         if length is not None and self.load_format != "dummy":
             raise UsageError(
                 "--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do"
             )
-        return stated_agreement(length, hit_rate, self.num_speculative_tokens, self.fan_out)
+        stated: Agreement = registered.emulation("agreement")(
+            length, hit_rate, self.num_speculative_tokens, self.fan_out
+        )
+        return stated
 
     def draft_revisions(self, drafts: int) -> list[str | None]:
         """Return a revision for each of this number of `drafts`. Raises UsageError."""

@@ -19,6 +19,7 @@ DOORS, QUOTAS = "ssd.doors", "ssd.quotas"
 COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
 EXECUTORS, LINKS, TABLES = "ssd.executors", "ssd.links", "ssd.tables"
 FALLBACKS = "ssd.fallbacks"
+EMULATIONS, BENCH_SETUPS, DEMO_PARTS = "ssd.emulations", "ssd.bench_setups", "ssd.demo_parts"
 _NAME = "ssd-engine"
 AUTO, NONE = "auto", "none"
 """Values of the options beside names: the parser that fits the chat template, and no parser."""
@@ -85,6 +86,13 @@ def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE))
     """Raise UsageError if the value `name` of `option` is neither in a group nor one of the option's `own`."""
     if name not in own and name not in names(group):
         raise UsageError(f"{option} {name!r}: there are {', '.join([*own, *names(group)])}")
+
+
+def emulation(name: str) -> Any:
+    """Return what emulates a `runner`, a `model` or an `agreement`. Raises UsageError if nothing here does."""
+    if name not in names(EMULATIONS):
+        raise UsageError("emulated times and synthetic acceptance are not part of this installation")
+    return load(EMULATIONS, name)
 
 
 def fitting(group: str, template: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import DRAFTED, MAX_LOOKAHEAD, TARGET_REACH
-from ssd.emulation import pacing, synthetic
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, device_of
@@ -24,7 +24,7 @@ from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
-from ssd.system import failpoints
+from ssd.system import failpoints, registered
 from ssd.verifier.inline_draft import InlineRunner
 
 log = logging.getLogger("ssd.target")
@@ -54,7 +54,7 @@ def load(
     if cause := model.shape.no_rollback:
         _check_plain(config, cause)
     if config.synthetic is not None:
-        model = synthetic.scripted(model, config.synthetic, "target", ranks)
+        model = registered.emulation("model")(model, config.synthetic, "target", ranks)
     sizes = config.num_pages, config.page_size, config.deterministic, config.attention
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
     runner: Runner
@@ -68,9 +68,9 @@ def load(
     elif (device.type == "cuda" or config.inline_draft) and config.emulate is None and not model.shape.states:
         runner = StaticRunner(model, *sizes, **static)
     else:
-        takes = None if config.emulate is None else config.emulate.verify
+        kind = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.verify)
         room = StateRoom(config.max_num_seqs, TARGET_REACH)
-        runner = pacing.runner(takes, model, *sizes, cache_dtype=config.kv_cache_dtype, state_room=room)
+        runner = kind(model, *sizes, cache_dtype=config.kv_cache_dtype, state_room=room)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             sampling.warm_up(device)
@@ -95,7 +95,7 @@ def load_draft(config: EngineConfig) -> InlineRunner:
     if cause := model.shape.no_rollback:
         raise UsageError(f"it cannot draft, as it cannot be rolled back: {cause}")
     if config.synthetic is not None:
-        model = synthetic.scripted(model, config.synthetic, "draft")
+        model = registered.emulation("model")(model, config.synthetic, "draft")
     runner = InlineRunner(model, config)
     runner.warm_up(1)
     return runner

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 
 from ssd.bench.figures import differing, predicted, quartiles, rows
 from ssd.bench.outputs import COLOURS
-from ssd.bench.report import BenchReport, sentences
+from ssd.bench.report import BenchReport, sentences, tables
 from ssd.bench.runs import Turn
 from ssd.bench.settings import Setting
+from ssd.bench.setup import Setup
 from ssd.config.params import Mode, Speculation
 from ssd.ipc.public import Metrics
 from tests.bench.runs import completion, turns
@@ -53,6 +55,25 @@ def test_what_auto_chose_is_told_and_has_no_prediction() -> None:
     assert "k" not in ngram and all(row["equal_to_ar"] == 1 for row in found)
     report = BenchReport("latency", {"device": "cpu"}, {}, "Equal hardware.", rows=found)
     assert sentences(report)[:2] == ["Equal hardware.", f"auto at T = 0, in the end: {said}."]
+
+
+class Stated(Setup):
+    words = "stated: 3"
+
+    def facts(self) -> dict[str, Any]:
+        return {"stated": 3}
+
+    def notes(self, rows: Sequence[dict[str, Any]]) -> list[str]:
+        return [f"{row['mode']} is stated." for row in rows]
+
+
+def test_a_setup_of_a_plugin_is_named_in_titles_sentences_and_json() -> None:
+    found = rows([AR], {"ar": turns(10)}, 0.0)
+    plain, stated = (BenchReport("latency", {}, {}, "", *setup, rows=found) for setup in ((), (Stated(),)))
+    assert (plain.title_suffix, stated.title_suffix) == ("", " (stated: 3)")
+    assert stated.as_json() == plain.as_json() | {"stated": 3}
+    assert "ar is stated." in sentences(stated) and "ar is stated." not in sentences(plain)
+    assert str(tables(stated, "medians")[0].title).endswith(" (stated: 3)")
 
 
 def test_every_mode_has_a_colour_of_its_own() -> None:

@@ -225,7 +225,6 @@ def test_speculation_without_a_draft_is_refused() -> None:
         ["launch", "--step-timeout", "nan"],
         ["chat", "--temperature", "nan"],
         ["launch", "--slow-reader-seconds", "nan"],
-        ["bench", "latency", "--synthetic-acceptance-length", "nan"],
         ["top", "--interval", "nan"],
         ["trace", "--last", "nan"],
     ],

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from msgspec.structs import replace
 
 from ssd.client import Client
-from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import RequestError
 from ssd.ipc.trace_ring import State
@@ -51,9 +51,9 @@ def params(mode: str) -> SamplingParams:
 
 
 @contextmanager
-def running(times: DeviceTimes | None = None) -> Iterator[Engine]:
+def running(**changes: Any) -> Iterator[Engine]:
     config = resolve(EngineOptions(), ServerOptions(port=0))
-    with Engine(replace(config, idle_draft_s=SOON_S, emulate=times)) as engine:
+    with Engine(replace(config, idle_draft_s=SOON_S, **changes)) as engine:
         yield engine
 
 
@@ -186,15 +186,6 @@ def test_a_target_that_dies_while_its_draft_is_parked_is_replaced_with_a_draft(
 
     until(answers, 3 * PATIENCE_S)  # both processes begin anew, which took 7 to 17 s alone
     assert comes_back(client, expected)
-
-
-def test_a_plan_that_wants_the_draft_brings_it_back() -> None:
-    """On emulated devices whose target is so slow that a draft pays."""
-    with running(DeviceTimes(ForwardTime(0.06), ForwardTime(0.002))) as engine, Client(engine.address) as client:
-        until(lambda: is_parked(engine))
-        expected = client.generate(PROMPT, replace(params("ar"), max_tokens=16)).token_ids
-        answers = (client.generate(PROMPT, replace(params("auto"), max_tokens=16)).token_ids for _ in range(200))
-        assert any(ids == expected and state(engine) == "up" for ids in answers)
 
 
 def test_sigterm_while_the_draft_is_parked_ends_the_command_with_status_zero() -> None:

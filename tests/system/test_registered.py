@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ssd.errors import UsageError
+from ssd.launch.options import EngineOptions
 from ssd.models import registry
 from ssd.speculation import backups as speculators
 from ssd.system import registered
@@ -66,3 +68,13 @@ def test_another_project_beside_the_package_is_not_read(text: str | None, tmp_pa
         (tmp_path / "pyproject.toml").write_text(text)
     monkeypatch.setattr(registered, "_PROJECT", tmp_path / "pyproject.toml")
     assert registered._own.__wrapped__("ssd.models") is None
+
+
+def test_emulation_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "names", lambda group: [])
+    options = EngineOptions(load_format="dummy", synthetic_acceptance_length=2.0, num_speculative_tokens=4)
+    with pytest.raises(UsageError, match="synthetic acceptance are not part of this installation"):
+        options.synthetic()
+    for name in ("runner", "model"):
+        with pytest.raises(UsageError, match=r"emulated times and .* not part of this installation"):
+            registered.emulation(name)

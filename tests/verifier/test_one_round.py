@@ -22,7 +22,7 @@ from tests.models import tiny
 
 PAGES, WARM, ROUNDS = 300, 6, 30
 # The model's forward and what executes it; the process shell: traces of what a process does, failpoints.
-LEFT_OUT = ("models/", "layers/", "kernels/", "execution/", "emulation/", "ipc/trace_ring.py", "failpoints.py")
+LEFT_OUT = ("models/", "layers/", "kernels/", "execution/", "ipc/trace_ring.py", "failpoints.py")
 
 
 class Crossed:

@@ -6,13 +6,13 @@ import click
 import msgspec
 import pytest
 
-from ssd.bench.emulated import emulated
-from ssd.cli.bench_options import Emulated
 from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
-from ssd.emulation.agreement import PRESETS, Preset
 from ssd.errors import UsageError
+from ssd.plugins.emulation.agreement import PRESETS, Preset, acceptance_length, line
+from ssd.plugins.emulation.bench import emulated
+from ssd.plugins.emulation.options import Emulated
 
 
 def parsed(text: str) -> DeviceTimes | Preset:
@@ -63,9 +63,9 @@ def test_the_presets_say_what_was_published() -> None:
     """Tokens a second of `sd` in the re-run and of the paper's means, with the overhead that the re-run had."""
     for name, published in (("llama", 181.7), ("qwen", 136.8)):
         preset = PRESETS[name]
-        verify_s, depth_s = preset.times.verify.line.at(1 + preset.lookahead), preset.times.depth.line.at(1)
+        verify_s, depth_s = line(preset.times.verify).at(1 + preset.lookahead), line(preset.times.depth).at(1)
         round_s = verify_s + preset.lookahead * depth_s + 2.9e-3
-        assert preset.agreement(0.0).acceptance_length / round_s == pytest.approx(published, rel=0.02)
+        assert acceptance_length(preset.agreement(0.0)) / round_s == pytest.approx(published, rel=0.02)
         assert preset.fan_out * (preset.lookahead + 1) <= MAX_CHAINS
 
 

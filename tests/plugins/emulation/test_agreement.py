@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ssd.config.emulation import Agreement
-from ssd.emulation.agreement import MOST_DECOYS, agreement_of, decoys
 from ssd.errors import UsageError
+from ssd.plugins.emulation.agreement import MOST_DECOYS, acceptance_length, agreement_of, decoys
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_misses_fall_with_the_fan_out_as_in_the_paper() -> None:
 
 def test_a_length_is_that_of_a_round_and_hits_are_the_papers_where_nothing_is_said() -> None:
     asked = agreement_of(3.0, None, 4, 3)
-    assert asked.acceptance_length == pytest.approx(3.0)
+    assert acceptance_length(asked) == pytest.approx(3.0)
     assert asked.hit_rate == pytest.approx(1 - 0.23 * 3**-0.6)
     always = agreement_of(5.0, None, 4, 1)  # right, and a hit
     assert always == Agreement(pytest.approx(1.0), pytest.approx(1.0), 4, 1)

@@ -10,14 +10,17 @@ import torch
 from msgspec.structs import replace
 
 from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, SamplingParams, Speculation
-from ssd.emulation import pacing
-from ssd.emulation.chains import write_pair
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.llm import running
+from ssd.plugins.emulation import pacing
+from ssd.plugins.emulation.chains import write_pair
+from ssd.verifier.loading import load
+from tests.models import tiny
 from tests.verifier.scripted import make_engine, submit, tiny_llama
 
 
@@ -27,7 +30,7 @@ def test_every_forward_waits_for_the_time_of_its_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(pacing.time, "perf_counter", lambda: 100.0)
     monkeypatch.setattr(pacing, "wait_until", ends.append)
     model, rows = tiny_llama(), [Row([1, 2, 3], 0, range(4)), Row([4], 0, range(1, 4))]
-    logits = pacing.runner(ForwardTime(0.015, 0.001), model, 4, 16).forward(rows)
+    logits = pacing.PacedRunner(ForwardTime(0.015, 0.001), model, 4, 16).forward(rows)
     assert ends == [100.0 + 0.015 + 4 * 0.001]
     assert torch.equal(logits, Runner(model, 4, 16).forward(rows))
 
@@ -43,7 +46,8 @@ def test_what_may_wait_is_done_while_a_device_computes(
     """Without one there is no such moment: it comes first."""
     happened: list[str] = []
     monkeypatch.setattr(pacing, "wait_until", lambda end: happened.append("waited"))
-    runner = pacing.runner(times, tiny_llama(), 64, 4)
+    model = tiny_llama()
+    runner = Runner(model, 64, 4) if times is None else pacing.PacedRunner(times, model, 64, 4)
     computed = runner.states
 
     def noticed(*given: Any) -> Any:
@@ -57,8 +61,11 @@ def test_what_may_wait_is_done_while_a_device_computes(
     assert happened == order
 
 
-def test_without_times_a_runner_is_the_plain_one() -> None:
-    assert type(pacing.runner(None, tiny_llama(), 4, 16)) is Runner
+def test_without_times_a_runner_is_the_plain_one(tmp_path: Path) -> None:
+    config = EngineConfig(target=str(tiny.llama(tmp_path / "target")), num_pages=128, max_model_len=512)
+    times = DeviceTimes(ForwardTime(1e-3), ForwardTime(0.0))
+    assert type(load(config)[0]) is Runner
+    assert type(load(replace(config, emulate=times))[0]) is pacing.PacedRunner
 
 
 def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from ssd import LLM, SamplingParams
 from ssd.config.emulation import Agreement
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
-from ssd.emulation import chains
-from ssd.emulation.synthetic import Scripted, scripted
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
@@ -24,6 +22,9 @@ from ssd.launch.resolve import resolve
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
+from ssd.plugins.emulation import chains
+from ssd.plugins.emulation.agreement import acceptance_length
+from ssd.plugins.emulation.synthetic import Scripted, scripted
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 from tests.ranks import side_by_side
@@ -93,12 +94,12 @@ def test_drafts_are_accepted_as_often_as_stated(models: dict[str, Any], temperat
     wanted = SamplingParams(temperature, seed=3, max_tokens=700, speculation=speculation)
     (metrics,) = Pair(settings, target, Draft(settings, draft)).run([[1, 2, 3]], [wanted]).metrics
     assert metrics.drafted_tokens > 500
-    expected = (ASKED.acceptance_length - 1) / ASKED.lookahead
+    expected = (acceptance_length(ASKED) - 1) / ASKED.lookahead
     assert metrics.accepted_tokens / metrics.drafted_tokens == pytest.approx(expected, rel=0.15)
 
 
 def test_every_mode_of_an_engine_says_the_same(models: dict[str, Any]) -> None:
-    stated = {"synthetic_acceptance_length": ASKED.acceptance_length, "synthetic_hit_rate": 0.7}
+    stated = {"synthetic_acceptance_length": acceptance_length(ASKED), "synthetic_hit_rate": 0.7}
     modes: tuple[Mode, ...] = ("ar", "sd", "ssd")
     with LLM(**models, **stated, num_speculative_tokens=4, fan_out=3, max_model_len=2048) as llm:
         ids = {}

@@ -11,7 +11,7 @@ from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
 from ssd.config.params import FanOutChoice
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import MOST, hit_chance
-from ssd.speculation.theory import acceptance_for
+from ssd.speculation.theory import LinearCost, acceptance_for, expected_tokens
 
 MOST_DECOYS = MOST + 1  # with this many, no fan-out holds the right token
 _HALVINGS = 60
@@ -33,23 +33,27 @@ def stated_agreement(
     return agreement_of(length, hit_rate, lookahead, fan_out[0])
 
 
-def agreement_of(acceptance_length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
-    """Return the agreement at which a round of `sd` yields `acceptance_length` tokens on average.
+def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
+    """Return the agreement at which a round of `sd` yields `length` tokens on average.
 
     The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError for an impossible
     agreement."""
-    if not 1 <= acceptance_length <= lookahead + 1:
+    if not 1 <= length <= lookahead + 1:
         raise UsageError(
-            f"an acceptance length of {acceptance_length:g} cannot be: with K = {lookahead} it is from 1 to "
-            f"{lookahead + 1}"
+            f"an acceptance length of {length:g} cannot be: with K = {lookahead} it is from 1 to {lookahead + 1}"
         )
-    acceptance = acceptance_for(acceptance_length, lookahead)
+    acceptance = acceptance_for(length, lookahead)
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
         hit_rate = min(max(hit_chance(fan_out, _MISSES), least), most)
     asked = Agreement(acceptance, hit_rate, lookahead, fan_out)
     decoys(asked)
     return asked
+
+
+def acceptance_length(asked: Agreement) -> float:
+    """Return the mean number of tokens of a round of `sd`."""
+    return expected_tokens(asked.acceptance, asked.lookahead)
 
 
 def decoys(asked: Agreement) -> list[float]:
@@ -89,6 +93,11 @@ def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
 
 def _hit_rates(a: float, lookahead: int, fan_out: int) -> tuple[float, float]:
     return 1 - _misses(a, float(MOST_DECOYS), lookahead, fan_out), 1 - _misses(a, 0.0, lookahead, fan_out)
+
+
+def line(times: ForwardTime) -> LinearCost:
+    """Return the times of forwards as a line over their size."""
+    return LinearCost(times.fixed_s, times.each_s)
 
 
 class Preset(NamedTuple):

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ssd.config.emulation import Agreement
-from ssd.emulation.agreement import decoys
-from ssd.emulation.chains import VOCABULARY, logits, pair, write_pair
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import check_pair
+from ssd.plugins.emulation.agreement import decoys
+from ssd.plugins.emulation.chains import VOCABULARY, logits, pair, write_pair
 from ssd.speculation.noise import gumbels_of, keys_of
 
 CPU = torch.device("cpu")

@@ -1,19 +1,24 @@
-"""Measures on emulated devices, with a draft that is right as often as stated."""
+"""An engine on emulated devices, or with a draft that is right as often as stated, and words about both."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from ssd.bench.quantities import time_text
+from ssd.bench.setup import Setup
 from ssd.config.emulation import Agreement, DeviceTimes
+from ssd.config.engine import EngineConfig
+from ssd.config.params import Allocation
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
+from ssd.plugins.emulation.agreement import acceptance_length, line
 
 if TYPE_CHECKING:
     from ssd.bench.figures import Row
@@ -25,31 +30,54 @@ _DECIDED = (
 _LATE = 1.2  # a forward is late if it takes this many times its stated time
 
 
-class Emulation(NamedTuple):
+@dataclass(frozen=True)
+class Emulation(Setup):
     """An emulation: forwards take `times`, and models agree as often as `stated`. Either may be None."""
 
     times: DeviceTimes | None
     stated: Agreement | None
 
     @property
-    def scripted(self) -> bool:
+    def has_draft(self) -> bool:
         return self.times is not None and self.stated is not None
 
     @property
+    def allocation(self) -> Allocation:
+        """Return lists of outcomes for a scripted pair, whose scores say nothing of its doubts."""
+        return "theorem" if self.has_draft else "joint"
+
+    @property
     def words(self) -> str:
-        """Return the emulation in words, for titles."""
         said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]
         if self.stated is not None:
-            length, hits = self.stated.acceptance_length, self.stated.hit_rate
+            length, hits = acceptance_length(self.stated), self.stated.hit_rate
             said.append(f"synthetic: acceptance length {length:.3g}, hit rate {hits:.3g}")
         return "; ".join(said)
 
+    @contextmanager
+    def configured(self, options: EngineOptions) -> Iterator[EngineConfig]:
+        """Yield the configuration, with the scripted pair if both times and agreement are stated.
+
+        Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
+        if self.times is None and options.load_format != "dummy":
+            raise UsageError(
+                "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "
+                "--load-format dummy"
+            )
+        with ExitStack() as stack:
+            if self.times is not None and self.stated is not None:
+                options = stack.enter_context(_scripted(options, self.stated))
+            config = stack.enter_context(super().configured(options))
+            if self.times is not None:  # a scripted pair's weights contain the stated agreement
+                yield replace(config, emulate=self.times, elastic_cores=False)
+            else:
+                yield replace(config, synthetic=self.stated)
+
     def facts(self) -> dict[str, Any]:
-        """Return the emulation as JSON."""
         facts: dict[str, Any] = {"emulated": self.times and emulated(self.times), "synthetic": None}
         if (found := self.stated) is not None:
             facts["synthetic"] = {
-                "acceptance_length": found.acceptance_length,
+                "acceptance_length": acceptance_length(found),
                 "acceptance": found.acceptance,
                 "hit_rate": found.hit_rate,
                 "k": found.lookahead,
@@ -58,7 +86,6 @@ class Emulation(NamedTuple):
         return facts
 
     def notes(self, rows: Sequence[Row]) -> list[str]:
-        """Return sentences that a reader of the figures must know."""
         found = []
         if self.stated is not None:
             found.append("Synthetic: the texts of a script mean nothing; their ids are compared all the same.")
@@ -75,34 +102,24 @@ class Emulation(NamedTuple):
         if self.times is None or lookahead == "auto":
             return False
         tokens = row.get("batch_size", 1) * (1 + lookahead)
-        return bool(row["verify_ms"] > _LATE * 1e3 * self.times.verify.line.at(tokens))
+        return bool(row["verify_ms"] > _LATE * 1e3 * line(self.times.verify).at(tokens))
 
 
 def emulated(times: DeviceTimes) -> str:
     """Return times in the notation of `--emulate`: "verify=15ms,depth=1.8ms"."""
-    return f"verify={time_text(times.verify.line)},depth={time_text(times.depth.line)}"
+    return f"verify={time_text(line(times.verify))},depth={time_text(line(times.depth))}"
 
 
 @contextmanager
-def scripted(options: EngineOptions, emulation: Emulation) -> Iterator[EngineOptions]:
-    """Yield the options with the scripted pair of `emulation`, if it has one; delete its files after the block.
-
-    Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
-    if emulation.times is None and options.load_format != "dummy":
-        raise UsageError(
-            "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "
-            "--load-format dummy"
-        )
-    if emulation.stated is None or emulation.times is None:
-        yield options
-        return
-    from ssd.emulation.chains import write_pair
+def _scripted(options: EngineOptions, stated: Agreement) -> Iterator[EngineOptions]:
+    """Yield the options with a scripted pair; delete its files after the block."""
+    from ssd.plugins.emulation.chains import write_pair
 
     for name in _DECIDED:
         if getattr(options, name) != getattr(EngineOptions(), name):
             raise UsageError(f"--{name.replace('_', '-')} is not for a synthetic pair")
     with tempfile.TemporaryDirectory(prefix="ssd-scripted-") as folder:
-        pair = write_pair(Path(folder), emulation.stated)
+        pair = write_pair(Path(folder), stated)
         # Rounded weights would make the draft agree less often than stated.
         whole = {"draft_dtype": "float32", "draft_weights": "as-is"}
         yield replace(options, target=str(pair.target), draft=(str(pair.draft),), **whole)

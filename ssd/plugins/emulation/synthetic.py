@@ -1,7 +1,7 @@
 """Synthetic acceptance: models of random weights, at their full cost, that agree as often as asked.
 
-The forward and the head run, but their logits are replaced by those of the scripted pair of `ssd.emulation.chains`
-after the same token."""
+The forward and the head run, but their logits are replaced by those of the scripted pair of `chains.py` after the same
+token."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.emulation import Agreement
-from ssd.emulation import chains
 from ssd.errors import UsageError
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models.interface import ForwardContext, Model
+from ssd.plugins.emulation import chains
 
 _SIDE = 32  # a script token is stored as two digits, which every dtype of hidden states can hold
 _NEVER = -1000.0  # the logit of tokens outside of the script, beyond the reach of any noise

@@ -11,6 +11,7 @@ from ssd.config.emulation import ForwardTime
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Result, Runner
 from ssd.models.interface import Model
+from ssd.plugins.emulation.agreement import line
 
 log = logging.getLogger("ssd.emulation")
 
@@ -25,21 +26,14 @@ class PacedRunner(Runner):
         """Make a runner; `runner` and `fields` are the further arguments of `Runner`."""
         super().__init__(model, *runner, **fields)
         self.overlaps = True
-        self._takes = takes.line
+        self._takes = line(takes)
+        log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in self._takes))
 
     def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
         end = time.perf_counter() + self._takes.at(tokens)
         result = super().compute(tokens, forward, meanwhile)
         wait_until(end)
         return result
-
-
-def runner(takes: ForwardTime | None, model: Model, *sizes: Any, **fields: Any) -> Runner:
-    """Return a plain runner, or a paced one if times are given; `sizes` and `fields` are those of `Runner`."""
-    if takes is None:
-        return Runner(model, *sizes, **fields)
-    log.warning("emulated: a forward takes %.4g ms, and %.4g more for each token", *(1e3 * s for s in takes.line))
-    return PacedRunner(takes, model, *sizes, **fields)
 
 
 def wait_until(end: float) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ssd.config.emulation import Agreement
-from ssd.emulation.agreement import decoys
+from ssd.plugins.emulation.agreement import decoys
 
 _BLOCKS, _BLOCK = 32, 32
 VOCABULARY = _BLOCKS * _BLOCK
