@@ -38,6 +38,12 @@ from ssd.ipc.public import Message
 from ssd.system.interpreter import child_command
 
 MODEL = Path(__file__).parent.parent / "ssd" / "models" / "builtin" / "smollm2-draft"
+SMALL: dict[str, Any] = {
+    "target": str(Path(__file__).parent / "models" / "small"),
+    "load_format": "dummy",
+    "mode": "ar",
+}
+"""Options of a real engine that starts soon: one small model of random weights."""
 PATIENCE_S = 20.0
 
 Script = Callable[[Submit], Iterable[Emission]]

@@ -18,7 +18,7 @@ from ssd.errors import RequestError, RequestTimeoutError, UsageError
 from ssd.ipc.public import ChatMessage
 from ssd.launch.options import EngineOptions
 from ssd.models.pull import BUILTIN
-from tests.scripted_engine import PATIENCE_S
+from tests.scripted_engine import PATIENCE_S, SMALL
 
 PROMPTS = ["def fibonacci(n):", "The capital of France is", "1, 2, 3, 4, 5,", "Q: What is 7 times 8?\nA:"]
 CHATS = ["Why is the sky blue?", "Tom has 3 boxes of 12 pens. How many pens?", "What is a prime number?", "Say hello."]
@@ -220,15 +220,15 @@ def test_an_llm_and_both_clients_take_the_same_arguments(method: str) -> None:
 
 
 def test_an_llm_says_what_it_is_and_samples_as_its_model_says() -> None:
-    with LLM(load_format="mock", max_num_seqs=1) as llm:
-        assert repr(llm) == "<LLM 'smollm2', mode 'ar'>"
+    with LLM(**SMALL, max_num_seqs=1) as llm:
+        assert repr(llm) == "<LLM 'small', mode 'ar'>"
         asked = llm.get_default_sampling_params(max_tokens=4, ignore_eos=True)
         assert (asked.temperature, asked.max_tokens, asked.plain) == (0.0, 4, False)
         assert len(llm.generate("a", asked)[0].token_ids) == 4
         with pytest.raises(RequestTimeoutError):
             llm.generate("a", asked, timeout=0.0)
-    assert repr(llm) == "<LLM 'smollm2', mode 'ar', closed>"
-    with LLM(load_format="mock", max_num_seqs=1, generation_config="none") as llm:
+    assert repr(llm) == "<LLM 'small', mode 'ar', closed>"
+    with LLM(**SMALL, max_num_seqs=1, generation_config="none") as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
 
 
@@ -245,7 +245,7 @@ def test_what_a_program_names_is_at_the_top() -> None:
 def test_models_may_be_paths_and_threads_take_turns() -> None:
     """Several threads in one connection at once would take each other's messages, and wait for ever."""
     params, prompts = SamplingParams(max_tokens=8, seed=1), [f"text {number}" for number in range(8)]
-    with LLM(BUILTIN["smollm2"].directory, BUILTIN["smollm2-draft"].directory, load_format="mock") as llm:
+    with LLM(BUILTIN["smollm2"].directory, BUILTIN["smollm2-draft"].directory, mode="sd") as llm:
         expected = [llm.generate([prompt] * 3, params) for prompt in prompts]
         with ThreadPoolExecutor(len(prompts)) as pool:
             found = list(pool.map(lambda prompt: llm.generate([prompt] * 3, params), prompts))

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Allocation
 from ssd.launch.options import EngineOptions
 
-if TYPE_CHECKING:
-    from ssd.bench.figures import Row
-
 
 class Setup:
-    """The engine of a benchmark, as its options say. Plugins have others (`ssd.system.registered.BENCH_SETUPS`)."""
+    """The engine of a benchmark, as its options say. Plugins have others, which differ from the options.
 
-    @property
-    def words(self) -> str:
-        """Return the differences from the engine of the options in words, for titles."""
-        return ""
+    `words` name the differences, for titles. With `has_draft` there is a draft whatever the options say."""
 
-    @property
-    def has_draft(self) -> bool:
-        """Return True if there is a draft whatever the options say."""
-        return False
-
-    @property
-    def allocation(self) -> Allocation:
-        return "joint"
+    words = ""
+    has_draft = False
+    allocation: Allocation = "joint"
 
     @contextmanager
     def configured(self, options: EngineOptions) -> Iterator[EngineConfig]:
-        """Yield the engine's configuration; delete files that were made for the engine after the block.
-
-        Raises UsageError."""
+        """Yield the configuration; delete files made for the engine after the block. Raises UsageError."""
         from ssd.launch.resolve import resolve
 
         yield resolve(options)
@@ -44,7 +31,7 @@ class Setup:
         """Return the differences as JSON."""
         return {}
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Return sentences that a reader of the figures must know."""
         return []
 

@@ -11,9 +11,10 @@ import click
 from ssd.config.descriptions import HEADINGS, MAIN, OTHER
 from ssd.errors import did_you_mean
 from ssd.launch.options import EngineOptions
+from ssd.system import registered
 
 _HELP_ALL = "ssd.help-all"  # of a context: every option is shown
-_VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG MOCK_ROUND_MS OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
+_VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG OVERLAP PDL PREBUILT SPECULATIVE_CONFIG TEST_DEVICE"
 """Variables, after `SSD_`, that are no engine or server option."""
 
 
@@ -86,7 +87,8 @@ def server_options() -> tuple[str, ...]:
 
 def _warn_of_unknown_variables() -> None:
     options = (*EngineOptions.__struct_fields__, *server_options())
-    known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split())}
+    rounds = [f"{name.upper()}_ROUND_MS" for name in registered.names(registered.LOAD_FORMATS)]
+    known = {f"SSD_{name}" for name in (*map(str.upper, options), *_VARIABLES.split(), *rounds)}
     unknown = sorted(name for name in os.environ if name.startswith("SSD_") and name not in known)
     if unknown:
         words = ", ".join(name + did_you_mean(name, known) for name in unknown[:3]) + ", ..." * (len(unknown) > 3)

@@ -65,9 +65,7 @@ _PLAN = "      see what a draft costs   ssd plan -m {target}"
 
 
 class Part(typing.Protocol):
-    """A part of the demo that a plugin adds.
-
-    It has a `title`, words `about` it, a `name` for the summary, a phrase for `help`, and a `last` sentence."""
+    """A plugin's part: `title`, words `about` it, a `name` for the summary, words for `help`, a `last` sentence."""
 
     title: str
     about: str

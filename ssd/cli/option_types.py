@@ -11,6 +11,7 @@ from msgspec import inspect
 
 from ssd.bench.quantities import Real
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName
+from ssd.system import registered
 
 
 class Lookahead(click.IntRange):
@@ -54,7 +55,19 @@ class FanOut(click.ParamType):
         return fan_out
 
 
-SPECIAL: dict[str, click.ParamType] = {"num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD), "fan_out": FanOut()}
+class LoadFormat(click.Choice[str]):
+    """A load format, of the core or a plugin's; `help` has sentences about the plugins'."""
+
+    def __init__(self) -> None:
+        super().__init__(registered.load_formats())
+        self.help = "".join(f" {each.HELP}" for each in registered.load_all(registered.LOAD_FORMATS))
+
+
+SPECIAL: dict[str, click.ParamType] = {
+    "num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD),
+    "fan_out": FanOut(),
+    "load_format": LoadFormat(),
+}
 """Types that have a word of their own, "auto", for the default."""
 
 

@@ -52,7 +52,7 @@ def with_options(
             envvar=f"SSD_{name.upper()}" if variables and not hidden else None,
             heading=entry.heading,
             in_file=hidden,
-            help=entry.help,
+            help=entry.help + getattr(kind, "help", ""),
         )
         function = option(function)
     return function

@@ -14,7 +14,7 @@ from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, OTHER, PROCE
 from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.errors import UsageError
-from ssd.system.registered import AUTO
+from ssd.system.registered import AUTO, DUMMY
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Cpus = tuple[Annotated[int, Meta(ge=0, le=4095)], ...]
@@ -24,7 +24,6 @@ Quantize = Literal["none", "int8"]
 DraftWeights = Literal["auto", "as-is", "int8", "light"]
 CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
-LoadFormat = Literal["auto", "dummy", "mock"]
 InlineDraft = Literal["auto", "on", "off"]
 MemoryScope = Literal["key", "engine"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
@@ -182,9 +181,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         MemoryScope, "key: a request is helped by those of its API key and cache_salt. engine: by all.", MEMORY
     ] = "key"
     enforce_eager: Annotated[bool, "No CUDA graphs: slower, less memory, quick to start.", PROCESSORS, ADVANCED] = False
-    load_format: Annotated[
-        LoadFormat, "dummy: random weights. mock: no model, scripted tokens, to test clients.", WEIGHTS
-    ] = "auto"
+    load_format: Annotated[str, "dummy: random weights.", WEIGHTS] = "auto"
     shutdown_timeout: Annotated[
         float, Meta(ge=0, le=86400), "Seconds that open requests get at the end.", LIMITS, ADVANCED
     ] = 30.0
@@ -193,6 +190,11 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 60.0
     telemetry: Annotated[bool, "Record what target and draft do, for ssd top and ssd trace.", OTHER, ADVANCED] = True
 
+    @property
+    def has_weights(self) -> bool:
+        """Return True if the target is a model, and no plugin's process in a model's place."""
+        return self.load_format in (AUTO, DUMMY)
+
 
 class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a child process needs to know. Facts found at run time never come back into it.
@@ -200,7 +202,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
       With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is on
       another machine, and the directory `target` has only its tokenizer.
-      `digest` names the target's files. With `load_format` "mock", `ssd.emulation.mock` takes the target's place.
+      `digest` names the target's files. Unless the target `has_weights`, a plugin's process takes its place.
       The draft's process times each of several `draft_formats` at its start and takes the fastest.
     - Caches: `num_pages` of the target, `draft_num_pages` of the draft, and `inline_num_pages` of one in the target's
       process beside another one, of `page_size` tokens each.
@@ -262,8 +264,10 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             raise UsageError(f"--suffix-memory is 0, or at least {MIN_SUFFIX_MEMORY} bytes, not {self.suffix_memory}")
         if self.emulate is not None and self.kv_cache_dtype != "auto":
             raise UsageError("emulated times are those of a KV cache in the model's own type")
-        if self.emulate is not None and (self.cascade or self.load_format == "mock"):
-            raise UsageError("emulated times are those of a target and one draft: no cascade, no --load-format mock")
+        if self.emulate is not None and (self.cascade or not self.has_weights):
+            raise UsageError(
+                "emulated times are those of a target and one draft: no cascade, no engine without weights"
+            )
         if self.synthetic is not None and (self.load_format != "dummy" or self.cascade):
             raise UsageError("synthetic acceptance is that of a target and one draft with --load-format dummy")
 
@@ -305,8 +309,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _check_ranks(self) -> None:
         ranks = f"--tensor-parallel-size {self.tensor_parallel_size}"
-        if self.load_format == "mock" or self.emulate is not None:
-            raise UsageError(f"{ranks}: neither the mock nor emulated times are split over ranks")
+        if not self.has_weights or self.emulate is not None:
+            raise UsageError(f"{ranks}: neither an engine without weights nor emulated times are split over ranks")
         if self.tensor_parallel_size == 1:
             raise UsageError(
                 f"--executor {self.executor} places the ranks of a target: give --tensor-parallel-size 2 or more"

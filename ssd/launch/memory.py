@@ -336,7 +336,7 @@ def host_weights(
 ) -> int:
     """Return the bytes of the weights in the host's memory, the drafts' in the largest of `formats`."""
     size = 0
-    if options.device == "cpu" and options.load_format != "mock":
+    if options.device == "cpu" and options.has_weights:
         whole = resident_bytes(target.model, target.dtype, options.quantize)
         size += whole * options.ranks_here // options.tensor_parallel_size
     if options.draft_device == "cpu":

@@ -81,7 +81,7 @@ class Processes:
 
 def has_kernels(config: EngineConfig) -> bool:
     """Compile the kernels, once for all processes; return False if they have to do without, which a warning says."""
-    if config.load_format == "mock" or build.library() is not None:
+    if not config.has_weights or build.library() is not None:
         return True
     log.warning("this engine runs without compiled kernels: a CPU computes two to four times slower")
     return False
@@ -90,7 +90,9 @@ def has_kernels(config: EngineConfig) -> bool:
 def _package(config: EngineConfig, role: str) -> str:
     """Return the package of a process: the core's, or that of a plugin in its place."""
     own = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
-    kind = "edge" if config.upstream is not None else "receiver" if config.link is not None else config.load_format
+    kind = "edge" if config.upstream is not None else "receiver" if config.link is not None else ""
     if kind in registered.names(registered.PROCESSES):
         own |= registered.load(registered.PROCESSES, kind)
+    if not config.has_weights:
+        own |= registered.load(registered.LOAD_FORMATS, config.load_format).PACKAGES
     return own[role]

@@ -25,7 +25,7 @@ from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import GGUF_FORMS, ROUNDINGS, resident_bytes
 from ssd.models.sizes import ModelSizes
-from ssd.system import cgroups
+from ssd.system import cgroups, registered
 
 log = logging.getLogger("ssd.launch")
 
@@ -36,9 +36,11 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     """Find and check the models, and fit everything into this machine. Raises UsageError for what cannot work.
 
     A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
-    served. The load format `mock` implies mode `ar`. A draft without a given device runs on the CPU if the GPUs have no
-    room for it."""
+    served. A load format without weights implies mode `ar`. A draft without a given device runs on the CPU if the GPUs
+    have no room for it."""
     check_text(options)
+    if options.load_format not in registered.load_formats():
+        raise UsageError(f"load_format {options.load_format!r}: there are {', '.join(registered.load_formats())}")
     wanted = chosen(within_bounds(options))
     try:
         return _resolved(wanted, server)
@@ -71,7 +73,7 @@ class _Room(NamedTuple):
 
 def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
     """Settle the options in steps, cheap ones first: doors, models, cores, memory. A step reads those before it."""
-    if options.load_format == "mock":
+    if not options.has_weights:
         options = replace(options, mode="ar")
     asked = server or ServerOptions(http=False)
     speculation, name = options.speculation(), display_name(options.target)

@@ -20,9 +20,10 @@ COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
 EXECUTORS, LINKS, TABLES = "ssd.executors", "ssd.links", "ssd.tables"
 FALLBACKS = "ssd.fallbacks"
 EMULATIONS, BENCH_SETUPS, DEMO_PARTS = "ssd.emulations", "ssd.bench_setups", "ssd.demo_parts"
+LOAD_FORMATS = "ssd.load_formats"
 _NAME = "ssd-engine"
-AUTO, NONE = "auto", "none"
-"""Values of the options beside names: the parser that fits the chat template, and no parser."""
+AUTO, NONE, DUMMY = "auto", "none", "dummy"
+"""Values of the options beside names: what fits the chat template or the files, no parser, random weights."""
 _PACKAGE = Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent / "pyproject.toml"
 
@@ -86,6 +87,11 @@ def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE))
     """Raise UsageError if the value `name` of `option` is neither in a group nor one of the option's `own`."""
     if name not in own and name not in names(group):
         raise UsageError(f"{option} {name!r}: there are {', '.join([*own, *names(group)])}")
+
+
+def load_formats() -> list[str]:
+    """Return the values of --load-format: those of the core, then those of plugins."""
+    return [AUTO, DUMMY, *names(LOAD_FORMATS)]
 
 
 def emulation(name: str) -> Any:

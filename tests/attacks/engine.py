@@ -20,6 +20,7 @@ from ssd.ipc import keys
 from tests.attacks.innocents import Innocents
 from tests.attacks.registry import PATIENCE_S, Site
 from tests.cli.launched import command
+from tests.mock import MOCK, ROUND_VARIABLE
 from tools.soak.processes import children, descriptors, roles
 
 _FILES = 1024  # descriptors that each process may have: few enough to be used up
@@ -115,11 +116,11 @@ def launched(log: Path, *arguments: str | Path) -> Iterator[tuple[subprocess.Pop
     """The process, and what it said when it was ready: name -> address. Its log is a file, which is never full."""
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            command(*arguments),
+            command(*arguments, engine=MOCK),
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, "SSD_MOCK_ROUND_MS": _ROUND_MS},
+            env={**os.environ, ROUND_VARIABLE: _ROUND_MS},
             preexec_fn=_limit,
         )
     said: dict[str, str] = {}

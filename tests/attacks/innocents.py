@@ -19,14 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import Answer
 from ssd.errors import EngineDeadError, RequestError, SsdError
 from tests.attacks.registry import Site
+from tests.mock import oracle
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 60.0
@@ -136,15 +137,15 @@ class _Asker:
         self._vocab_size, self._context = about.vocab_size, about.max_model_len
         self._numbers = itertools.count(name << 32)
 
-    def next(self, tokens: int | None) -> tuple[list[int], SamplingParams, Answer]:
+    def next(self, tokens: int | None) -> tuple[list[int], SamplingParams, Any]:
         """(prompt, parameters, answer); an answer without a number of tokens fills the context."""
         number = next(self._numbers)
         prompt = [number % self._vocab_size, 1, 2, 3]
         tokens = tokens or self._context - len(prompt)
         params = SamplingParams(temperature=1.0, seed=number, max_tokens=tokens, ignore_eos=True)
-        return prompt, params, Answer(prompt, params, self._vocab_size, self._context)
+        return prompt, params, oracle(prompt, params, self._vocab_size, self._context)
 
-    def follow(self, chunks: Iterator[list[int]], answer: Answer, tokens: int) -> None:
+    def follow(self, chunks: Iterator[list[int]], answer: Any, tokens: int) -> None:
         """Compare what comes with what must come."""
         position = 0
         for ids in chunks:

@@ -10,6 +10,8 @@ from tests.attacks.corpus import ATTACKS
 from tests.attacks.engine import AttackedEngine, attacked_engine
 from tests.attacks.registry import Attack
 
+pytestmark = pytest.mark.mock
+
 # Seconds that the frontend computes without a token for an innocent: usually some tens of milliseconds. Without its
 # limits it stands still for ten to twenty seconds.
 _LONGEST_STALL_S = 8.0

@@ -18,6 +18,8 @@ from tests.attacks.http_client import CHAT, COMPLETIONS, TOKENIZE, post
 from tests.attacks.registry import Answer, Attack, Site
 from tests.attacks.zeromq import peer
 
+pytestmark = pytest.mark.mock
+
 _PATIENCE_S = 180.0  # until a worker, which others go before, has used up its time
 _LONGEST_STALL_S = 8.0
 _SHORT = SamplingParams(max_tokens=2)
@@ -27,7 +29,7 @@ _KEY = "the-key-of-those-who-may-ask"
 @pytest.fixture(scope="module")
 def source() -> Path:
     """The folder of an honest model."""
-    return Path(resolve(EngineOptions(load_format="mock")).target)
+    return Path(resolve(EngineOptions()).target)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc import keys, sockets
 from ssd.ipc.public import FRONTEND_TO_CLIENT, Cancel, Chunk, Describe, Description, Failed, Generate, pack
 from tests.attacks.registry import PATIENCE_S, Answer, Site, attack
+from tests.mock import oracle
 
 _FLOOD_S = 3.0
 _MULTIPART_BYTES = 512 * 2**20
@@ -364,7 +365,6 @@ def garbage_over_tcp(site: Site) -> Iterator[Answer]:
 @attack("length", "stop")
 def random_parameters(site: Site) -> Iterator[Answer]:
     """Any parameters that are right: the tokens are the oracle's, whatever is sampled how."""
-    from ssd.emulation.mock.oracle import Answer as Oracle
 
     dice = random.Random(8)
     with Client(site.address) as client:
@@ -385,6 +385,6 @@ def random_parameters(site: Site) -> Iterator[Answer]:
         ]
         prompts = [[dice.randrange(about.vocab_size) for _ in range(dice.randint(1, 30))] for _ in asked]
         for prompt, params, done in zip(prompts, asked, client.generate(prompts, asked), strict=True):
-            expected = Oracle(prompt, params, about.vocab_size, about.max_model_len).whole()
+            expected = oracle(prompt, params, about.vocab_size, about.max_model_len).whole()
             assert (done.token_ids, done.finish_reason) == expected, msgspec.json.encode(params)
             yield Answer(done.finish_reason, "")

@@ -1,20 +1,20 @@
-"""`ssd launch` of the mock as a process, and the processes under it."""
+"""`ssd launch` of a small model as a process, and the processes under it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.scripted_engine import PATIENCE_S
+from tests.scripted_engine import PATIENCE_S, SMALL
 
-MOCK = ("--load-format", "mock")
+SMALL_MODEL = tuple(word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", value))
 
 
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *MOCK, *map(str, arguments)]
+def command(*arguments: str | Path, engine: Sequence[str] = SMALL_MODEL) -> list[str]:
+    return [sys.executable, "-c", "from ssd.cli.main import main; main()", "launch", *engine, *map(str, arguments)]
 
 
 @contextmanager

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import Answer
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.launch.supervisor import Engine
 from tests.cli.terminal import WIDTH, Terminal, terminal
 from tests.cli.test_markdown import whole
 from tests.faults.engine import running_engine
+from tests.mock import MOCK, ROUND_VARIABLE, oracle
 from tests.scripted_engine import MODEL
+
+pytestmark = pytest.mark.mock
 
 TOKENIZER = Tokenizer(MODEL)
 CONTEXT = 600
@@ -45,7 +46,7 @@ def answer(*said: str, system: str | None = None, params: SamplingParams = PARAM
     messages = [] if system is None else [ChatMessage("system", system)]
     for index, text in enumerate(said):
         messages.append(ChatMessage("assistant" if index % 2 else "user", text))
-    ids, _ = Answer(TOKENIZER.encode_chat(messages), params, 49152, CONTEXT).whole()
+    ids, _ = oracle(TOKENIZER.encode_chat(messages), params, 49152, CONTEXT).whole()
     return TOKENIZER.decode(ids)
 
 
@@ -108,7 +109,7 @@ def test_the_last_question_is_asked_again(engine: Engine) -> None:
 
 
 def test_an_engine_of_its_own() -> None:
-    code, out, errors = piped("hello\n", "--load-format", "mock", "--max-model-len", str(CONTEXT))
+    code, out, errors = piped("hello\n", *MOCK, "--max-model-len", str(CONTEXT))
     assert (code, out) == (0, f"{answer('hello')}\n")
     assert len(errors) == 1
 
@@ -156,7 +157,7 @@ def test_a_model_without_a_chat_format_is_refused(engine: Engine, tmp_path: Path
     for file in Path(engine.config.target).iterdir():
         if file.suffix not in (".safetensors", ".jinja") and file.name != "tokenizer_config.json":
             os.symlink(file, tmp_path / file.name)
-    code, _, (error,) = piped("hello\n", "--load-format", "mock", "--target", str(tmp_path))
+    code, _, (error,) = piped("hello\n", *MOCK, "--target", str(tmp_path))
     assert code == 2
     assert "no chat format" in error
 

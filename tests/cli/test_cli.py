@@ -355,7 +355,7 @@ def test_an_unknown_key_of_a_file_gets_a_suggestion(tmp_path: Path, line: str, w
 
 
 def test_a_variable_that_nothing_reads_is_named_in_a_line() -> None:
-    command = ("launch", "--load-format", "mock", "--dry-run")
+    command = ("launch", "--dry-run")
     result = ssd(*command, SSD_MAX_NUM_SEQ="3", SSD_MODE="ar", SSD_LOG="ERROR", SSD_PDL="1")
     assert result.exit_code == 0
     hint = "warning: no setting has the name SSD_MAX_NUM_SEQ; did you mean 'SSD_MAX_NUM_SEQS'?\n"
@@ -368,7 +368,7 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
     sources = [*Path("ssd").rglob("*.py"), *Path("tests").rglob("*.py"), Path("setup.py")]
     read = {name for file in sources for name in re.findall(r'environ[^\n]*"(SSD_[A-Z_]+)"', file.read_text())}
     read |= {name for file in Path("ssd").rglob("*.py") for name in re.findall(r'"(SSD_[A-Z_]+)"', file.read_text())}
-    result = ssd("launch", "--load-format", "mock", "--dry-run", **dict.fromkeys(read - {"SSD_LOG"}, ""))
+    result = ssd("launch", "--dry-run", **dict.fromkeys(read - {"SSD_LOG"}, ""))
     assert "no setting" not in result.stderr, result.stderr
 
 

@@ -95,7 +95,7 @@ def test_the_demo_compares_with_plain_decoding_on_all_cores(mode: str) -> None:
 
 
 def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    config = resolve(EngineOptions(load_format="mock"))
+    config = resolve(EngineOptions())
     settings = [Setting(mode, Speculation(mode, 4, (3,), "jit")) for mode in ("ar", "sd")]
     length = {"mean_acceptance_length": 2.0}
     alike = {"ar": turns(50.0, 50.0, ids=[1, 2]), "sd": turns(80.0, 100.0, ids=[1, 2], **length)}

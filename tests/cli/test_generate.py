@@ -14,12 +14,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.cli.launched import SMALL_MODEL
 from tests.faults.engine import gone
 from tools.soak.processes import roles
 
 COMMAND = [sys.executable, "-m", "ssd.cli.main"]
 PROMPT = "Once upon a time there was a"
-MOCKED = ["generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", "--load-format", "mock"]
+SMALL = ["generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", *SMALL_MODEL]
 FIELDS = {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "metrics"}
 METRICS = {
     "mode",
@@ -47,9 +48,9 @@ def undisturbed() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def of_mock() -> str:
-    """What the mock says on stdout."""
-    return run(*MOCKED).stdout
+def of_small() -> str:
+    """What a small model says on stdout."""
+    return run(*SMALL).stdout
 
 
 def test_json_is_one_object_with_every_promised_field(undisturbed: dict[str, Any]) -> None:
@@ -80,18 +81,18 @@ def test_the_output_obeys_a_schema_whatever_the_mode(tmp_path: Path) -> None:
 
 def test_no_grammar() -> None:
     """By an engine of its own; tests/cli/mistakes.txt has others, and those of a running engine."""
-    done = run("generate", PROMPT, "--load-format", "mock", "--grammar", __file__)
+    done = run("generate", PROMPT, "--mode", "ar", "--grammar", __file__)
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: " in done.stderr and "structured output" in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_standard_streams_may_be_closed(closed: str, of_mock: str) -> None:
+def test_standard_streams_may_be_closed(closed: str, of_small: str) -> None:
     """What is opened later gets the lowest numbers that are free, and children inherit those of the streams."""
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *MOCKED]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *SMALL]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and of_mock
-    assert done.stdout == ("" if ">&- " in closed else of_mock)
+    assert done.returncode == 0 and of_small
+    assert done.stdout == ("" if ">&- " in closed else of_small)
 
 
 def test_a_prompts_file_is_a_batch_in_input_order(tmp_path: Path, undisturbed: dict[str, Any]) -> None:

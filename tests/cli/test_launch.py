@@ -22,7 +22,7 @@ from ssd.client import Client
 from ssd.errors import EngineDeadError, SsdError
 from ssd.ipc import keys
 from ssd.models.pull import BUILTIN
-from tests.cli.launched import MOCK, command, running
+from tests.cli.launched import SMALL_MODEL, command, running
 from tests.scripted_engine import PATIENCE_S
 
 TARGET = str(BUILTIN["smollm2"].directory)
@@ -30,7 +30,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: appli
 
 
 def launch(*arguments: str | Path, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(main, ["launch", *MOCK, *map(str, arguments)])
+    return CliRunner(env=environment).invoke(main, ["launch", *SMALL_MODEL[:-2], *map(str, arguments)])
 
 
 def resolved(*arguments: str | Path, **environment: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_keys_of_the_environment_and_of_flags_are_counted_and_not_shown() -> Non
 
 
 def test_serve_takes_the_model_as_its_argument(tmp_path: Path) -> None:
-    dry = ["serve", "--dry-run", "--load-format", "mock", "--no-http"]
+    dry = ["serve", "--dry-run", "--no-http"]
     for arguments in ([TARGET], ["-m", TARGET], ["--target", TARGET]):
         result = CliRunner().invoke(main, [*dry, *arguments])
         assert json.loads(result.stdout)["target"] == TARGET, result.output
@@ -262,7 +262,7 @@ def test_an_engine_that_cannot_be_prepared_leaves_no_socket(tmp_path: Path, monk
     assert not (tmp_path / "http.sock").exists()
 
 
-# -- the real processes, with the mock target -----------------------------------------------------------------------
+# -- the real processes, with a small model ---------------------------------------------------------------------------
 
 
 class UnixConnection(http.client.HTTPConnection):

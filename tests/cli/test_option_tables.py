@@ -38,18 +38,18 @@ def ssd(*arguments, **environment):
     found = CliRunner(env=environment).invoke(main, arguments)
     return found.stdout or found.stderr
 
-mock = ("launch", "--load-format", "mock", "--dry-run")
+dry = ("launch", "--dry-run")
 try:
     LLM(zeal=10)
 except UsageError as error:
     refused = str(error)
 print(json.dumps({
-    "default": ssd(*mock),
-    "flag": ssd(*mock, "-z", "5"),
-    "variable": ssd(*mock, SSD_ZEAL="6", SSD_GLOW="dim"),
-    "file": ssd(*mock, "--config", "both.toml"),
-    "bound": ssd(*mock, "--zeal", "10"),
-    "choice": ssd(*mock, "--glow", "blue"),
+    "default": ssd(*dry),
+    "flag": ssd(*dry, "-z", "5"),
+    "variable": ssd(*dry, SSD_ZEAL="6", SSD_GLOW="dim"),
+    "file": ssd(*dry, "--config", "both.toml"),
+    "bound": ssd(*dry, "--zeal", "10"),
+    "choice": ssd(*dry, "--glow", "blue"),
     "help": ssd("launch", "--help-all"),
     "bench": ssd("bench", "latency", "--help-all"),
     "local": ssd("generate", "--help-all"),

@@ -22,7 +22,6 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions
@@ -32,6 +31,7 @@ from ssd.launch.supervisor import Engine
 from tests.cli.launched import running as launched
 from tests.cli.terminal import PATIENCE_S, Terminal, terminal
 from tests.faults.engine import running_engine
+from tests.mock import ROUND_VARIABLE
 from tests.models import tiny
 
 TOP = ["-m", "ssd.cli.main", "top"]
@@ -105,6 +105,7 @@ def restored(window: Terminal, before: list[object]) -> bool:
 # -- on a terminal --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mock
 def test_a_running_engine_at_a_glance(busy: Engine) -> None:
     with terminal(*TOP, "--interval", "0.2") as window:
         before = window.settings()
@@ -123,6 +124,7 @@ def test_a_running_engine_at_a_glance(busy: Engine) -> None:
         assert restored(window, before)
 
 
+@pytest.mark.mock
 def test_keys(busy: Engine) -> None:
     with terminal(*TOP) as window:
         window.wait_for("tok/s now")
@@ -223,6 +225,7 @@ def test_control_z_gives_the_terminal_back_until_it_goes_on() -> None:
         assert restored(window, before)
 
 
+@pytest.mark.mock
 def test_an_engine_that_goes_is_waited_for_and_the_next_one_followed(runtime: Path, engine: Engine) -> None:
     with terminal(*TOP, "--interval", "0.1") as window:
         window.wait_for("tok/s now")
@@ -242,6 +245,7 @@ def test_an_engine_that_goes_is_waited_for_and_the_next_one_followed(runtime: Pa
 FIRST = r"\d\d:\d\d:\d\d \d+\.\d tok/s, 0 running"
 
 
+@pytest.mark.mock
 def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine) -> None:
     """As text, and as JSON."""
     command = [sys.executable, *TOP, "--interval", "0.1", "--address", engine.address]
@@ -258,6 +262,7 @@ def test_a_line_every_interval_also_when_the_engine_goes(engine: Engine) -> None
             assert process.wait(PATIENCE_S) == 130
 
 
+@pytest.mark.mock
 def test_one_picture_or_one_object(busy: Engine) -> None:
     done = run("--once")
     assert done.returncode == 0 and "pipeline" in done.stdout and "\x1b" not in done.stdout
@@ -269,6 +274,7 @@ def test_one_picture_or_one_object(busy: Engine) -> None:
     assert sum(found["speculating"]["misses"].values()) <= found["speculating"]["rounds"]
 
 
+@pytest.mark.mock
 def test_no_engine_or_several_are_said(engine: Engine) -> None:
     with launched("--port", "0") as (process, said):
         done = run("--once")
@@ -286,6 +292,7 @@ def test_no_engine_or_several_are_said(engine: Engine) -> None:
     assert done.returncode == 2 and done.stderr.startswith("error: no engine is running")
 
 
+@pytest.mark.mock
 def test_an_engine_here_is_known_by_its_url_port_and_pid(runtime: Path) -> None:
     def address(of: str) -> str:
         with Client(of) as client:

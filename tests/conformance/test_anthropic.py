@@ -90,6 +90,7 @@ def test_models(server: str) -> None:
     assert client(server).models.retrieve("smollm2").display_name == "smollm2"
 
 
+@pytest.mark.mock
 def test_errors_are_the_clients_own(server: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": "smollm2", "max_tokens": 8, "messages": [QUESTION]}
     with pytest.raises(anthropic.NotFoundError, match="not served here"):

@@ -77,6 +77,7 @@ def test_the_names_in_them_fit_together() -> None:
     assert endpoint["authorization"]["credentials"] == container["env"][0]["valueFrom"]["secretKeyRef"]
 
 
+@pytest.mark.mock
 def test_an_engine_does_what_the_deployment_asks_of_it() -> None:
     (template,) = pods(documents("ssd.yaml")[0])
     (container,) = template["spec"]["containers"]

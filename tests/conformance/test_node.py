@@ -42,6 +42,7 @@ def node(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.mock
 def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
     said = node("--input-type=module", "-e", _TOO_LARGE, mock_server)
     assert said.splitlines() == ["413 body_too_large"] * 2

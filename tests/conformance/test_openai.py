@@ -122,6 +122,7 @@ def test_many_at_once_from_one_client(server: str) -> None:
     assert len(set(asyncio.run(main()))) == 1
 
 
+@pytest.mark.mock
 def test_keys_and_retries(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sesame\n")

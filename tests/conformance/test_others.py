@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ssd.models import hub
 
 _BIN = Path(sys.executable).parent
@@ -100,6 +102,7 @@ def test_guidellm_measures(server: str, tmp_path: Path) -> None:
     assert {request["output_metrics"]["text_tokens"] for request in requests["successful"]} == {8}
 
 
+@pytest.mark.mock
 def test_schemathesis_finds_no_server_error(mock_server: str) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     run(

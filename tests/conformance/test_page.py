@@ -19,7 +19,7 @@ from tests.conformance.conftest import launched
 from tests.conformance.repeating import repeating
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = [pytest.mark.mock, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
 _FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),

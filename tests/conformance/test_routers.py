@@ -20,6 +20,10 @@ from random import Random
 import aiohttp
 import pytest
 
+from tests.mock import ROUND_VARIABLE
+
+pytestmark = pytest.mark.mock
+
 _BIN = Path(__file__).parents[2] / ".venv-routers" / "bin"
 _ROUTERS: dict[str, list[str | Path]] = {
     "vllm-router": [_BIN / "vllm-router"],
@@ -39,7 +43,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "SSD_MOCK_ROUND_MS": "5"}
+    environment = {**os.environ, ROUND_VARIABLE: "5"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process

@@ -11,6 +11,7 @@ from pathlib import Path
 from ssd import LLM, SamplingParams
 from ssd.client import Client
 from ssd.errors import EngineDeadError, UsageError
+from tests.scripted_engine import SMALL
 
 def ask(llm, stream, chunks):
     for call in (lambda: llm.generate([[1, 2]]), lambda: llm.chat([{"role": "user", "content": "x"}]),
@@ -24,7 +25,7 @@ def ask(llm, stream, chunks):
     except EngineDeadError as error:
         assert "is a fork of" in str(error)
 
-llm = LLM(load_format="mock")
+llm = LLM(**SMALL)
 directory = Path(llm.engine.address.removeprefix("ipc://")).parent
 params = SamplingParams(seed=1, max_tokens=64, ignore_eos=True)
 expected = llm.generate([[1, 2, 3]], params)[0].token_ids

@@ -11,7 +11,7 @@ import pytest
 from ssd.config.params import SamplingParams, Speculation
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Hello, Ready, Step, Submit
-from tests.emulation.test_mock_protocol import Frontend
+from tests.frontend_dealer import Frontend
 from tests.models import tiny
 from tests.scripted_engine import child_process, engine_config
 

@@ -21,8 +21,6 @@ import pytest
 
 from ssd.client import AsyncClient, Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import Answer
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import EngineDeadError, RequestError
 from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
@@ -31,6 +29,9 @@ from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from ssd.models.checkpoint import inspect, stop_token_ids
 from tests.faults.engine import descriptors, gone
+from tests.mock import ROUND_VARIABLE, oracle
+
+pytestmark = pytest.mark.mock
 
 PATIENCE_S = 30.0
 AT_ONCE = 4
@@ -64,7 +65,8 @@ def params(tokens: int = 200) -> SamplingParams:
 def expected(engine: Engine, prompt: list[int], asked: SamplingParams) -> list[int]:
     config = engine.config
     ends = stop_token_ids(inspect(Path(config.target), weights=False))
-    return Answer(prompt, asked, config.vocab_size, config.max_model_len, ends).whole()[0]
+    ids: list[int] = oracle(prompt, asked, config.vocab_size, config.max_model_len, ends).whole()[0]
+    return ids
 
 
 def get(engine: Engine, path: str) -> tuple[int, bytes]:

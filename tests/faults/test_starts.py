@@ -19,18 +19,17 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import sending
-from tests.scripted_engine import PATIENCE_S
+from tests.scripted_engine import PATIENCE_S, SMALL
 from tools.soak.starts import FORMS, PROMPT, TOKENS, VICTIMS, Kill, start
 
 FEW = SamplingParams(max_tokens=TOKENS, temperature=0, seed=1)
-MOCK = {"load_format": "mock"}
-WITHIN_S = 0.4  # a start of the mock takes more
+WITHIN_S = 0.4  # a start takes more
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    """The mock's answer after an undisturbed start."""
-    one = start("generate", MOCK)
+    """The answer after an undisturbed start."""
+    one = start("generate", SMALL)
     assert not one.wrong
     return one.token_ids
 
@@ -40,14 +39,14 @@ def test_kills_at_random_instants_of_a_start_end_no_engine(form: str, expected: 
     luck = random.Random(form)
     for _ in range(2):
         kills = {role: Kill(luck.uniform(0.0, WITHIN_S), luck.random()) for role in ("target", "frontend", "text")}
-        one = start(form, MOCK, kills)
+        one = start(form, SMALL, kills)
         assert one.killed
         assert (one.wrong, one.token_ids) == ("", expected)
 
 
 @pytest.mark.parametrize(("role", "number"), [("target", signal.SIGKILL), ("frontend", signal.SIGTERM)])
 def test_too_many_deaths_end_the_engine_and_the_cause_counts_them(role: str, number: signal.Signals) -> None:
-    engine = Engine(resolve(EngineOptions(load_format="mock")))
+    engine = Engine(resolve(EngineOptions(**SMALL)))
     cause = rf"^the {role} process ended: killed by {number.name}; it dies again and again \(6 times\)$"
     with sending(engine, role, number) as sent, pytest.raises(EngineDeadError, match=cause):
         engine.start()
@@ -87,14 +86,14 @@ def test_a_draft_that_is_stopped_while_it_loads_is_replaced_and_not_waited_for(
 
 def test_a_process_that_hangs_while_it_loads_ends_the_engine_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "_LOAD_TIMEOUT_S", 0.0)
-    engine = Engine(resolve(EngineOptions(load_format="mock")))
+    engine = Engine(resolve(EngineOptions(**SMALL)))
     with pytest.raises(EngineDeadError, match=r"^the (target|frontend) process ended: not ready in 0 s$"):
         engine.start()
 
 
 def test_an_interrupt_is_for_the_program_and_not_for_its_processes(capfd: pytest.CaptureFixture[str]) -> None:
     """They are in groups of their own; somebody else may send it to them all the same."""
-    engine = Engine(resolve(EngineOptions(load_format="mock")))
+    engine = Engine(resolve(EngineOptions(**SMALL)))
     with sending(engine, "frontend", signal.SIGINT), sending(engine, "target", signal.SIGINT) as sent, engine:
         before = engine.pids
         with Client(engine.address) as client:

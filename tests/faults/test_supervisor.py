@@ -20,14 +20,14 @@ from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.monitor.publisher import Publisher
 from tests.faults.engine import gone
-from tests.scripted_engine import PATIENCE_S
+from tests.scripted_engine import PATIENCE_S, SMALL
 
 FEW = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    engine = Engine(resolve(EngineOptions(load_format="mock")))
+    engine = Engine(resolve(EngineOptions(**SMALL)))
     engine.start()
     yield engine
     engine.stop(drain=0)

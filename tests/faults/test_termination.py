@@ -15,7 +15,6 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import EngineDeadError
 from tests.cli.launched import command, running
 from tests.faults.engine import gone
@@ -36,11 +35,6 @@ from ssd.cli.main import main
 main()
 """
 LONG = SamplingParams(seed=1, max_tokens=2000, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ROUND_VARIABLE, "20")
 
 
 def streams(address: str, ends: list[str]) -> list[threading.Thread]:
@@ -107,7 +101,7 @@ def test_a_second_signal_does_not_wait(
 def test_a_command_whose_engine_dies_has_failed() -> None:
     with running("--no-http") as (process, _):
         while process.poll() is None:
-            if (target := roles(process.pid).get("mock")) is not None:
+            if (target := roles(process.pid).get("target")) is not None:
                 os.kill(target, signal.SIGKILL)
             time.sleep(0.05)
         assert process.stderr is not None
@@ -133,7 +127,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(number: signal.Signa
 def test_an_interrupt_of_an_import_ends_the_program_without_a_word(module: str) -> None:
     """An exception there would have a traceback, and Python drops it where a reference to a module's lock ends."""
     program = (sys.executable, "-S", "-c", INTERRUPTED)  # `site` may import `enum` and more before us
-    command = [*program, module, "launch", "--load-format", "mock", "--no-http"]
+    command = [*program, module, "launch", "--no-http"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -20,6 +20,7 @@ from ssd.launch.children import ChildProcess
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from tests.scripted_engine import SMALL
 
 # What the program does with a daemon's pipes there, and without.
 STUB = """#!/bin/sh
@@ -122,7 +123,7 @@ def test_a_daemon_that_does_not_start_is_told_with_its_words(program: Path) -> N
 
 
 def test_all_processes_of_an_engine_find_its_daemon(program: Path) -> None:
-    config = replace(resolve(EngineOptions(load_format="mock")), mps=True)
+    config = replace(resolve(EngineOptions(**SMALL)), mps=True)
     with Engine(config) as engine:
         found = set()
         for pid in engine.pids.values():
@@ -135,7 +136,7 @@ def test_all_processes_of_an_engine_find_its_daemon(program: Path) -> None:
 
 def test_a_daemon_that_runs_already_is_used_and_left_running(program: Path, pipes: Path) -> None:
     (pipes / "alive").touch()
-    with Engine(replace(resolve(EngineOptions(load_format="mock")), mps=True)):
+    with Engine(replace(resolve(EngineOptions(**SMALL)), mps=True)):
         pass
     assert not (program.parent / "quit").exists() and (pipes / "alive").exists()
 

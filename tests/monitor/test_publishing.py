@@ -14,7 +14,6 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import EndEvent, RoundEvent
@@ -25,7 +24,10 @@ from ssd.launch.supervisor import Engine
 from ssd.monitor.messages import Snapshot
 from ssd.monitor.subscriber import Subscriber, only_engine
 from tests.faults.engine import running_engine
+from tests.mock import ROUND_VARIABLE
 from tests.scripted_engine import PATIENCE_S
+
+pytestmark = pytest.mark.mock
 
 Watch = Callable[[Engine], Subscriber]
 PARAMS = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)

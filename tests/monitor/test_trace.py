@@ -16,7 +16,6 @@ from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
 from ssd.config.params import SamplingParams, Speculation
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.ipc.messages import EndEvent
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Metrics
@@ -27,6 +26,7 @@ from ssd.monitor.statistics import figures
 from ssd.monitor.subscriber import Subscriber
 from ssd.monitor.trace import slowest, trace
 from tests.faults.engine import running_engine
+from tests.mock import ROUND_VARIABLE
 
 MS = 1_000_000
 TARGET = (
@@ -201,6 +201,7 @@ def test_a_record_is_the_same_sentence_in_the_trace_in_top_and_in_the_log(caplog
     assert PLAN.line == "plan for 1 row: ssd, K 3, 6 chains, 88 tok/s expected; best of another mode: sd, K 2, 66 tok/s"
 
 
+@pytest.mark.mock
 def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROUND_VARIABLE, "2")
     with running_engine(load_format="mock") as engine, Client(engine.address) as client:
@@ -220,6 +221,7 @@ def test_the_command_writes_the_past_and_what_comes(tmp_path: Path, monkeypatch:
             assert document["otherData"]["model"] == engine.config.target_name
 
 
+@pytest.mark.mock
 def test_an_engine_that_goes_leaves_what_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The moments before its end are those that one wants to see."""
     monkeypatch.setattr(trace_command, "_PATIENCE_S", 1.0)

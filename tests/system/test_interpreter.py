@@ -20,8 +20,9 @@ from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.system.interpreter import child_command, environment
 from ssd.system.wheels import download_wheel
+from tests.cli.launched import SMALL_MODEL
 from tests.models import tiny
-from tests.scripted_engine import PATIENCE_S
+from tests.scripted_engine import PATIENCE_S, SMALL
 
 MODULES = ("uvloop", "torch", "msgspec", "jinja2", "zmq", "json", "sitecustomize")
 
@@ -46,7 +47,7 @@ def imported(folder: Path) -> bool:
 
 def test_an_engine_imports_nothing_from_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":")  # the working directory, twice
-    with Engine(resolve(EngineOptions(load_format="mock"))) as engine, Client(engine.address) as client:
+    with Engine(resolve(EngineOptions(**SMALL))) as engine, Client(engine.address) as client:
         (completion,) = client.generate(["a"], SamplingParams(max_tokens=3))
     assert len(completion.token_ids) == 3
     assert not imported(folder)
@@ -73,7 +74,7 @@ def test_children_run_the_ssd_of_their_parent(tmp_path: Path) -> None:
     shutil.copytree(ours, tmp_path / "ssd", ignore=shutil.ignore_patterns("__pycache__", "builtin"))
     file = tmp_path / "ssd" / "__init__.py"
     file.write_text(file.read_text().replace(ssd.__version__, "0.0.0.checkout"))
-    command = [sys.executable, "-m", "ssd.cli.main", "launch", "--load-format", "mock", "--port", "0"]
+    command = [sys.executable, "-m", "ssd.cli.main", "launch", *SMALL_MODEL, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         try:

@@ -110,7 +110,7 @@ def test_the_ratio_is_the_median_of_the_pairs() -> None:
 
 @pytest.mark.parametrize("order", [("ar", "ssd"), ("ssd", "ar")])
 def test_a_pair_has_both_modes_on_the_same_prompts(order: tuple[str, str]) -> None:
-    with running_engine(load_format="mock") as engine, Client(engine.address) as client:
+    with running_engine() as engine, Client(engine.address) as client:
         found = pair(client, ["one", "two"], 8, order)
     assert (found.answers, found.equal) == (2, 2)
     assert found.ar > 0 and found.ssd > 0

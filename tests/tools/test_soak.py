@@ -187,6 +187,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.mock
 def test_every_request_has_one_end_however_its_client_leaves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[WatchedClient] = []
 
@@ -211,6 +212,7 @@ def test_every_request_has_one_end_however_its_client_leaves(engine: Engine, mon
     assert len(second.first_token) == second.finished + second.aborted + second.disconnected
 
 
+@pytest.mark.mock
 def test_an_answer_that_is_not_the_first_one_is_found(engine: Engine) -> None:
     (request,) = pool(1, 40, 0)
     other = replace(request.params, seed=1)
@@ -223,6 +225,7 @@ def test_an_answer_that_is_not_the_first_one_is_found(engine: Engine) -> None:
     assert (tally.finished, tally.altered, tally.wrong) == (3, 1, 1)
 
 
+@pytest.mark.mock
 def test_a_request_that_fails_is_counted_by_its_code(engine: Engine) -> None:
     (request,) = pool(1, 40, 0)
     bad = request._replace(params=replace(request.params, min_tokens=1000))
@@ -233,6 +236,7 @@ def test_a_request_that_fails_is_counted_by_its_code(engine: Engine) -> None:
     assert asyncio.run(load()).errors == {"invalid_request": 1}
 
 
+@pytest.mark.mock
 def test_a_frontend_that_dies_is_told_and_what_came_before_is_right(engine: Engine) -> None:
     async def load(expected: tuple[str, ...]) -> Tally:
         driver = Driver(engine.address, shuffled(pool(4, 2000, 0), 0), concurrency=4)
@@ -251,6 +255,7 @@ def test_a_frontend_that_dies_is_told_and_what_came_before_is_right(engine: Engi
     Client(engine.address, timeout=30.0).close()  # for those who come next, there is another one
 
 
+@pytest.mark.mock
 def test_processes_are_found_with_what_they_hold(engine: Engine) -> None:
     pids = set(engine.pids.values())
     assert pids <= set(children(os.getpid()))
@@ -260,6 +265,7 @@ def test_processes_are_found_with_what_they_hold(engine: Engine) -> None:
     assert isinstance(shared_memory(), set)
 
 
+@pytest.mark.mock
 def test_memory_is_read_of_every_process_by_name(engine: Engine) -> None:
     Client(engine.address, timeout=30.0).close()
     found = named(engine.pids)
@@ -304,6 +310,7 @@ def test_a_short_soak_of_the_real_engine(tmp_path: Path) -> None:
     assert "drafts killed" in result.output
 
 
+@pytest.mark.mock
 @pytest.mark.thorough
 def test_a_short_soak_under_attack(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"

@@ -22,7 +22,7 @@ from ssd.ipc.public import Metrics
 from ssd.verifier.process import Target
 from tests.draft.audit import World, world_in
 from tests.draft.pair import VOCABULARY, config
-from tests.emulation.test_mock_protocol import Frontend
+from tests.frontend_dealer import Frontend
 from tests.ipc.driver import Driver, installed
 
 RATIO = Speculation("ssd", 2, (2,), backup="none", sampler="rejection")  # in one process nobody can wait

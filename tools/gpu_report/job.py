@@ -10,7 +10,7 @@ import msgspec
 
 from ssd.bench.datasets import RANDOM, prompts
 from ssd.client import Prompt
-from ssd.config.engine import DType, LoadFormat
+from ssd.config.engine import DType
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import vocabulary_of
@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "float32" if self.device == "cpu" else "bfloat16"
 
     @property
-    def load_format(self) -> LoadFormat:
+    def load_format(self) -> str:
         """Return how an engine loads the pair."""
         return "dummy" if self.made else "auto"
 

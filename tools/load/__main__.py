@@ -28,12 +28,12 @@ from rich.console import Console
 from ssd.bench.environment import environment
 from ssd.client import Client
 from ssd.config.engine import EngineConfig
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import SsdError
 from ssd.frontend.tokenization import Tokenizer
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
+from ssd.plugins.mock.process import ROUND_VARIABLE
 from tools.load.checking import Checker, Transport
 from tools.load.driver import Driver
 from tools.load.http import Http

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import Answer
 from ssd.frontend.tokenization import Tokenizer
+from ssd.plugins.mock.oracle import Answer
 
 
 @dataclass(slots=True)

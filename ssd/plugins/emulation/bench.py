@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,13 +14,9 @@ from ssd.bench.quantities import time_text
 from ssd.bench.setup import Setup
 from ssd.config.emulation import Agreement, DeviceTimes
 from ssd.config.engine import EngineConfig
-from ssd.config.params import Allocation
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.plugins.emulation.agreement import acceptance_length, line
-
-if TYPE_CHECKING:
-    from ssd.bench.figures import Row
 
 _DECIDED = (
     *("target", "draft", "revision", "load_format"),
@@ -30,48 +25,36 @@ _DECIDED = (
 _LATE = 1.2  # a forward is late if it takes this many times its stated time
 
 
-@dataclass(frozen=True)
 class Emulation(Setup):
     """An emulation: forwards take `times`, and models agree as often as `stated`. Either may be None."""
 
-    times: DeviceTimes | None
-    stated: Agreement | None
-
-    @property
-    def has_draft(self) -> bool:
-        return self.times is not None and self.stated is not None
-
-    @property
-    def allocation(self) -> Allocation:
-        """Return lists of outcomes for a scripted pair, whose scores say nothing of its doubts."""
-        return "theorem" if self.has_draft else "joint"
-
-    @property
-    def words(self) -> str:
-        said = [] if self.times is None else [f"emulated: {emulated(self.times)}"]
-        if self.stated is not None:
-            length, hits = acceptance_length(self.stated), self.stated.hit_rate
+    def __init__(self, times: DeviceTimes | None, stated: Agreement | None) -> None:
+        self.times, self.stated = times, stated
+        self.has_draft = times is not None and stated is not None
+        self.allocation = "theorem" if self.has_draft else "joint"  # a script's scores say nothing of its doubts
+        said = [] if times is None else [f"emulated: {emulated(times)}"]
+        if stated is not None:
+            length, hits = acceptance_length(stated), stated.hit_rate
             said.append(f"synthetic: acceptance length {length:.3g}, hit rate {hits:.3g}")
-        return "; ".join(said)
+        self.words = "; ".join(said)
 
     @contextmanager
     def configured(self, options: EngineOptions) -> Iterator[EngineConfig]:
         """Yield the configuration, with the scripted pair if both times and agreement are stated.
 
         Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
-        if self.times is None and options.load_format != "dummy":
-            raise UsageError(
-                "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "
-                "--load-format dummy"
-            )
-        with ExitStack() as stack:
-            if self.times is not None and self.stated is not None:
-                options = stack.enter_context(_scripted(options, self.stated))
-            config = stack.enter_context(super().configured(options))
-            if self.times is not None:  # a scripted pair's weights contain the stated agreement
-                yield replace(config, emulate=self.times, elastic_cores=False)
-            else:
-                yield replace(config, synthetic=self.stated)
+        from ssd.launch.resolve import resolve
+
+        if self.times is None:
+            if options.load_format != "dummy":
+                raise UsageError(
+                    "--synthetic-acceptance-length needs --emulate, as a scripted pair's own speed means nothing, or "
+                    "--load-format dummy"
+                )
+            yield replace(resolve(options), synthetic=self.stated)
+            return
+        with nullcontext(options) if self.stated is None else _scripted(options, self.stated) as asked:
+            yield replace(resolve(asked), emulate=self.times, elastic_cores=False)
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"emulated": self.times and emulated(self.times), "synthetic": None}
@@ -85,7 +68,7 @@ class Emulation(Setup):
             }
         return facts
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[dict[str, Any]]) -> list[str]:
         found = []
         if self.stated is not None:
             found.append("Synthetic: the texts of a script mean nothing; their ids are compared all the same.")
@@ -97,7 +80,7 @@ class Emulation(Setup):
             )
         return found
 
-    def _late(self, row: Row) -> bool:
+    def _late(self, row: dict[str, Any]) -> bool:
         lookahead = row.get("k", 0 if row["mode"] == "ar" else "auto")
         if self.times is None or lookahead == "auto":
             return False

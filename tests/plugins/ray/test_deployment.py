@@ -87,22 +87,22 @@ def test_what_cannot_be_is_refused(server: dict[str, Any], table: Any, message: 
 
 def test_one_file_is_for_launch_and_for_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ssd.toml"
-    file.write_text('load-format = "mock"\nport = 8123\n[replicas]\nmin = 2\nmax = 4\nload = 16\ncpus = 3\n')
+    file.write_text('load-format = "dummy"\nport = 8123\n[replicas]\nmin = 2\nmax = 4\nload = 16\ncpus = 3\n')
     asked: list[Any] = []
     monkeypatch.setattr("ssd.plugins.ray.deployment.deploy", lambda *given: asked.append(given) or "http://here")
     done = CliRunner().invoke(main, ["serve-ray", str(file), "--max-num-seqs", "5"])
     assert (done.exit_code, done.output) == (0, "http: http://here\n")
     engine, server, table = asked[0]
-    assert (engine.load_format, engine.max_num_seqs, server.port) == ("mock", 5, 8123)
+    assert (engine.load_format, engine.max_num_seqs, server.port) == ("dummy", 5, 8123)
     assert checked(engine, server, table) == ReplicaOptions(min=2, max=4, load=16.0, cpus=3)
     done = CliRunner().invoke(main, ["launch", "--config", str(file), "--dry-run"])
-    assert done.exit_code == 0 and '"load_format": "mock"' in done.output
+    assert done.exit_code == 0 and '"load_format": "dummy"' in done.output
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     file = tmp_path / "ssd.toml"
-    file.write_text('load-format = "mock"\n')
+    file.write_text('load-format = "dummy"\n')
     for more in ([], ["--stop"]):
         done = CliRunner().invoke(main, ["serve-ray", str(file), *more])
         assert done.exit_code == 2 and "install ssd-engine[ray]" in done.output

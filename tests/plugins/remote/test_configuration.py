@@ -53,7 +53,7 @@ def test_an_engine_with_a_link_has_no_draft_here(target: Path, folder: Path) -> 
         ({"draft_bind": BIND}, {"draft": ("x",)}, "--draft is a draft on this machine"),
         ({"draft_bind": BIND}, {"mode": "ngram"}, "mode ngram uses no draft"),
         ({"draft_bind": BIND}, {"sampler": "rejection"}, "needs the draft's probabilities"),
-        ({"draft_bind": BIND}, {"load_format": "mock"}, "--load-format mock has no weights"),
+        ({"draft_bind": BIND}, {"load_format": "dummy"}, "--load-format dummy has no weights"),
         (
             {"draft_bind": BIND},
             {"executor": "elsewhere", "tensor_parallel_size": 2},

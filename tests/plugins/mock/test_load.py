@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 import tools.load.__main__ as load
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import Answer
 from ssd.frontend.tokenization import Tokenizer
 from ssd.launch.supervisor import Engine
+from ssd.plugins.mock.oracle import Answer
 from tests.faults.engine import running_engine
 from tests.scripted_engine import MODEL
 from tools.load.checking import Checker, Request

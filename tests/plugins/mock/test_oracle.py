@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import LOOKAHEAD, Answer
+from ssd.plugins.mock.oracle import LOOKAHEAD, Answer
 
 VOCAB = 1000
 PROMPT = [5, 17, 900]

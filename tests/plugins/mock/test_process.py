@@ -13,13 +13,13 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.emulation.mock.oracle import LOOKAHEAD, Answer
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.plugins.mock.oracle import LOOKAHEAD, Answer
+from ssd.plugins.mock.process import ROUND_VARIABLE
 from tests.faults.engine import running_engine
 
 VOCAB, CONTEXT = 49152, 512
@@ -49,7 +49,7 @@ def test_no_draft_runs_and_no_process_has_loaded_torch(engine: Engine) -> None:
 
 
 def test_its_modules_import_no_torch() -> None:
-    script = "import sys, ssd.emulation.mock.process; print('torch' in sys.modules)"
+    script = "import sys, ssd.plugins.mock.process; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
 

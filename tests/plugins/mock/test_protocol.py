@@ -9,44 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import zmq
 
 from ssd.config.params import SamplingParams, Speculation
-from ssd.emulation.mock.process import ROUND_VARIABLE
 from ssd.ipc import sockets
-from ssd.ipc.messages import TARGET_TO_FRONTEND, Abort, Emission, Hello, Ready, Refused, Step, Submit
-from ssd.ipc.public import Message
-from tests.scripted_engine import PATIENCE_S, child_process, engine_config
-
-
-class Frontend:
-    """The frontend's DEALER in the hands of a test."""
-
-    def __init__(self, address: str, identity: bytes = b"frontend-1") -> None:
-        self.address = address
-        self.context: zmq.Context[Any] = zmq.Context()
-        self.socket = sockets.dealer(self.context, address, identity)
-
-    def send(self, message: Message) -> None:
-        assert sockets.send(self.socket, message)
-
-    def receive(self) -> Any:
-        assert self.socket.poll(int(1000 * PATIENCE_S)), "nothing came from the mock"
-        received = sockets.receive(self.socket, TARGET_TO_FRONTEND)
-        assert received is not None
-        return received[2]
-
-    def step(self) -> Step:
-        step = self.receive()
-        assert isinstance(step, Step)
-        return step
-
-    def until_the_end(self, request: int) -> list[Emission]:
-        """All emissions up to the last one of a request."""
-        emissions: list[Emission] = []
-        while not any(each.request == request and each.finish_reason for each in emissions):
-            emissions += self.step().emissions
-        return emissions
+from ssd.ipc.messages import Abort, Hello, Ready, Refused, Submit
+from ssd.plugins.mock.process import ROUND_VARIABLE
+from tests.frontend_dealer import Frontend
+from tests.scripted_engine import child_process, engine_config
 
 
 @contextmanager
@@ -55,7 +24,7 @@ def mock(round_ms: str = "0", **config: Any) -> Iterator[Frontend]:
     directory = tempfile.mkdtemp(prefix="ssd-test-", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ROUND_VARIABLE, round_ms)
-        with child_process("target", "ssd.emulation.mock", directory, engine_config(load_format="mock", **config)):
+        with child_process("target", "ssd.plugins.mock", directory, engine_config(load_format="mock", **config)):
             frontend = Frontend(f"ipc://{directory}/{sockets.ENGINE}")
             try:
                 yield frontend

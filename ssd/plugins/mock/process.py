@@ -1,4 +1,4 @@
-"""The mock's process: the target's socket and protocol around `ssd.emulation.mock.oracle`, without torch.
+"""The mock's process: the target's socket and protocol around `ssd.plugins.mock.oracle`, without torch.
 
 It obeys no grammar. It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last.
 Its trace shows the states of a real target."""
@@ -15,7 +15,6 @@ from typing import Any
 
 import zmq
 
-from ssd.emulation.mock.oracle import LOOKAHEAD, Answer, MockRound
 from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
@@ -23,6 +22,7 @@ from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import Metrics
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.plugins.mock.oracle import LOOKAHEAD, Answer, MockRound
 
 ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
 _LONGEST_ROUND_MS = 60_000.0

@@ -1,3 +1,0 @@
-"""An engine without a model, to test clients and servers with. Anyone can compute its tokens."""
-
-PACKAGES = {"target": "ssd.emulation.mock"}
