@@ -15,6 +15,7 @@ from pathlib import Path
 from tools.budget import sizes
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 GROUND, PLUGINS, CORE = "ground", "plugins", "core"
 
@@ -139,6 +140,10 @@ def test_nothing_is_larger_than_its_budget() -> None:
         if size.lines > budget()[name][0] or size.words > budget()[name][1]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_readme_says_how_long_the_decoding_path_is() -> None:
+    assert f"decoding path of target and draft has {budget()['path'][0]:,} lines" in " ".join(README.split())
 
 
 def test_no_files_import_each_other() -> None:

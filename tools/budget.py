@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +33,18 @@ def sizes() -> dict[str, Size]:
         "ssd/*.py": loose,
         "core": Size(core.lines - plugins.lines + loose.lines, core.words - plugins.words + loose.words),
         "ssd, all": core + loose,
+        "path": Size(sum(file.read_text().count("\n") for file in path_files()), 0),
         "tests": Size(_python("tests").lines, 0),
         "tools": Size(_python("tools").lines, 0),
         "docs": Size(0, sum(len(page.read_text().split()) for page in _pages())),
     }
+
+
+def path_files() -> list[Path]:
+    """Return the files that docs/life-of-a-round.md lists as the decoding path."""
+    section = (ROOT / "docs" / "life-of-a-round.md").read_text().split("\n## The files of the path\n")[1]
+    rows = re.findall(r"^\| `(\w+)/`.*? \| (`.*`) \|$", section, re.MULTILINE)
+    return [ROOT / "ssd" / folder / f"{name}.py" for folder, names in rows for name in re.findall(r"`(\w+)`", names)]
 
 
 def _folders() -> Iterator[str]:
