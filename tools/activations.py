@@ -111,25 +111,17 @@ def main(model: str, texts: tuple[Path, ...], threads: int, contexts: tuple[int,
             loss = -own[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
             divergence = (exact.exp() * (exact - own)).sum(-1)
             found[name].append(torch.stack([loss, divergence[:-1], (exact.argmax(-1) == own.argmax(-1))[:-1].double()]))
-    lines: list[list[str]] = []
+    table = Table("activations", "perplexity", "KL", "largest", "same likeliest")
     for name, parts in found.items():
         loss, divergence, same = torch.cat(parts, -1)
-        figures = (
-            f"{loss.mean().exp():.3f}",
-            f"{divergence.mean():.1e}",
-            f"{divergence.max():.1e}",
-            f"{same.mean():.2%}",
-        )
-        lines.append([name, *figures])
-    table = Table("activations", "perplexity", "KL", "largest", "same likeliest")
-    for line in lines:
-        table.add_row(*line)
+        far = f"{divergence.mean():.1e}", f"{divergence.max():.1e}"
+        table.add_row(name, f"{loss.mean().exp():.3f}", *far, f"{same.mean():.2%}")
     timed = list(islice(cycle(chain.from_iterable(whole)), longest))
     speeds = Table("after", "activations", *(f"{n} rows, ms" for n in _ROWS))
     for context in contexts:
         times = zip(*(forward_ms([*forwards.values()], timed, context, rows) for rows in _ROWS), strict=True)
-        for line, own in zip(lines, times, strict=True):
-            speeds.add_row(str(context), line[0], *(f"{ms:.2f}" for ms in own))
+        for name, own in zip(found, times, strict=True):
+            speeds.add_row(str(context), name, *(f"{ms:.2f}" for ms in own))
     for each in (table, speeds):
         Console(width=160).print(each)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -83,14 +82,10 @@ def one_pass(llm: LLM, conversations: Sequence[Conversation], batch: int, params
     return Pass(answers, sum(len(answer.token_ids) for answer in answers) / seconds)
 
 
-def per_round(answers: Sequence[Completion]) -> tuple[float, str]:
-    """Return the tokens of a mean round, and the accepted ones by source."""
+def per_round(answers: Sequence[Completion]) -> float:
+    """Return the tokens of a mean round."""
     rounds = max(1, sum(answer.metrics.rounds for answer in answers))
-    sources = Counter[str]()
-    for answer in answers:
-        sources.update(answer.metrics.accepted_by_source)
-    accepted = ", ".join(f"{source} {count / rounds:.2f}" for source, count in sources.most_common())
-    return 1 + sources.total() / rounds, accepted
+    return 1 + sum(answer.metrics.accepted_tokens for answer in answers) / rounds
 
 
 @click.command(help=__doc__)
@@ -121,14 +116,14 @@ def main(
     rows, figures = [], []
     for (name, number), turns in found.items():
         over = {other: _over(turns, found[other, number]) for other in ("ar", "without memory")}
-        mean, accepted = per_round([answer for turn in turns for answer in turn.answers])
+        mean = per_round([answer for turn in turns for answer in turn.answers])
         tok_s = median(turn.tok_s for turn in turns)
         speeds = [turn.tok_s for turn in turns]
         figures.append({"engine": name, "pass": number, "tok_s": speeds, "over": over, "tokens_a_round": mean})
-        cells = (f"{tok_s:.0f}", *(f"{ratio:.2f}" for ratio in over.values()), f"{mean:.2f}", accepted)
+        cells = (f"{tok_s:.0f}", *(f"{ratio:.2f}" for ratio in over.values()), f"{mean:.2f}")
         rows.append((name, str(number), *cells))
     title = f"{file.name}: {len(turns[0].answers)} answers a pass, {batch} at a time, T = {temperature:g}"
-    columns = ("engine", "pass", "tok/s", "over ar", "over no memory", "tokens a round", "accepted a round")
+    columns = ("engine", "pass", "tok/s", "over ar", "over no memory", "tokens a round")
     console().print(grid(title, columns, rows, left=2))
     click.echo("ids: those of ar" if same else "ids DIFFER from those of ar")
     if out is not None:

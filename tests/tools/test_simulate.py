@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +14,7 @@ from tests.draft.audit import plainly, world_in
 from tests.draft.pair import config
 from tools.distill.evaluation import Answer
 from tools.distill.shards import Conversation
-from tools.simulate import paper, report, rivals, tables
+from tools.simulate import paper, report, tables
 from tools.simulate.__main__ import main
 from tools.simulate.calibration import inputs
 from tools.simulate.pearl import compared
@@ -60,23 +59,6 @@ def test_what_is_fitted_is_what_is_said_to_be(cells: list[tables.Cell]) -> None:
 def test_every_larger_deviation_has_a_cause(cells: list[tables.Cell]) -> None:
     lines = report.causes(cells)
     assert lines and not [line for line in lines if "no cause" in line]
-
-
-def test_the_rivals_tables_are_predicted_within_the_bound() -> None:
-    """Two cells are fitted, one is quoted; the rest, 18 of 21, are predictions."""
-    cells = rivals.cells(inputs(), rounds=512)
-    assert not [(c.table, c.row, c.column, f"{c.deviation:+.1%}") for c in report.beyond(cells)]
-    assert {(c.row, c.column) for c in cells if c.use == "fitted"} == {
-        ("GSM8K, batch 1", "pearl"),
-        ("fitted step", "sd"),
-    }
-    assert [c.use for c in cells].count("predicted") == 18 and {c.bound for c in cells} == {0.10}
-    assert not [line for line in report.causes(cells) if "no cause" in line]
-
-
-@pytest.mark.parametrize(("simulated", "deviation"), [(1.8, -0.1), (2.0, 0.0), (2.7, 0.0), (3.3, 0.1)])
-def test_a_range_is_met_anywhere_inside(simulated: float, deviation: float) -> None:
-    assert tables.Cell("", "", "", 2.0, simulated, "predicted", most=3.0).deviation == pytest.approx(deviation)
 
 
 def test_a_tree_beats_one_chain_by_less_where_its_chains_slow_the_draft() -> None:
@@ -147,19 +129,9 @@ def test_a_run_can_be_repeated() -> None:
     assert once == again != other
 
 
-def test_cascade_prints_every_run_of_levels() -> None:
-    arguments = ("cascade", "--verify", "18ms", "--level", "0.5ms,3,0.8,0.6", "--level", "2ms,0.9", "--json")
-    levels = json.loads(invoke(*arguments).stdout)["levels"]
-    assert [(level["first"], level["last"]) for level in levels] == [(0, 0), (0, 1), (1, 1)]
-    for level in levels:
-        assert level["sd"] == pytest.approx(level["tokens_per_second"], rel=0.02)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("remote", "--rtt", "soon"),
-        ("capacity", "--speed", "0"),
         ("run", "--verify=-3ms"),
         ("run", "--verify", "3"),
         ("run", "--verify", "0"),
@@ -178,10 +150,6 @@ def test_cascade_prints_every_run_of_levels() -> None:
         ("run", "--misses", ".2"),
         ("run", "--misses=-1,.5"),
         ("run", "--engine", "reference", "--backup", "auto"),
-        ("cascade",),
-        ("cascade", "--level", "2ms"),
-        ("cascade", "--level", "2ms,1.5"),
-        ("cascade", "--level", "1ms,0,0.8,0.6", "--level", "2ms,0.9"),
     ],
 )
 def test_bad_input_is_a_usage_error(arguments: tuple[str, ...]) -> None:
@@ -209,37 +177,3 @@ def test_a_replay_plays_the_rounds_of_the_answer(
     assert counts.chains <= 10 * counts.rounds
     counts = Replay(settings, [world.draft], speculation).run(told)
     assert 57 <= counts.tokens <= 61 and counts.rounds > 13 and 0 < counts.hits < counts.rounds
-
-
-def test_conversations_are_replayed_to_the_memory(tmp_path: Path) -> None:
-    """The second time each answer is known; a lookup in the text alone knows no more than before."""
-    file = tmp_path / "talks.jsonl"
-    talk = [
-        {"role": "user", "content": "Name five rivers of Europe."},
-        {
-            "role": "assistant",
-            "content": "Five rivers of Europe are the Danube, the Rhine, the Elbe, the Po and the Ebro.",
-        },
-        {"role": "user", "content": "And five lakes?"},
-        {"role": "assistant", "content": "Five lakes: Ladoga, Onega, Vänern, Saimaa and Lake Constance."},
-    ]
-    file.write_text(json.dumps({"messages": talk}))
-    result = invoke("memory", str(file), "-k", "0", "--json")
-    assert result.exit_code == 0, result.output
-    rows = {(row["guessers"], row["turn"]): row for row in json.loads(result.stdout)["replays"]}
-    assert [*rows] == [("lookup", 1), ("lookup", 2), ("lookup, memory", 1), ("lookup, memory", 2)]
-    assert rows["lookup, memory", 2]["rounds"] < rows["lookup, memory", 1]["rounds"] - 10
-    assert rows["lookup", 2]["rounds"] > rows["lookup, memory", 2]["rounds"] + 10
-    assert rows["lookup, memory", 2]["accepted"]["memory"] > 1
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("[1", "cannot read"), ('{"text": "a"}', "each line must have messages"), (None, "cannot read")],
-)
-def test_files_without_conversations_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
-    file = tmp_path / "talks.jsonl"
-    if text is not None:
-        file.write_text(text)
-    result = invoke("memory", str(file), "-k", "0")
-    assert result.exit_code == 2 and said in result.stderr

@@ -12,7 +12,6 @@ from ssd.speculation.fan_out import single_chain
 from ssd.speculation.theory import LinearCost, expected_tokens, speedup_sd, speedup_ssd
 from ssd.tuning.estimates import Measurements
 from ssd.tuning.predictor import best_fan_out, predicted, predicted_plain, predicted_sd
-from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd, speed_ssd, speedup_of_batch
 from tools.simulate.paper import FITTED
 from tools.simulate.run import simulate
@@ -32,7 +31,7 @@ def devices(
     overhead: float = 0.0,
     delay: float = 0.0,
 ) -> Devices:
-    return Devices(LinearCost(verify, 0.0), (Level(LinearCost(step, each)),), drafts, overhead, delay)
+    return Devices(LinearCost(verify, 0.0), LinearCost(step, each), drafts, overhead, delay)
 
 
 def setup(
@@ -43,7 +42,7 @@ def setup(
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_plain_decoding_is_one_verification_for_a_token(batch: int) -> None:
-    machine = Devices(LinearCost(0.02, 0.001), (Level(LinearCost(1.0, 0.0)),), overhead=5.0, delay=5.0)
+    machine = Devices(LinearCost(0.02, 0.001), LinearCost(1.0, 0.0), overhead=5.0, delay=5.0)
     found = simulate(replace(setup(machine, mode="ar"), batch=batch), ROUNDS)
     assert found.tokens_per_second == pytest.approx(1 / (0.02 + 0.001 * batch), rel=1e-9)
     assert found.throughput == pytest.approx(batch * found.tokens_per_second)
@@ -272,7 +271,14 @@ def test_a_setup_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"overhead": -1.0}, {"delay": -1.0}, {"drafts": 0}, {"verify": LinearCost(-1.0, 0.0)}, {"levels": ()}]
+    "wrong",
+    [
+        {"overhead": -1.0},
+        {"delay": -1.0},
+        {"drafts": 0},
+        {"verify": LinearCost(-1.0, 0.0)},
+        {"step": LinearCost(-1.0, 0.0)},
+    ],
 )
 def test_devices_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -280,8 +286,6 @@ def test_devices_that_make_no_sense_are_refused(wrong: dict[str, object]) -> Non
 
 
 def test_other_nonsense_is_refused() -> None:
-    with pytest.raises(UsageError):
-        Level(LinearCost(-1.0, 0.0))
     with pytest.raises(UsageError):
         AcceptanceLaw((0.5, 1.5))
     with pytest.raises(UsageError):
@@ -293,7 +297,7 @@ def test_the_simulated_engine_is_as_fast_as_the_tuner_predicts(lookahead: int) -
     """The paper's pair alone: `ssd` within 10 %, `sd` within 3 % (measured: 4 % and 0.1 %)."""
     pair, law = Measurements(*FITTED), AcceptanceLaw(FITTED.acceptance)
     fan_out = best_fan_out(pair, lookahead, 24)
-    devices = Devices(FITTED.verify, (Level(FITTED.step),), overhead=FITTED.overhead)
+    devices = Devices(FITTED.verify, FITTED.step, overhead=FITTED.overhead)
     statistics = Statistics.alike(law, FITTED.misses).foreseeing(fan_out, lookahead)
     setup = Setup(devices, statistics, "ssd", "anytime", lookahead, fan_out, 1, "auto")
     assert predicted(pair, 1, lookahead, fan_out) == pytest.approx(simulate(setup).throughput, rel=0.10)

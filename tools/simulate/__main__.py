@@ -4,10 +4,6 @@
     python -m tools.simulate paper
     python -m tools.simulate run --mode ssd -k 7 --fan-out 3 --batch 4 --drafts 2 --network-delay 0.1ms
     python -m tools.simulate replay --budget 10 --budget 24 --temperature 0 --temperature 1
-    python -m tools.simulate memory conversations.jsonl schemas
-    python -m tools.simulate cascade --verify 18ms --level 0.5ms,3,0.8,0.6 --level 2ms,0.9
-    python -m tools.simulate remote --rtt 20ms --rtt 80ms
-    python -m tools.simulate capacity --speed 100 --rtt 20ms
     python -m tools.simulate pearl
 """
 
@@ -25,15 +21,12 @@ import click
 from ssd.bench.outputs import console
 from ssd.bench.quantities import Duration, Real, Times, time_text
 from ssd.cli.option_types import FanOut
-from ssd.config.params import MAX_CHAINS, MAX_FAN_OUT, MAX_LOOKAHEAD
+from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
-from ssd.tuning.estimates import Measurements
-from tools.simulate import report, rivals, tables
+from tools.simulate import report, tables
 from tools.simulate.calibration import inputs
-from tools.simulate.cascade import Level, Prediction, cascade_pays
-from tools.simulate.options import LevelOf, Rates
 from tools.simulate.paper import FITTED
 from tools.simulate.run import ROUNDS, SEED, simulate
 from tools.simulate.setup import BACKUPS, ENGINES, MAX_BATCH, MAX_DRAFTS, MODES, Devices, Setup
@@ -45,15 +38,17 @@ _ACCEPTANCE = ",".join(map(str, FITTED.acceptance))
 _MISSES = ",".join(map(str, FITTED.misses))
 
 _ROUNDS = click.option("--rounds", type=click.IntRange(64, 1_000_000), default=ROUNDS, show_default=True)
-_SEED = click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_LOOKAHEAD = click.option(
-    "-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(1, MAX_LOOKAHEAD), default=7, show_default=True
-)
-_VERIFY_OPTION = click.option(
-    "--verify", type=Times(), default=_VERIFY, show_default=True, help="Forward of the target, and each token."
-)
-_OVERHEAD_OPTION = click.option("--overhead", type=Duration(), default=_OVERHEAD, show_default=True, help="A round's.")
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Read numbers such as ".9,.8"."""
+    return tuple(map(float, text.split(",")))
+
+
+def law(text: str) -> tuple[float, float]:
+    c, r = rates(text)
+    return c, r
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,17 +75,16 @@ def _refused(command: Callable[..., None]) -> Callable[..., None]:
 def paper(rounds: int, as_json: bool) -> None:
     """Print published tables from quoted and fitted inputs. Exit status 1 if a cell is out of bounds."""
     sources = inputs()
-    cells = tables.cells(sources, rounds) + rivals.cells(sources, rounds)
-    notes, drafts = sources.notes + rivals.notes(sources), tables.drafts(sources, rounds)
+    cells, drafts = tables.cells(sources, rounds), tables.drafts(sources, rounds)
     if as_json:
         _print_json(
-            inputs=[note._asdict() for note in notes],
-            cells=[report.cell_json(cell) for cell in cells],
+            inputs=[note._asdict() for note in sources.notes],
+            cells=[asdict(cell) | {"deviation": cell.deviation} for cell in cells],
             drafts=[found._asdict() for found in drafts],
         )
     else:
         output = console()
-        for table in (report.inputs_table(notes), report.cells_table(cells), report.drafts_table(drafts)):
+        for table in (report.inputs_table(sources.notes), report.cells_table(cells), report.drafts_table(drafts)):
             output.print(table)
         for line in report.causes(cells):
             output.print(f"- {line}", soft_wrap=True, highlight=False)
@@ -103,23 +97,27 @@ def paper(rounds: int, as_json: bool) -> None:
 @main.command()
 @click.option("--mode", type=click.Choice(MODES), default="ssd", show_default=True)
 @click.option("--engine", type=click.Choice(ENGINES), default="anytime", show_default=True, help="Of mode ssd.")
-@_LOOKAHEAD
+@click.option(
+    "-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(1, MAX_LOOKAHEAD), default=7, show_default=True
+)
 @click.option("-f", "--fan-out", type=FanOut(), default="auto", show_default=True, help="auto: Theorem 12.")
 @click.option("--budget", type=click.IntRange(2, 1024), help="Chains a sequence with fan-out auto.  [default: 3(K+1)]")
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), default=1, show_default=True)
 @click.option("--drafts", type=click.IntRange(1, MAX_DRAFTS), default=1, show_default=True, help="Draft devices.")
 @click.option("--network-delay", "delay", type=Duration(), default="0", show_default=True, help="A message, one way.")
-@_VERIFY_OPTION
+@click.option(
+    "--verify", type=Times(), default=_VERIFY, show_default=True, help="Forward of the target, and each token."
+)
 @click.option("--step", type=Times(), default=_STEP, show_default=True, help="Forward of the draft, and each chain.")
-@_OVERHEAD_OPTION
+@click.option("--overhead", type=Duration(), default=_OVERHEAD, show_default=True, help="A round's.")
 @click.option("--rebuild", type=click.IntRange(0, 8), default=0, show_default=True, help="Reference: forwards a tree.")
 @click.option("--backup", type=click.Choice(BACKUPS), help="On a miss.  [default: auto; reference: neural]")
-@click.option("--acceptance", type=Rates(), default=_ACCEPTANCE, show_default=True, help="By position; last repeats.")
-@click.option("--acceptance-on-miss", "on_miss", type=Rates(), help="[default: the same]")
-@click.option("--acceptance-of-cheap", "cheap", type=Rates(), default="0", show_default=True, help="Cheap backup.")
-@click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r.")
+@click.option("--acceptance", type=rates, default=_ACCEPTANCE, show_default=True, help="By position; last repeats.")
+@click.option("--acceptance-on-miss", "on_miss", type=rates, help="[default: the same]")
+@click.option("--acceptance-of-cheap", "cheap", type=rates, default="0", show_default=True, help="Cheap backup.")
+@click.option("--misses", type=law, default=_MISSES, show_default=True, help="c,r of c F^-r.")
 @_ROUNDS
-@_SEED
+@click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True)
 @_JSON
 @_refused
 def run(rounds: int, seed: int, as_json: bool, **values: Any) -> None:
@@ -163,113 +161,10 @@ def _setup(
         except ValueError as error:
             raise UsageError(str(error)) from None
     backup = backup or ("auto" if engine == "anytime" else "neural")
-    devices = Devices(verify, (Level(step),), drafts, overhead, delay, rebuild)
+    devices = Devices(verify, step, drafts, overhead, delay, rebuild)
     statistics = Statistics(plain, plain, AcceptanceLaw(on_miss or acceptance), misses, AcceptanceLaw(cheap))
     setup = Setup(devices, statistics, mode, engine, lookahead, fan_out, batch, backup)
     return replace(setup, statistics=statistics.foreseeing(setup.fan_out, lookahead))
-
-
-@main.command()
-@click.option("--level", "levels", type=LevelOf(), multiple=True, required=True, help="Smallest draft first.")
-@_VERIFY_OPTION
-@_OVERHEAD_OPTION
-@_LOOKAHEAD
-@click.option("-f", "--fan-out", type=FanOut(), default="3", show_default=True, help="Of ssd.")
-@click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r, for ssd.")
-@_ROUNDS
-@_SEED
-@_JSON
-@_refused
-def cascade(
-    levels: tuple[Level, ...],
-    verify: LinearCost,
-    overhead: float,
-    lookahead: int,
-    fan_out: tuple[int, ...],
-    misses: tuple[float, float],
-    rounds: int,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Tell whether a smaller draft under the draft pays, for every run of neighbouring levels."""
-    rows: list[tuple[Prediction, float, float]] = []
-    for prediction in cascade_pays(levels, verify, lookahead, overhead):
-        used = levels[prediction.first : prediction.last + 1]
-        statistics = Statistics.alike(AcceptanceLaw((used[-1].by_target,)), misses)
-        setup = Setup(Devices(verify, used, overhead=overhead), statistics, "sd", "anytime", lookahead, fan_out or (3,))
-        setup = replace(setup, backup="auto")
-        sd, ssd = (simulate(replace(setup, mode=mode), rounds, seed).tokens_per_second for mode in ("sd", "ssd"))
-        rows.append((prediction, sd, ssd))
-    if as_json:
-        _print_json(levels=[p._asdict() | {"sd": sd, "ssd": ssd} for p, sd, ssd in rows])
-    else:
-        console().print(report.cascade_table(rows))
-
-
-def _pair(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what pair a command is about; it gets the `pair`, K and one fan-out."""
-
-    @wraps(command)
-    def call(
-        verify: LinearCost,
-        step: LinearCost,
-        overhead: float,
-        acceptance: tuple[float, ...],
-        misses: tuple[float, float],
-        **values: Any,
-    ) -> None:
-        command(pair=Measurements(verify, step, acceptance, misses, overhead), **values)
-
-    options = (
-        _VERIFY_OPTION,
-        click.option("--step", type=Times(), default=_STEP, show_default=True, help="Forward of the draft."),
-        _OVERHEAD_OPTION,
-        click.option("--acceptance", type=Rates(most=1), default=_ACCEPTANCE, show_default=True),
-        click.option("--misses", type=Rates(2), default=_MISSES, show_default=True, help="c,r of c F^-r."),
-        _LOOKAHEAD,
-        click.option("-f", "--fan-out", type=click.IntRange(1, MAX_FAN_OUT), default=3, show_default=True),
-        click.option("--rtt", "rtts", type=Duration(), multiple=True, default=("5ms", "20ms", "80ms", "150ms")),
-        _JSON,
-    )
-    for option in reversed(options):
-        call = option(call)
-    return call
-
-
-@main.command()
-@_pair
-def remote(pair: Measurements, lookahead: int, fan_out: int, rtts: tuple[float, ...], as_json: bool) -> None:
-    """Simulate a draft on another machine, at batch 1, by round trip."""
-    from tools.simulate.link import over_link
-
-    found = [over_link(pair, rtt, lookahead, (fan_out,)) for rtt in rtts]
-    if as_json:
-        _print_json(ar=1 / pair.alone_s(1), links=[one._asdict() for one in found])
-    else:
-        console().print(report.links_table(found, 1 / pair.alone_s(1)))
-
-
-@main.command()
-@click.option("--speed", type=Real(0, 1e6, min_open=True), default=100.0, show_default=True, help="Tok/s of a client.")
-@click.option("--edge-step", type=Times(), help="Forward of a draft at the edge.  [default: --step]")
-@_pair
-def capacity(
-    pair: Measurements,
-    lookahead: int,
-    fan_out: int,
-    rtts: tuple[float, ...],
-    as_json: bool,
-    speed: float,
-    edge_step: LinearCost | None,
-) -> None:
-    """Tell how many clients one target serves at a speed each, with drafts in the cloud and at the edge."""
-    from tools.simulate.remote import capacities
-
-    found = capacities(pair, speed, lookahead, fan_out, rtts, edge_step or pair.step)
-    if as_json:
-        _print_json(speed=speed, places=[one._asdict() for one in found])
-    else:
-        console().print(report.capacity_table(found, speed))
 
 
 @main.command()
@@ -312,36 +207,6 @@ def replay(
         _print_json(replays=[one._asdict() for one in found])
     else:
         console().print(report.replay_table(found))
-
-
-@main.command()
-@click.argument("datasets", nargs=-1, required=True)
-@click.option(
-    "--prompts", type=click.IntRange(1), default=20, show_default=True, help="Conversations of each data set."
-)
-@click.option("--tokens", type=click.IntRange(8), default=96, show_default=True, help="Longest recorded answer.")
-@click.option("--turns", type=click.IntRange(1), default=2, show_default=True, help="Passes over each data set.")
-@click.option("--verify", type=Times(), default="2.4ms+0.35ms", show_default=True, help="Forward, and each token.")
-@click.option("-k", "--num-speculative-tokens", "lookahead", type=click.IntRange(0, MAX_LOOKAHEAD), default=3)
-@_JSON
-@_refused
-def memory(
-    datasets: tuple[str, ...],
-    prompts: int,
-    tokens: int,
-    turns: int,
-    verify: LinearCost,
-    lookahead: int,
-    as_json: bool,
-) -> None:
-    """Replay conversations to lookup, suffix memory and draft: JSONL files, or "schemas". -k 0: without the draft."""
-    from tools.simulate.memory import recalled, recorded
-
-    found = list(recalled(datasets, lambda name: recorded(name, prompts, tokens), turns, verify, lookahead))
-    if as_json:
-        _print_json(replays=[one._asdict() for one in found])
-    else:
-        console().print(report.memory_table(found))
 
 
 def _print_json(**parts: Any) -> None:

@@ -10,7 +10,6 @@ import simpy
 
 from ssd.speculation.fan_out import fan_out_at
 from ssd.speculation.theory import LinearCost, depth_worth_waiting_for, expected_tokens
-from tools.simulate.cascade import draft_seconds
 from tools.simulate.devices import DraftDevices, Link, Meter, Process
 from tools.simulate.setup import Setup
 from tools.simulate.statistics import Draws, Source
@@ -111,7 +110,7 @@ class Anytime:
         rate = setup.statistics.plain.rate(setup.lookahead)
         cheap = setup.statistics.cheap.tokens(setup.cheap_depth)
         verify = LinearCost(devices.verify.fixed + devices.overhead, devices.verify.each)
-        step = draft_seconds(devices.levels, setup.lookahead, -(-missed // devices.drafts)) / setup.lookahead
+        step = devices.step.at(-(-missed // devices.drafts))
         ready = [depth for depth in depths if depth]
         wait = depth_worth_waiting_for(ready, missed, setup.lookahead, rate, verify, step, cheap).depth
         certain, verified = sum(expected_tokens(rate, depth) for depth in ready), setup.batch + sum(ready)
@@ -134,11 +133,11 @@ class Anytime:
             if not active:
                 self._apply(*(yield self._verdicts.get()))
                 continue
-            tokens = yield from self._devices.step(sum(work.chains for _, work in active))
-            self._publish([self._advanced(row, work, tokens) for row, work in active])
+            yield from self._devices.forward(sum(work.chains for _, work in active))
+            self._publish([self._advanced(row, work) for row, work in active])
 
-    def _advanced(self, row: int, work: _Work, tokens: int) -> _Published:
-        work.depth = min(work.goal, work.depth + tokens)
+    def _advanced(self, row: int, work: _Work) -> _Published:
+        work.depth += 1
         if work.fresh and work.depth == work.goal:  # the target takes it now: prepare for what may become of it
             self._work[row] = self._tree(work.index, work.goal)
         return _Published(row, work.index, work.fresh, work.depth)

@@ -13,7 +13,6 @@ from scipy.optimize import least_squares
 from ssd.speculation.fan_out import miss_law, optimal_fan_out
 from ssd.speculation.theory import LinearCost
 from tools.simulate import paper
-from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd, speed_ssd
 from tools.simulate.setup import Devices, Setup
 from tools.simulate.statistics import AcceptanceLaw, Statistics, mixed, solve_exponent
@@ -114,7 +113,7 @@ def _devices(each: float, step: float, overhead: float) -> Devices:
     arithmetic is to that of the target."""
     chain = each * _TARGET_DEVICES * _LLAMA_1B / _LLAMA_70B
     verify = LinearCost(1 / paper.LLAMA_AR - each, each)
-    return Devices(verify, (Level(LinearCost(step - chain, chain)),), overhead=overhead, rebuild=1)
+    return Devices(verify, LinearCost(step - chain, chain), overhead=overhead, rebuild=1)
 
 
 def _fitted_devices(setup: Setup) -> Setup:
@@ -136,7 +135,7 @@ def _rerun(statistics: Statistics) -> Setup:
     rest = _RERUN.round_s - _RERUN.verify_s - _RERUN.overhead_s
     step = rest / ((1 - _RERUN.hits) * _K)
     return Setup(
-        Devices(LinearCost(_RERUN.verify_s, 0.0), (Level(LinearCost(step, 0.0)),), overhead=_RERUN.overhead_s),
+        Devices(LinearCost(_RERUN.verify_s, 0.0), LinearCost(step, 0.0), overhead=_RERUN.overhead_s),
         statistics,
     )
 
@@ -144,12 +143,12 @@ def _rerun(statistics: Statistics) -> Setup:
 def _qwen(llama: Setup) -> Setup:
     devices = llama.devices
     each = devices.verify.each * _QWEN_32B / _LLAMA_70B
-    step = devices.levels[0].step
+    step = devices.step
     chain = step.each * _QWEN_600M / _LLAMA_1B
     devices = replace(
         devices,
         verify=LinearCost(1 / paper.QWEN_MEANS["ar"] - each, each),
-        levels=(Level(LinearCost(step.at(1) - chain, chain)),),
+        step=LinearCost(step.at(1) - chain, chain),
     )
     setup = replace(llama, devices=devices, lookahead=paper.QWEN_LOOKAHEAD, fan_out=(paper.QWEN_FAN_OUT,))
     return fitted_to_sd(setup, paper.QWEN_MEANS["sd"])
@@ -157,7 +156,7 @@ def _qwen(llama: Setup) -> Setup:
 
 def _notes(llama: Setup, rerun: Setup, qwen: Setup, batch: Setup) -> tuple[Note, ...]:
     devices, law, k = llama.devices, llama.statistics, qwen.lookahead
-    step = devices.levels[0].step
+    step = devices.step
     exponents = ", ".join(f"{_miss_exponent(t):.3f}" for t in paper.TEMPERATURES)
     return (
         Note("verify, 1 token", f"{devices.verify.at(1) * 1e3:.2f} ms", "quoted: 1 / 54.7"),
@@ -179,5 +178,5 @@ def _notes(llama: Setup, rerun: Setup, qwen: Setup, batch: Setup) -> tuple[Note,
         Note("Qwen acceptance", f"{qwen.statistics.plain.tokens(k):.2f} tokens", "fitted: Qwen mean of sd"),
         Note("Qwen verify, 1 token", f"{qwen.devices.verify.at(1) * 1e3:.2f} ms", "quoted: 1 / 88.8"),
         Note("Qwen step, overhead, misses", "those of Llama", "assumed: the page has none"),
-        Note("re-run's step", f"{rerun.devices.levels[0].step.fixed * 1e3:.2f} ms", "derived: (19.4 - 15 - 2.9) / .84"),
+        Note("re-run's step", f"{rerun.devices.step.fixed * 1e3:.2f} ms", "derived: (19.4 - 15 - 2.9) / .84"),
     )

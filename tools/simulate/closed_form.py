@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ssd.speculation.theory import speedup_sd
-from tools.simulate.cascade import draft_seconds
 from tools.simulate.setup import Setup
 from tools.simulate.statistics import Source
 
@@ -11,7 +10,7 @@ from tools.simulate.statistics import Source
 def speed_sd(setup: Setup) -> float:
     """Return tokens per second of one sequence in mode `sd`: E / (1 + T), T in units of the target's round."""
     round_s, k = _round_s(setup), setup.lookahead
-    draft = draft_seconds(setup.devices.levels, k, _share(setup, setup.batch))
+    draft = k * setup.devices.step.at(_share(setup, setup.batch))
     return speedup_sd(setup.statistics.plain.tokens(k), draft / round_s) / round_s
 
 
@@ -24,9 +23,9 @@ def speed_ssd(setup: Setup) -> float:
     (fan_out,) = setup.fan_out
     hits = statistics.hit_chance(0, k, setup.fan_out)
     cheap = setup.backup == "cheap"
-    rebuild = devices.rebuild * devices.levels[-1].step.at(_share(setup, setup.batch * (k + 1)))
-    fill = rebuild + draft_seconds(devices.levels, k, _share(setup, setup.batch * (k + 1) * fan_out))
-    backup = 0.0 if cheap else draft_seconds(devices.levels, k)
+    rebuild = devices.rebuild * devices.step.at(_share(setup, setup.batch * (k + 1)))
+    fill = rebuild + k * devices.step.at(_share(setup, setup.batch * (k + 1) * fan_out))
+    backup = 0.0 if cheap else k * devices.step.at(1)
     on_miss = statistics.law(Source.CHEAP if cheap else Source.MISS).tokens(k)
     speedup = speedup_of_batch(hits, statistics.hit.tokens(k), on_miss, fill / round_s, backup / round_s, setup.batch)
     return speedup / round_s

@@ -10,7 +10,6 @@ from typing import Any
 import simpy
 
 from ssd.speculation.theory import LinearCost
-from tools.simulate.cascade import Drafter
 from tools.simulate.statistics import Source
 
 Process = Generator[simpy.Event, Any, None]
@@ -45,20 +44,14 @@ class Link:
 class DraftDevices:
     """`count` equal devices that split the chains of each step, and wait for the one with most of them."""
 
-    def __init__(self, env: simpy.Environment, drafter: Drafter, count: int) -> None:
-        self._env, self._drafter, self._count = env, drafter, count
+    def __init__(self, env: simpy.Environment, step: LinearCost, count: int) -> None:
+        self._env, self._step, self._count = env, step, count
         self.busy = 0.0
 
-    def step(self, chains: int) -> Generator[simpy.Event, Any, int]:
-        """Advance `chains` chains by the number of tokens that it returns."""
-        step = self._drafter.next()
-        yield from self.forward(step.time, chains)
-        return step.tokens
-
-    def forward(self, time: LinearCost, rows: int) -> Process:
-        """Spend `time`, by the rows on one device, without new tokens."""
+    def forward(self, rows: int) -> Process:
+        """Spend a step's time on so many rows: the chains, each of which is a token longer then."""
         each, more = divmod(rows, self._count)
-        seconds = [time.at(each + (device < more)) for device in range(min(rows, self._count))]
+        seconds = [self._step.at(each + (device < more)) for device in range(min(rows, self._count))]
         if len(seconds) == 1:
             yield self._env.timeout(seconds[0])
         else:
@@ -67,9 +60,8 @@ class DraftDevices:
 
     def draft(self, chains: int, tokens: int) -> Process:
         """Draft `tokens` tokens for each chain."""
-        drafted = 0
-        while drafted < tokens:
-            drafted += yield from self.step(chains)
+        for _ in range(tokens):
+            yield from self.forward(chains)
 
 
 @dataclass

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
-from tools.simulate.cascade import Level
 from tools.simulate.closed_form import speed_sd
 from tools.simulate.paper import FITTED
 from tools.simulate.run import simulate
@@ -50,8 +49,8 @@ def compared(acceptance: float, batch: int, ratio: float) -> Rivals:
     A slower draft has more arithmetic a chain, in proportion. The first candidate misses as often as a draft token."""
     verify, step = FITTED.verify, FITTED.step
     slower = verify.at(1) / ratio / step.at(1)
-    level = Level(LinearCost(slower * step.fixed, slower * step.each))
-    devices = Devices(verify, (level,), overhead=FITTED.overhead, rebuild=1)
+    step = LinearCost(slower * step.fixed, slower * step.each)
+    devices = Devices(verify, step, overhead=FITTED.overhead, rebuild=1)
     statistics = Statistics.alike(AcceptanceLaw((acceptance,)), (1 - acceptance, FITTED.misses[1]))
     setups = [Setup(devices, statistics, lookahead=k, batch=batch) for k in _LOOKAHEADS]
     alone = 1 / verify.at(batch)

@@ -76,7 +76,7 @@ class PingPong:
     def _tree(self) -> Process:
         setup, k = self._setup, self._setup.lookahead
         for _ in range(setup.devices.rebuild):
-            yield from self._devices.forward(setup.devices.levels[-1].step, setup.batch * (k + 1))
+            yield from self._devices.forward(setup.batch * (k + 1))
         chains = sum(fan_out_at(accepted, k, setup.fan_out) for accepted in range(k + 1))
         yield from self._devices.draft(setup.batch * chains, k)
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from ssd.bench.outputs import grid
 from tools.simulate.calibration import Note
-from tools.simulate.cascade import Prediction
 from tools.simulate.pearl import Rivals
 from tools.simulate.run import Figures
 from tools.simulate.tables import Cell, Drafts
 
-if TYPE_CHECKING:  # some load torch, some a plugin
-    from tools.simulate.link import LinkForecast
-    from tools.simulate.memory import Recalled
-    from tools.simulate.remote import Capacity
+if TYPE_CHECKING:  # it loads torch
     from tools.simulate.replay import Replayed
 
 EXPLAINED = 0.05  # predicted cells that are further off get a sentence
@@ -30,10 +26,6 @@ _CAUSES = {
     ),
     ("temperature", "hits geometric"): (
         "one c and one r serve all accepted lengths; moving chains between them gains less so than in the paper"
-    ),
-    ("nano-PEARL", "pearl"): (
-        "a further token of a row costs here what a further row costs plain decoding, 59 us; the cells imply 36 to "
-        "52 us. And acceptance comes in runs, which brings the published rounds 1 to 3 % more tokens than a fixed rate"
     ),
     ("batch", "cheap"): (
         "the cost of a chain is derived from arithmetic alone; the tree of 128 chains fits into the verification here, "
@@ -49,7 +41,8 @@ def inputs_table(notes: Iterable[Note]) -> Table:
 def cells_table(cells: Iterable[Cell]) -> Table:
     columns = ("table", "row", "column", "published", "simulated", "deviation", "use")
     rows = (
-        (c.table, c.row, c.column, _published(c), _number(c.simulated), f"{c.deviation:+.1%}", c.use) for c in cells
+        (c.table, c.row, c.column, _number(c.published), _number(c.simulated), f"{c.deviation:+.1%}", c.use)
+        for c in cells
     )
     return grid("Deviations", columns, rows, left=3)
 
@@ -82,42 +75,6 @@ def figures_table(title: str, figures: Figures) -> Table:
     return grid(title, ("figure", "value"), rows)
 
 
-def cascade_table(rows: Iterable[tuple[Prediction, float, float]]) -> Table:
-    columns = ("levels", "draft ms", "sd predicted", "sd simulated", "ssd simulated")
-    lines = (
-        (
-            " + ".join(str(level + 1) for level in range(p.first, p.last + 1)),
-            f"{p.draft_s * 1e3:.2f}",
-            *(f"{speed:.1f}" for speed in (p.tokens_per_second, sd, ssd)),
-        )
-        for p, sd, ssd in rows
-    )
-    return grid("tok/s by the levels used, 1 the smallest", columns, lines)
-
-
-def links_table(found: Iterable[LinkForecast], plain: float) -> Table:
-    columns = ("round trip, ms", "tok/s", "over ar", "hit rate", "tokens per round", "tokens ahead")
-    rows = (
-        (
-            f"{1000 * f.rtt:g}",
-            f"{f.speed:.1f}",
-            f"{f.speed / plain:.2f}",
-            f"{f.hits:.2f}",
-            f"{f.tokens:.2f}",
-            str(f.ahead),
-        )
-        for f in found
-    )
-    return grid(f"A draft on another machine, batch 1; ar {plain:.1f} tok/s", columns, rows)
-
-
-def capacity_table(found: Iterable[Capacity], speed: float) -> Table:
-    rows = ((f.place, str(f.clients), f"{f.alone:.1f}") for f in found)
-    return grid(
-        f"Clients of one target at {speed:g} tok/s each", ("drafts", "clients", "tok/s of one alone"), rows, left=1
-    )
-
-
 def pearl_table(acceptance: float, found: Sequence[Rivals]) -> Table:
     ratios = sorted({one.ratio for one in found})
     speeds = {(one.batch, one.ratio): one for one in found}
@@ -139,26 +96,6 @@ def replay_table(found: Iterable[Replayed]) -> Table:
         for r in found
     )
     return grid("The built-in draft along the target's answers", columns, rows, left=3)
-
-
-def memory_table(found: Iterable[Recalled]) -> Table:
-    columns = ("data", "pass", "guessers", "rounds", "tokens per round", "accepted", "over ar")
-    rows = (
-        (
-            *(r.dataset, str(r.turn), r.guessers, str(r.rounds), f"{r.tokens:.2f}"),
-            *(", ".join(f"{source} {tokens:.2f}" for source, tokens in r.accepted.items()), f"{r.over_ar:.2f}"),
-        )
-        for r in found
-    )
-    return grid("Recorded answers, replayed", columns, rows, left=3)
-
-
-def cell_json(cell: Cell) -> dict[str, Any]:
-    return asdict(cell) | {"deviation": cell.deviation}
-
-
-def _published(cell: Cell) -> str:
-    return f"{cell.published:g} to {cell.most:g}" if cell.most else _number(cell.published)
 
 
 def _number(value: float) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 
 import simpy
 
 from tools.simulate.anytime import Anytime
-from tools.simulate.cascade import drafter
 from tools.simulate.devices import DraftDevices, Meter
 from tools.simulate.reference import PingPong, plain
 from tools.simulate.setup import Setup
@@ -41,7 +39,7 @@ def simulate(setup: Setup, rounds: int = ROUNDS, seed: int = SEED) -> Figures:
     """Return the figures of `rounds` rounds of `setup`; a seed always gives the same."""
     env = simpy.Environment()
     devices = setup.devices
-    draft = DraftDevices(env, drafter(devices.levels, Random(seed)), devices.drafts)
+    draft = DraftDevices(env, devices.step, devices.drafts)
     meter = Meter(env, _WARM_UP, _WARM_UP + rounds, draft)
     draws = Draws(seed, setup.batch, rounds)
     if setup.mode == "ar":

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ssd.errors import UsageError
 from ssd.speculation.theory import LinearCost
-from tools.simulate.cascade import Level
 from tools.simulate.statistics import Source, Statistics
 
 MODES = ("ar", "sd", "ssd")
@@ -19,13 +18,13 @@ MAX_BATCH, MAX_DRAFTS = 64, 64
 class Devices:
     """The devices; times in seconds.
 
-    `verify`: a forward of the target by the tokens of the whole batch. `levels`: the draft, one model or a cascade from
-    the smallest, by the chains on one device; `drafts` equal devices split the chains. `overhead`: what the target
+    `verify`: a forward of the target by the tokens of the whole batch. `step`: a forward of the draft by the chains on
+    one device; `drafts` equal devices split the chains. `overhead`: what the target
     spends on a round with a draft beside its forward. `delay`: a message, one way. `rebuild`: forwards over K + 1 rows
     a sequence before each tree of the reference engine."""
 
     verify: LinearCost
-    levels: tuple[Level, ...]
+    step: LinearCost
     drafts: int = 1
     overhead: float = 0.0
     delay: float = 0.0
@@ -36,8 +35,8 @@ class Devices:
             raise UsageError(
                 f"a verification takes more than 0 seconds and neither part is negative, not {self.verify}"
             )
-        if not self.levels:
-            raise UsageError("a draft needs at least one level")
+        if min(self.step) < 0 or sum(self.step) <= 0:
+            raise UsageError(f"a draft step takes more than 0 seconds and neither part is negative, not {self.step}")
         if self.overhead < 0 or self.delay < 0 or self.rebuild < 0:
             raise UsageError("overhead, network delay and rebuilding cannot be negative")
         if not 1 <= self.drafts <= MAX_DRAFTS:

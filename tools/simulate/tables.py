@@ -17,9 +17,7 @@ _MANY = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell. `use`: `input` (quoted), `fitted` (an input was fitted to it), or `predicted`.
-
-    A cell may be published as a range, from `published` to `most`; inside it nothing deviates."""
+    """A cell. `use`: `input` (quoted), `fitted` (an input was fitted to it), or `predicted`."""
 
     table: str
     row: str
@@ -28,12 +26,10 @@ class Cell:
     simulated: float
     use: str
     bound: float = CELLS
-    most: float = 0.0
 
     @property
     def deviation(self) -> float:
-        nearest = min(max(self.simulated, self.published), max(self.most, self.published))
-        return self.simulated / nearest - 1
+        return self.simulated / self.published - 1
 
 
 class Drafts(NamedTuple):
