@@ -1,1 +1,1 @@
-"""Settings that every process may read: the engine's configuration, sampling parameters, roles, cores and GPUs."""
+"""Hold the settings that every process may read."""

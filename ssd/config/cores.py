@@ -18,9 +18,8 @@ def placement(
 ) -> tuple[Cpus, Cpus]:
     """Return the cores of target and draft; empty: the system chooses. Raises UsageError.
 
-    They are disjoint unless the given lists overlap. If every core has a rank, the draft shares the last one. The
-    target gets most cores; with `on_gpu`, when the draft alone is on the CPU, two for each of its `ranks`, as threads
-    of libraries run beside its own, but no more than half."""
+    They are disjoint, unless the given lists overlap or every core has a rank. `on_gpu`: only the draft is on the CPU,
+    and each of the target's `ranks` gets two cores for its threads, together at most half."""
     allowed = usable()
     if ranks > len(allowed):
         raise UsageError(f"--tensor-parallel-size {ranks} needs as many cores; this process may use {len(allowed)}")
@@ -44,8 +43,7 @@ def placement(
 def usable() -> Cpus:
     """Return the cores that this process may use, no more than its container's quota.
 
-    If the quota is lower than the number of cores, a hash of the host name picks them, so that containers on one
-    machine pick different ones."""
+    If the quota is lower, a hash of the host name picks them, so that containers on one machine take different ones."""
     allowed = sorted(os.sched_getaffinity(0))
     quota = cgroups.cpu_quota()
     if quota is None or quota >= len(allowed):
@@ -55,7 +53,7 @@ def usable() -> Cpus:
 
 
 def parsed(flag: str, text: str | None, allowed: Cpus) -> Cpus | None:
-    """Return (0, 1, 2, 5) for "0-2,5"; None for None. Raises UsageError for cores that are not `allowed`."""
+    """Return (0, 1, 2, 5) for "0-2,5". Raises UsageError for cores that are not `allowed`."""
     if text is None:
         return None
     cpus: set[int] = set()

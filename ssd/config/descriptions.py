@@ -1,10 +1,7 @@
-"""The description of an option, which stands beside its type, bounds and default at the field of a struct.
+"""The description of an option, beside its type, bounds and default at the field of a struct.
 
-    budget: Annotated[Budget, "Most outcomes prepared per round when the fan-out is auto.", SPECULATION, ADVANCED] = 32
-
-After type and bounds come the help, the heading there (if it is not the struct's own, `heading`), ADVANCED if the
-option is, and flags beside the field's name. `ssd.cli.options` makes flags, variables and keys of the configuration
-file of it, `ssd.llm` the arguments of `LLM`."""
+For example `Annotated[Budget, "Most outcomes prepared per round.", SPECULATION, ADVANCED]`: the help, then a heading if
+not the struct's own `heading`, ADVANCED, and more flags. `ssd.cli.options` and `ssd.llm` read it."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Option(NamedTuple):
 
 
 def described(options: type[msgspec.Struct]) -> dict[str, Option]:
-    """Return the description of each field that has one; fields of a base come after the struct's own."""
+    """Return the description of each field that has one; fields of a base come last."""
     hints, found = get_type_hints(options, include_extras=True), {}
     for kind in options.__mro__:
         for name in inspect.get_annotations(kind):

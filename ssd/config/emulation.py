@@ -1,4 +1,4 @@
-"""Settings of emulation: the times of a device, and how often a synthetic target and draft agree. Plain values."""
+"""The settings of emulation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ Seconds = Annotated[float, Meta(ge=0, le=1e4)]
 
 
 class ForwardTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a forward by its size: `fixed_s` + `each_s` x tokens (of the target) or chains (of the draft)."""
+    """Seconds of a forward: `fixed_s` + `each_s` x tokens (target) or chains (draft)."""
 
     fixed_s: Seconds
     each_s: Seconds = 0.0
 
 
 class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The times of forwards on an emulated device.
-
-    `verify` is the target's, by the tokens of the whole batch, prompts included. `depth` is the draft's, by the rows of
-    the whole batch; it makes every chain one token longer."""
+    """The times of an emulated device: `verify` by the tokens of a batch, a tree step `depth` by its rows."""
 
     verify: ForwardTime
     depth: ForwardTime
@@ -30,8 +27,8 @@ class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Agreement(NamedTuple):
     """The agreement that a synthetic draft shall have with its target.
 
-    The target accepts a draft token with probability `acceptance`. With K = `lookahead` draft tokens a round and
-    `fan_out` guesses for every accepted length, a share `hit_rate` of the rounds hits the speculation cache."""
+    The target accepts a draft token with probability `acceptance`. With K = `lookahead` and `fan_out` guesses for every
+    accepted length, a share `hit_rate` of the rounds hits."""
 
     acceptance: float
     hit_rate: float

@@ -1,4 +1,4 @@
-"""The engine's configuration: frozen, validated before any process starts, and sent to every process as it is."""
+"""The engine's configuration: frozen, validated before any process starts, sent to every process."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ PlainTools = Literal["auto", "refuse"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The most that clients may ask for. A request beyond a limit is refused with a message that names the limit.
+    """The most that clients may ask for; the error of a refused request names the limit.
 
-    `slow_reader_tokens` tokens, with 20 alternatives each, fit one message. The grammar of tools has at most four times
+    `slow_reader_tokens` tokens, with 20 alternatives each, fit one message. A grammar of tools may have four times
     `max_grammar_bytes`."""
 
     heading: ClassVar[str] = LIMITS
@@ -71,8 +71,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ways for clients to reach an engine beside its own ipc socket, and the `names` of its model.
 
-    Fields are those of `ssd.launch.server.ServerOptions`. Every line of `api_key_file` is a key, beside `api_keys`;
-    without keys, requests must name a host of this machine or of `allowed_hosts`. `quotas` are those of `--limits`."""
+    Fields are those of `ssd.launch.server.ServerOptions`. Lines of `api_key_file` are keys, like `api_keys`; without
+    keys, requests must name this machine or one of `allowed_hosts`. `quotas` are those of `--limits`."""
 
     names: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)] = ()
     http: bool = False
@@ -100,16 +100,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hidden states that a draft reads of its target: after `layers`, together `width` numbers a token."""
+    """The hidden states that a draft reads: after `layers`, together `width` numbers a token."""
 
     layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
     width: Positive
 
 
 class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The address to which a draft on another machine connects, and the folder with the keys of permitted drafts.
+    """The address for a remote draft, and the folder with the `keys` of permitted drafts.
 
-    With `own` a draft reads only the requests of the client whose key has the same name."""
+    `own`: a draft reads only requests of the client whose key has the same name."""
 
     bind: str
     keys: str | None = None
@@ -117,10 +117,9 @@ class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine on another machine that verifies for `ssd edge`.
+    """The remote engine that verifies for `ssd edge`: addresses, and folders of our keys.
 
-    Its clients connect to `connect`, its drafts to `draft_connect`. This machine's keys for them are in the folders
-    `keys` and `draft_keys`. The draft may share tensors with a copy of the target, the `lender`."""
+    The draft may share tensors with a copy of the target, the `lender`."""
 
     connect: str
     draft_connect: str
@@ -130,9 +129,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dtype of weights and products, or linear layers of few bits in a model that is otherwise float32.
-
-    `light`: in 4 bits, and with the head of few ids (`ssd.models.pairs.short_list`)."""
+    """A dtype, or linear layers of few bits; `light`: 4, and `ssd.models.pairs.short_list`."""
 
     dtype: DType = "float32"
     quantize: Literal[Quantize, "light"] = "none"
@@ -142,7 +139,7 @@ class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the engine that the configuration takes over unchanged; the others are in `ssd.launch.options`."""
+    """Options that the configuration takes over unchanged (others: `ssd.launch.options`)."""
 
     quantize: Annotated[
         Quantize, "int8: round weights of 16 bits or more to 8, on a CPU: half the bytes to read, less exact.", WEIGHTS
@@ -199,23 +196,16 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a child process needs to know. Facts found at run time never come back into it.
 
-    - Models: `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first.
-      With a `link` the draft is on another machine, and there is none here. With an `upstream` the target is on
-      another machine, and the directory `target` has only its tokenizer.
-      `digest` names the target's files. Unless the target `has_weights`, a plugin's process takes its place.
-      The draft's process times each of several `draft_formats` at its start and takes the fastest.
-    - Caches: `num_pages` of the target, `draft_num_pages` of the draft, and `inline_num_pages` of one in the target's
-      process beside another one, of `page_size` tokens each.
-    - `speculation` and `sampling`: the defaults of requests that do not give their own.
-    - Places: the target has `tensor_parallel_size` ranks. All are here, or only rank 0 with an `executor` other than
-      "local". Its cores are divided equally over the ranks here. An empty list of cores leaves the placement to the
-      operating system. With `elastic_cores` each model also computes on the other's cores while the other one rests.
-    - `inline_draft`: a draft runs in the target's process, in turn with it. Where it has `inline_num_pages`, another
-      one, on `draft_device` and in a process of its own, drafts ahead for requests in mode `ssd`.
-    - `features`: the draft reads hidden states of the target.
-    - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft` allows it.
-    - For measurements and tests: `emulate` gives forwards these times instead of their own, `synthetic` says how often
-      models of random weights agree, `failpoints` permits injected faults (`ssd.system.failpoints`)."""
+    - `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first. With a
+      `link` the draft is on another machine. With an `upstream` the target is, and `target` has only its tokenizer.
+      `digest` names the target's files. Unless the target `has_weights`, a plugin's process takes its place. The draft's process takes the fastest of `draft_formats`.
+    - `inline_draft`: a draft works in turn with the target, in its process. With `inline_num_pages` another one, in a
+      process of its own, drafts ahead for requests in mode `ssd`.
+    - All ranks of the target are here, or only rank 0 if the `executor` is not "local". The system places a process
+      without cores. With `elastic_cores` each model also computes on the other's cores while that rests.
+    - `idle_draft_s`: seconds without use after which the draft's process ends, if `parks_draft`.
+    - For tests: `emulate` gives forwards these times, `synthetic` says how often random models agree, `failpoints`
+      permits injected faults."""
 
     dtype: DType = "float32"
     activations: Activations = "int16"
@@ -273,7 +263,6 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def has_draft(self) -> bool:
-        """Return True if there may be a draft, here or on another machine."""
         return self.draft is not None or self.link is not None
 
     @property
@@ -283,18 +272,16 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def parks_draft(self) -> bool:
-        """Return True if an unused draft's process may end. On a GPU its return would capture graphs anew."""
+        """Return True if an unused draft's process may end; on a GPU a new one would capture graphs anew."""
         return self.draft is not None and gpus.number(self.draft_device) is None and self.speculation.mode == "auto"
 
     @property
     def ranks(self) -> range:
-        """Return the target's ranks that the supervisor starts, on its machine. The executor starts the others."""
+        """Return the ranks that the supervisor starts here; the executor starts the others."""
         return range(self.tensor_parallel_size if self.executor == "local" else 1)
 
     def cpus_of(self, role: str, rank: int = 0) -> Cpus:
-        """Return the cores of a process, its own before those that it may borrow.
-
-        All ranks have equally many cores, because all wait for the slowest."""
+        """Return the cores of a process, its own before those that it may borrow; ranks have equally many."""
         if role == "draft":
             return self.draft_cpus + self.target_cpus * self.elastic_cores
         if self.elastic_cores:
@@ -303,7 +290,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.target_cpus[rank * each : (rank + 1) * each]
 
     def core_counts(self, role: str) -> tuple[int, int]:
-        """Return the number of a process's own cores, and the number with those that it may borrow."""
+        """Return the number of a process's own cores, and of all that it may use."""
         own = self.draft_cpus if role == "draft" else self.target_cpus
         return len(own), len(self.cpus_of(role))
 
@@ -326,9 +313,9 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_text(options: msgspec.Struct) -> None:
-    """Raise UsageError, naming the option, for a text that is not UTF-8 or has a NUL.
+    """Raise UsageError, naming the option, for a text with a NUL or surrogates (bytes not in UTF-8).
 
-    Such a text cannot be sent to a child, and no file has such a name. Bytes that are not UTF-8 become surrogates."""
+    No child can be sent such a text, and no file has such a name."""
     for name in options.__struct_fields__:
         value = getattr(options, name)
         for text in value if isinstance(value, tuple) else (value,):

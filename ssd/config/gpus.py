@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as nvidia-smi lists them: no library is loaded, no context is made."""
+"""The GPUs of this machine, read from nvidia-smi without loading a library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIB = 2**20
 
 
 class Gpu(NamedTuple):
-    """The memory of a GPU in bytes, in `total` and still `free`, and its compute capability."""
+    """The memory of a GPU in bytes, and its compute capability."""
 
     total: int
     free: int
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 def present() -> list[Gpu] | None:
-    """Return the GPUs that a process started from here can use, as cuda:0, cuda:1, ...; None: unknown."""
+    """Return the GPUs that a child would see as cuda:0, cuda:1, ...; None: unknown."""
     if shutil.which(_QUERY[0]) is None:
         return None
     try:
@@ -36,7 +36,7 @@ def present() -> list[Gpu] | None:
 
 
 def parsed(table: str, visible: str | None) -> list[Gpu] | None:
-    """Return the GPUs in nvidia-smi's `table` that CUDA_VISIBLE_DEVICES, `visible`, shows; None for other text."""
+    """Return the GPUs in nvidia-smi's `table` that CUDA_VISIBLE_DEVICES shows; None for other text."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
     try:
         found = {(row[0], row[1]): _gpu(*row[2:]) for row in rows}
@@ -51,7 +51,7 @@ def _gpu(total: str, free: str, capability: str) -> Gpu:
 
 
 def _seen(keys: Sequence[tuple[str, str]], visible: str | None) -> list[tuple[str, str]]:
-    """Return the keys in `visible` as CUDA reads it: numbers, or beginnings of ids, up to the first without a GPU."""
+    """Return the keys in `visible` as CUDA reads it, up to the first name without a GPU."""
     if visible is None:
         return list(keys)
     chosen: list[tuple[str, str]] = []
@@ -72,6 +72,6 @@ def number(device: str) -> int | None:
 
 
 def of_ranks(device: str, count: int) -> range:
-    """Return the GPUs of `count` ranks of a target: `device` and the ones after it; none on a CPU."""
+    """Return the GPUs of `count` ranks: `device` and the ones after it; none on a CPU."""
     first = number(device)
     return range(0) if first is None else range(first, first + count)

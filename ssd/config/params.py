@@ -1,4 +1,4 @@
-"""The parameters of one request, which the client library, the frontend and the target share."""
+"""The parameters of one request, for client library, frontend and target."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Allocation = Literal["joint", "theorem", "pearl"]
 
 MAX_LOOKAHEAD = 16
 BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
-"""Most rows of a block drafter's block: a speculation's, the tokens before it without hidden states, and three more."""
+"""Most rows of a block drafter's block: the last committed token, K of the trunk, K + 1 of a chain, and a mask."""
 TARGET_REACH, DRAFT_REACH = 2 * (MAX_LOOKAHEAD + 1), 4 * (MAX_LOOKAHEAD + 1)
-"""Tokens in a row whose changes are kept where layers have states, for each sequence.
+"""Tokens in a row whose changes are kept for a sequence, where layers have states.
 
-A target keeps those of a row, and of the row before it that are not yet in the state; a draft those of a trunk, and of
-the chain that became it before the state was brought up to it."""
+A target keeps the changes of the present row, and of the row before it until they are in the state. A draft keeps the
+changes of its trunk, and of the chain that became the trunk until its accepted tokens are in the state."""
 MAX_FAN_OUT = MOST
 MAX_CHAINS = 63
 MAX_IN_FLIGHT = 48
@@ -65,7 +65,7 @@ FanOutChoice = FanOut | FanOutName
 
 
 def fan_out_fields(asked: FanOutChoice) -> dict[str, Any]:
-    """Return the fields of `Speculation` that the fan-out option sets."""
+    """Return the fields of `Speculation` that the option sets."""
     if isinstance(asked, str):
         return {"fan_out": (), "allocation": asked}
     return {"fan_out": asked, "allocation": "joint"}
@@ -76,7 +76,7 @@ def field_types(options: type[msgspec.Struct]) -> dict[str, inspect.Type]:
 
 
 def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
-    """Return an error for people: the wrong field of `values`, its value, the cause or the choices."""
+    """Return an error for people: the field of `values`, its value, the cause or the choices."""
     cause, _, path = str(error).partition(" - at `")
     names = re.findall(r"\w+", path.rpartition("$")[2])
     if not names:
@@ -96,16 +96,11 @@ def in_words(error: msgspec.ValidationError, values: msgspec.Struct) -> str:
 class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The speculation of one request. It changes the speed, never the distribution of the tokens.
 
-    With the sampler `coupled`, or at temperature 0, it does not even change the tokens.
-
-    `mode` is plain decoding (`ar`), the same with proposals from prompt lookup (`ngram`), speculative decoding with a
-    draft that works in turn with the target (`sd`) or ahead of it (`ssd`), or the fastest of them (`auto`).
-    `num_speculative_tokens` is K. `fan_out` is one number for every accepted length, or K + 1 numbers F_0..F_K. The
-    engine chooses K = 0 and an empty `fan_out` while it runs, with at most `budget` chains. `allocation` `joint` gives
-    them to the likeliest outcomes of all accepted lengths, `theorem` gives each length its share (Theorem 12), `pearl`
-    prepares full acceptance alone, with one chain (arXiv 2408.11850).
-    `backup` is auto, jit, none or the name of a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro
-    sampling, for the sampler `rejection`; 1 is ordinary sampling."""
+    With the sampler `coupled`, or at temperature 0, no token changes either. `num_speculative_tokens` is K; `fan_out`
+    one number for every accepted length, or F_0..F_K. The engine chooses K = 0 and an empty `fan_out` while it runs,
+    with at most `budget` chains: `joint` gives them to the likeliest outcomes of all accepted lengths, `theorem` to
+    each length its share (Theorem 12), `pearl` one to full acceptance (arXiv 2408.11850). `backup` is auto, jit, none
+    or a speculator (`ssd.speculation.backups`). `saguaro_c` is the C of Saguaro sampling, for `rejection`; 1: off."""
 
     mode: Mode = "auto"
     num_speculative_tokens: Lookahead = 0
@@ -139,7 +134,6 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fan_out_choice(self) -> FanOutChoice:
-        """Return the fan-out as the value of the option."""
         return self.fan_out if self.fan_out or self.allocation == "joint" else self.allocation
 
     @property
@@ -167,34 +161,27 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The required form of the output: `source`, in the language of `kind`.
 
-    `json`: a JSON Schema. `json_object`: any JSON object, without a source. `regex`: a regular expression. `choice`: a
-    JSON array of strings. `grammar`: Lark's notation or GBNF. `structural_tag`: vLLM's object of `structures` and
-    `triggers`. `compiled`: the text for `llguidance`, which the frontend makes of the others."""
+    `json`: a JSON Schema. `json_object`: no source. `choice`: a JSON array of strings. `grammar`: Lark or GBNF.
+    `structural_tag`: vLLM's `structures` and `triggers`. `compiled`: the frontend's, for `llguidance`."""
 
     kind: GrammarKind
     source: Annotated[str, Meta(max_length=MAX_COMPILED)] = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sampling of tokens and the end of the output. Names follow the OpenAI API and vLLM.
+    """The sampling of tokens and the end of the output. Names and meaning follow the OpenAI API and vLLM.
 
     - `temperature` 0 is greedy; ties go to the lowest id. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
-    - The penalties count tokens of the output, `repetition_penalty` those of the prompt too. `logit_bias` is added to
-      the logits of its ids. If there are `allowed_token_ids`, no other tokens are possible.
-    - The output obeys `structured`, and ends when that is complete: `ignore_eos` has no effect then, and `min_tokens`
-      only as long as the grammar allows more.
-    - Neither a token nor a stop string ends the output before `min_tokens`, unless all `allowed_token_ids` end it.
-      `seed` None means a random seed.
-    - `logprobs` n: the log-probability of each token under the target's unmodified distribution, and of the n
-      likeliest alternatives (0: of the token alone). `prompt_logprobs`: the same for the prompt but its first token.
-    - The output ends before a stop string, or with it if `include_stop_str_in_output`. Special tokens are no part of
-      its text, unless `skip_special_tokens` is false.
+    - The penalties count tokens of the output, `repetition_penalty` those of the prompt too.
+    - The output ends when `structured` is complete, even before `min_tokens` and with `ignore_eos`. Nothing else ends
+      it before `min_tokens`, unless all `allowed_token_ids` do.
+    - `logprobs` n: of each token under the target's unmodified distribution, and of the n likeliest alternatives.
+      `prompt_logprobs`: the same for the prompt but its first token.
     - Only the last `truncate_prompt_tokens` tokens of a prompt are used.
-    - With `pooling` nothing is generated. The result is an embedding: the mean of the target's last hidden states over
-      the prompt, or its last one; `auto` is as the checkpoint says. Only `truncate_prompt_tokens` and `cache_salt` have
-      an effect then.
-    - Only prompts with the same `cache_salt` share prefixes in the cache. It changes no token.
-    - With `store` false the engine's suffix memory neither keeps the text nor guesses from others (docs/serving.md)."""
+    - With `pooling` the result is an embedding, the mean or the last of the target's last hidden states over the
+      prompt; `auto` is as the checkpoint says.
+    - Only prompts with the same `cache_salt` share prefixes in the cache.
+    - With `store` false the suffix memory neither keeps the text nor guesses from others."""
 
     temperature: Temperature = 0.0
     top_k: TopK = 0
@@ -223,7 +210,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pooling: Pooling | None = None
 
     def check(self) -> None:
-        """Raise RequestError for values that a decoder would refuse; a plain constructor checks nothing."""
+        """Raise RequestError for values that a decoder would refuse; a constructor checks nothing."""
         if self.temperature != self.temperature:  # not math.isnan, which raises TypeError for other types
             raise RequestError("invalid_request", "temperature is not a number")
         try:
@@ -241,14 +228,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def plain(self) -> bool:
-        """Return True if the model's logits are used unchanged, for any output so far."""
+        """Return True if the model's logits are used unchanged."""
         neutral = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
         free = not self.logit_bias and not self.allowed_token_ids and self.structured is None
         return neutral and free and not self.min_tokens
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The default sampling of requests. Fields are those of `SamplingParams`; None keeps its own default."""
+    """The default sampling of requests; None keeps the default of `SamplingParams`."""
 
     heading: ClassVar[str] = SAMPLING
     temperature: Annotated[Temperature | None, "0 is greedy. Default: the model's own, or 0.", MAIN] = None
@@ -262,13 +249,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
     def given(self) -> dict[str, float]:
-        """Return the fields that are not None."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
     def params(self, *, free_text: bool = False, **asked: Any) -> SamplingParams:
-        """Return the parameters that are `asked` for, with these defaults where they are None or left out.
+        """Return the parameters `asked` for, with these defaults where they are None or left out.
 
-        A request with a grammar gets no default penalty: its answer repeats facts of its prompt. If the grammar allows
+        With a grammar no default penalty holds: an answer repeats facts of its prompt. If the grammar allows
         `free_text`, which may loop, penalties on the answer's own tokens stay."""
         wanted = {name: value for name, value in asked.items() if value is not None}
         own = self.given()
@@ -279,7 +265,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Return the seed of a request's choice `index`: `seed` for the first, one that does not reveal it for others."""
+    """Return the seed of a request's choice `index`: `seed` for the first; the others do not reveal it."""
     if index == 0:
         return seed
     digest = hashlib.blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()

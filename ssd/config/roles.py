@@ -1,4 +1,4 @@
-"""The names of an engine's processes. The ranks of a target are `target`, `target-1`, `target-2` and so on."""
+"""The names of an engine's processes; a target's ranks are `target`, `target-1`, ..."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ FOLLOWERS = tuple(f"target-{rank}" for rank in range(1, MAX_RANKS))
 
 
 def target_roles(config: EngineConfig) -> tuple[str, ...]:
-    """Return the roles of the target's ranks on this machine, in order."""
     return tuple(("target", *FOLLOWERS)[rank] for rank in config.ranks)
 
 
