@@ -17,11 +17,10 @@ class Outcome(NamedTuple):
 
 
 def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:
-    """Accept draft tokens up to the first that differs from the target's sample, which is the bonus token.
+    """Accept draft tokens up to the first that differs from the target's sample, the bonus token.
 
-    If all d draft tokens are accepted, the bonus token is the sample after them. `own` holds the target's samples
-    y_1..y_{d+1} at their positions and the next one; a greedy sample is the argmax. The emitted tokens are
-    `own[: accepted + 1]` for every speculation, so the output is exact (Daliri, Musco, Suresh, arXiv 2408.07978)."""
+    `own` holds the target's samples y_1..y_{d+1}. The emitted tokens are `own[: accepted + 1]` for every speculation,
+    so the output is exact (Daliri, Musco, Suresh, arXiv 2408.07978)."""
     for accepted, (guess, sample) in enumerate(zip(speculation, own, strict=False)):
         if guess != sample:
             return Outcome(accepted, sample)
@@ -35,12 +34,11 @@ def rejection(
     uniforms: Sequence[float],
     sample: Callable[[int, Tensor], int],
 ) -> list[int] | None:
-    """Return the accepted tokens and the bonus token by the ratio rule; None if no draft token is rejected.
+    """Return the accepted tokens and the bonus token by the ratio rule; None if none is rejected.
 
-    Source: Leviathan et al., arXiv 2211.17192. `q` [d, V] are the draft probabilities of the d draft tokens; None if
-    the tokens were not drawn (an n-gram, a greedy draft), so that each has probability 1. `p` [>= d, V] are the
-    target's distributions, `uniforms` d numbers in [0, 1). `sample(i, weights)` draws from unnormalised `weights` [V]
-    for position i."""
+    Source: Leviathan et al., arXiv 2211.17192. `q` [d, V] are the draft probabilities; None: each draft token has
+    probability 1. `p` [>= d, V] are the target's distributions, `uniforms` d numbers in [0, 1). `sample(i, weights)`
+    draws from unnormalised `weights` [V] for position i."""
     for i, token in enumerate(speculation):
         if uniforms[i] * (1.0 if q is None else float(q[i, token])) < float(p[i, token]):
             continue
@@ -51,9 +49,7 @@ def rejection(
 
 
 def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
-    """Return the weights [V] of the residual after `token` was rejected.
-
-    They are max(p - q, 0); without q, p with the token at 0."""
+    """Return the weights [V] after `token` was rejected: max(p - q, 0), or p without `token`."""
     if q is not None:
         return (p - q).clamp_min_(0)
     weights = p.clone()

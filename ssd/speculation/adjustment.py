@@ -1,7 +1,6 @@
-"""Adjusts a request's logits before sampling: biases, a minimum length, penalties. Meaning and order are vLLM's.
+"""Adjusts a request's logits before sampling, as vLLM does.
 
-Penalties depend on token counts. In a verification, the logits after a draft token are adjusted as if that token were
-committed, so that every row is computed as in plain decoding."""
+The logits after a draft token are adjusted as if it were committed, so that every row equals plain decoding."""
 
 from __future__ import annotations
 
@@ -15,13 +14,11 @@ from torch import Tensor
 
 
 class Adjustment(NamedTuple):
-    """The changes to the logits that a request asks for.
+    """The changes to the logits that a request asks for. Ids beyond the vocabulary have no effect.
 
-    `bias` is added to the logits of its ids. No token of `ends` is possible before `min_tokens` of output,
-    unless no other token is allowed. `repetition` divides positive logits of tokens in prompt or output and
-    multiplies negative ones. `frequency` is subtracted from a token's logit for each time it is in the output,
-    `presence` once. Only tokens of `allowed` (int64 [n]) are possible; None: all. Ids beyond the vocabulary have no
-    effect."""
+    No token of `ends` is possible before `min_tokens` of output, unless no other is allowed. `repetition` divides
+    positive logits of tokens in prompt or output and multiplies negative ones. `frequency` is subtracted for each time
+    a token is in the output, `presence` once. Only tokens of `allowed` (int64 [n]) are possible; None: all."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -33,7 +30,7 @@ class Adjustment(NamedTuple):
 
 
 class Written:
-    """The committed text of one request: its distinct tokens, their counts in the output, and the output's `length`.
+    """The committed text of one request: distinct tokens, their counts in the output, its `length`.
 
     It uses NumPy: for so few numbers a torch operation costs more than its arithmetic."""
 
@@ -50,10 +47,10 @@ class Written:
         self.length += len(tokens)
 
     def along(self, draft: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the distinct tokens of text and draft with their counts after 0, 1, ... draft tokens.
+        """Return the distinct tokens of text and draft, int64 [n], with counts and marks.
 
-        The tokens are int64 [n]. Counts in the output are float32 [drafts + 1, n]. A bool of that shape is True where
-        the token is in prompt or output."""
+        Counts in the output, after 0, 1, ... draft tokens, are float32 [drafts + 1, n]. Marks, bool of that shape, are
+        True where the token is in prompt or output."""
         new = [token for token in dict.fromkeys(draft) if token not in self._places]
         ids, counts = self._ids, self.counts
         if new:
@@ -80,10 +77,9 @@ def adjusted(
     draft: Sequence[int] = (),
     possible: Tensor | None = None,
 ) -> Tensor:
-    """Return adjusted `logits` [n, V] as new float32.
+    """Return `logits` [n, V] as adjusted float32; row i comes after `written` and i `draft` tokens.
 
-    Row i comes after `written` and the first i of the n - 1 `draft` tokens. `possible` bool [m, V], m <= n, says which
-    tokens a grammar allows in the first m rows."""
+    `possible` bool [m, V], m <= n, says which tokens a grammar allows in the first m rows."""
     rows = _copied(logits)
     vocab_size = rows.shape[-1]
     bias = {token: value for token, value in adjustment.bias.items() if token < vocab_size}
@@ -108,8 +104,7 @@ def adjusted(
 
 
 def _copied(logits: Tensor) -> Tensor:
-    """Return new float32 rows. On a CPU one thread copies them, which is faster than waking torch's threads."""
-    if logits.is_cpu and logits.dtype == torch.float32:
+    if logits.is_cpu and logits.dtype == torch.float32:  # one thread is faster than waking torch's
         return torch.from_numpy(logits.numpy().copy())
     return logits.to(torch.float32, copy=True)
 
@@ -126,16 +121,13 @@ def _penalise(rows: Tensor, adjustment: Adjustment, written: Written, draft: Seq
 
 
 def _penalised(values: NDArray[Any], counts: NDArray[Any], seen: NDArray[np.bool_], by: Adjustment) -> NDArray[Any]:
-    """Return penalised logits.
-
-    Each penalty is computed from the whole count: a sum of steps would round differently from plain decoding."""
     scaled = np.where(values > 0, values / by.repetition, values * by.repetition)
     values = np.where(seen, scaled, values) - by.frequency * counts
-    return values - by.presence * counts.clip(None, 1)
+    return values - by.presence * counts.clip(None, 1)  # from whole counts: a sum of steps would round differently
 
 
 class Text(NamedTuple):
-    """The committed `tokens` of a request, the first `prompt` of them its prompt, and its adjustment."""
+    """A request's committed `tokens`, the first `prompt` of them its prompt, and its adjustment."""
 
     tokens: Sequence[int]
     prompt: int

@@ -1,8 +1,7 @@
 """Finds backups by name: policies for rows after a miss, built in or from a plugin.
 
-A plugin registers a class without constructor arguments under one of two entry-point groups. In `ssd.speculators` it is
-a `Speculator`, which guesses from a text alone; the built-in `ngram` is one. In `ssd.backups` it is a whole policy
-(`ssd.verifier.misses.MissPolicy`)."""
+A plugin registers a class without constructor arguments: in `ssd.speculators` a `Speculator` (the built-in `ngram` is
+one), in `ssd.backups` a whole `ssd.verifier.misses.MissPolicy`."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ BUILT_IN = ("auto", "jit", "none")
 class Speculator(Protocol):
     """Proposes tokens of one sequence from its text alone.
 
-    An optional int attribute `evidence` says how reliable the last proposal is. The engine learns for each value from 0
-    to `MOST_EVIDENCE` how many tokens of a proposal are worth verifying."""
+    An optional int `evidence` from 0 to `MOST_EVIDENCE` says how reliable the last proposal is. The engine learns for
+    each value how many tokens are worth verifying."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take more committed tokens; the first call brings the prompt."""
 
     def propose(self, count: int) -> list[int]:
-        """Return at most `count` tokens that may come next; [] without a proposal."""
+        """Return at most `count` tokens that may come next."""
 
 
 @cache
@@ -38,8 +37,6 @@ def names() -> list[str]:
 
 @cache
 def load(group: str, name: str) -> Callable[[], Any] | None:
-    """Return the class that a group has under a name, or None.
-
-    Raises any exception of the plugin's import."""
+    """Return the class that a group has under a name, or None. Raises the errors of its import."""
     found = [entry for entry in entries(group) if entry.name == name]
     return found[0].load() if found else None

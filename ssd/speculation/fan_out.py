@@ -1,4 +1,4 @@
-"""Spreads chains over accepted lengths: Theorem 12 of arXiv 2603.03251, or PEARL's single chain (arXiv 2408.11850)."""
+"""Spreads chains over accepted lengths: Theorem 12 of arXiv 2603.03251, or PEARL (arXiv 2408.11850)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MOST = 16  # candidates prepared for one accepted length
 
 
 def optimal_fan_out(acceptance: float, exponent: float, lookahead: int, budget: int) -> tuple[int, ...]:
-    """Return F_0..F_K with the most hits, for K = `lookahead` and B = `budget` chains.
+    """Return F_0..F_K with the most hits, for B = `budget` chains. Raises ValueError for B <= K.
 
-    Each token is accepted with probability a = `acceptance`, and F candidates miss the bonus token with probability
-    c F^-r, r = `exponent`. Then F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by
-    largest remainder, each at least 1. Raises ValueError for a budget below K + 1."""
+    A token is accepted with probability a = `acceptance`; F candidates miss with probability c F^-r, r = `exponent`.
+    Then F_k = F_0 a^(k/(1+r)) for k < K and F_K = F_0 a^(K/(1+r)) (1-a)^(-1/(1+r)), rounded by largest remainder, at
+    least 1."""
     if budget <= lookahead:
         raise ValueError(f"{budget} chains do not cover the {lookahead + 1} accepted lengths of K = {lookahead}")
     a = min(max(acceptance, 1e-3), 1 - 1e-3)
@@ -41,15 +41,14 @@ def _rounded(shares: Sequence[float], budget: int) -> tuple[int, ...]:
 
 
 def single_chain(lookahead: int) -> tuple[int, ...]:
-    """Return PEARL's F_0..F_K: one chain, for full acceptance and the draft's own next token (arXiv 2408.11850)."""
+    """Return PEARL's F_0..F_K: one chain, for full acceptance."""
     return (0,) * lookahead + (1,)
 
 
 def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
-    """Return F_k for k = `accepted` of `in_flight` speculated tokens, from one number or a list F_0..F_K.
+    """Return F_k for k = `accepted` of `in_flight` tokens; one number serves every k, none gives 0.
 
-    An empty `fan_out` gives 0; one number serves every k. The last of a list belongs to full acceptance. With fewer
-    than K tokens in flight, full acceptance gets F_k if that is more. More than K tokens may be in flight after K was
+    F_K is for full acceptance, or F_k if that is more and fewer than K are in flight. More may be in flight after K was
     lowered."""
     if not fan_out:
         return 0
@@ -65,9 +64,9 @@ def most_candidates(fan_out: Sequence[int]) -> int:
 
 
 def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
-    """Fit the power law 1 - p_hit(F) = c F^-r to miss rates by fan-out; return (c, r).
+    """Fit 1 - p_hit(F) = c F^-r to miss rates by fan-out; return (c, r), by least squares of logarithms.
 
-    Uses least squares of the logarithms. Raises ValueError if fewer than two fan-outs have misses."""
+    Raises ValueError if fewer than two fan-outs have misses."""
     points = [(math.log(fan_out), math.log(rate)) for fan_out, rate in miss_rates.items() if rate > 0]
     if len(points) < 2:
         raise ValueError("a power law needs the miss rates of two fan-outs")
@@ -77,13 +76,13 @@ def miss_law(miss_rates: Mapping[int, float]) -> tuple[float, float]:
 
 
 def hit_chance(fan_out: int, law: tuple[float, float]) -> float:
-    """Return the chance that one of `fan_out` candidates is the bonus token: 1 - c F^-r, `law` = (c, r), F 0: none."""
+    """Return the chance that one of F candidates is the bonus token: 1 - c F^-r; 0 for F = 0."""
     c, r = law
     return 1 - min(1.0, c * fan_out**-r) if fan_out else 0.0
 
 
 def hit_rate(acceptance: float, fan_out: Sequence[int], law: tuple[float, float]) -> float:
-    """Return the share of outcomes that F_0..F_K prepare, if F_k candidates miss with probability c F_k^-r."""
+    """Return the share of outcomes that F_0..F_K prepare."""
     lookahead = len(fan_out) - 1
     reached = [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
     return min(1.0, sum(p * hit_chance(f, law) for p, f in zip(reached, fan_out, strict=True)))  # rounding may exceed 1

@@ -1,4 +1,4 @@
-"""Chooses the verification outcomes to prepare. This file is the fan-out policy."""
+"""Chooses the verification outcomes to prepare."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def forks(
 ) -> list[Outcome]:
     """Return the outcomes to prepare with exactly `accepted` draft tokens: the F_k likeliest bonus tokens.
 
-    `candidates` are the next tokens after the accepted ones, likeliest first. The token in flight there is excluded: as
-    the target's own token it would be accepted."""
+    `candidates`: the next tokens, likeliest first, without the one in flight: as the target's own it would be
+    accepted."""
     excluded = speculation[accepted] if accepted < len(speculation) else -1
     wanted = fan_out_at(accepted, len(speculation), fan_out)
     return [Outcome(accepted, token) for token in candidates if token != excluded][:wanted]

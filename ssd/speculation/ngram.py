@@ -1,6 +1,4 @@
-"""Prompt lookup decoding (Saxena, 2023): proposes the tokens that followed an earlier occurrence of the last ones.
-
-This is the built-in speculator (`ssd.speculation.backups`); each sequence has its own."""
+"""Prompt lookup decoding (Saxena, 2023): proposes what followed the last tokens earlier in the text."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ class Copied(NamedTuple):
 
 
 class PromptLookup:
-    """An index of one sequence's n-grams, n from 2 to 6. A token is added in constant time.
+    """The speculator `ngram`: an index of one sequence's n-grams, n from 2 to 6.
 
-    The evidence for a proposal is the n of the n-gram that was found."""
+    Adding a token takes constant time. The evidence is the n of the n-gram that was found."""
 
     def __init__(self) -> None:
         self.evidence = 0
@@ -33,7 +31,6 @@ class PromptLookup:
         return len(self._tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens."""
         for token in tokens:
             self._tokens.append(token)
             end = len(self._tokens)
@@ -43,9 +40,9 @@ class PromptLookup:
                 self._ends[gram] = (end, before[0] if before else 0)
 
     def propose(self, count: int) -> list[int]:
-        """Return `count` tokens that followed an earlier occurrence of the longest known n-gram; [] without one.
+        """Return `count` tokens that followed the longest known n-gram when it last occurred; [] without one.
 
-        The latest earlier occurrence counts. A proposal that reaches the end of the text starts over."""
+        A proposal that reaches the end of the text starts over."""
         size = len(self._tokens)
         for n in range(min(LONGEST, size), SHORTEST - 1, -1):
             end = self._ends[tuple(self._tokens[size - n :])][1]
@@ -56,9 +53,9 @@ class PromptLookup:
         return []
 
     def after(self, tokens: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
-        """Return the token that followed the longest known n-gram, n >= `shortest`, at the end of text + `tokens`.
+        """Return the token that followed the longest known n-gram, n >= `shortest`, that ends text + `tokens`.
 
-        Only the text is searched, not `tokens`. Takes microseconds."""
+        Only the text is searched. Takes microseconds."""
         size = len(self._tokens)
         last = [*self._tokens[-LONGEST:], *tokens[-LONGEST:]][-LONGEST:]
         for n in range(len(last), shortest - 1, -1):

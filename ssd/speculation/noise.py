@@ -1,6 +1,6 @@
-"""Counter-based Gumbel noise that target and draft share (sampler `coupled`; arXiv 2408.07978).
+"""Counter-based Gumbel noise that target and draft share (arXiv 2408.07978).
 
-The noise of a token depends on request seed, absolute position and token id alone. Integer hashes give the same bits on
+A token's noise depends on request seed, absolute position and token id alone. Integer hashes give the same bits on
 every device; only the two logarithms at the end are floating point."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place = tuple[int, int]
 
 
 class Stream(IntEnum):
-    """Independent random streams of one request. `coupled` uses SHARED alone; it would bias the ratio rule."""
+    """Independent random streams of a request. `coupled` uses SHARED, which would bias the ratio rule."""
 
     SHARED = 0
     DRAFT = 1
@@ -35,7 +35,6 @@ class Stream(IntEnum):
 
 
 def stream_seed(seed: int, stream: Stream) -> int:
-    """Return the seed of one of a request's streams."""
     return seed if stream is Stream.SHARED else _splitmix64(seed ^ (stream << 56)) >> 1
 
 
@@ -52,7 +51,7 @@ def _signed32(value: int) -> int:
 
 
 def _mix32(lanes: Tensor) -> Tensor:
-    """Apply MurmurHash3's 32-bit finaliser (Appleby, public domain) to int32, in place; multiplication wraps."""
+    """Apply MurmurHash3's 32-bit finaliser (Appleby, public domain) to int32, in place."""
     lanes ^= (lanes >> 16) & 0xFFFF
     lanes *= _signed32(0x85EBCA6B)
     lanes ^= (lanes >> 13) & 0x7FFFF
@@ -62,7 +61,7 @@ def _mix32(lanes: Tensor) -> Tensor:
 
 
 def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int32 [vocab_size]: independent uniform bits for every token id at (seed, position)."""
+    """Return int32 [vocab_size]: uniform bits for every token id at (seed, position)."""
     return _lanes(keys_of([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
 
 
@@ -88,18 +87,17 @@ def _lanes(keys: Tensor, ids: Tensor) -> Tensor:
 
 
 def gumbel(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return float32 [vocab_size] of standard Gumbel noise: -log(E) with E = -log1p(-u) exponential.
+    """Return float32 [vocab_size] of Gumbel noise: -log(E), E = -log1p(-u), u of 31 random bits.
 
-    u has 31 random bits. E is precise near 0, where the noise is largest and decides the argmax."""
+    E is precise near 0, where the noise is largest and decides the argmax."""
     return gumbels_of(keys_of([(seed, position)], device), vocab_size)[0]
 
 
 @fused
 def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = None) -> Tensor:
-    """Return `gumbel` for n keys int32 [n, 2] (`keys_of`) on their device: float32 [n, size].
+    """Return `gumbel` of keys int32 [n, 2] for `ids` int64 [size], or from `first` on: float32 [n, size].
 
-    The tokens are `ids` int64 [size], or those from `first` on: the bits are the same. Our kernels compute other
-    logarithms than torch, so the last bits depend on the machine and its kernels."""
+    Our kernels' logarithms differ from torch's in the last bits."""
     if cpu.present(keys.device):
         return cpu.gumbels_of(keys, size, first, ids)
     own = torch.arange(first, first + size, dtype=torch.int32, device=keys.device) if ids is None else ids.int()
@@ -116,7 +114,7 @@ def uniform(seed: int, position: int) -> float:
 class NoiseCache:
     """Recently used noise vectors by (seed, position), at most `capacity` of them.
 
-    A vector has the noise of `vocab_size` token ids from `first` on, or of `ids` int64 [vocab_size] on the device."""
+    A vector is of `vocab_size` ids from `first` on, or of `ids` int64 [vocab_size] on the device."""
 
     def __init__(
         self,
@@ -139,7 +137,7 @@ class NoiseCache:
         return self._vectors[place]
 
     def prepare(self, places: Iterable[Place]) -> None:
-        """Compute the vectors that will be asked for soon: several at a time cost little more than one."""
+        """Compute vectors that will be asked for soon: one alone costs nearly as much as several."""
         missing = [place for place in dict.fromkeys(places) if place not in self._vectors][: self.capacity]
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):

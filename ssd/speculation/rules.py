@@ -1,6 +1,6 @@
-"""Chooses the rule by which a request accepts draft tokens, and states what each rule needs of target and draft.
+"""Chooses the rule by which a request accepts draft tokens; no caller asks which rule it is.
 
-Callers read a rule's attributes; none asks which rule it is. Importing this file does not load torch."""
+Importing this file does not load torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class VerifiedRow(NamedTuple):
-    """A verified row: the target's `logits` [d + 1, V], adjusted, for the tokens at `positions`.
+    """A verified row: the target's adjusted `logits` [d + 1, V] for the tokens at `positions`.
 
-    `law` is the request's. The d draft tokens were drawn from `draft_probs` [>= d, V]; None if nothing drew them."""
+    `draft_probs` [>= d, V] drew the d draft tokens; None if nothing did."""
 
     logits: Tensor
     law: Law
@@ -28,37 +28,30 @@ class VerifiedRow(NamedTuple):
 
 
 class AcceptanceRule:
-    """States what a rule needs. This one accepts draft tokens that equal the target's samples; others are subclasses.
-
-    A rule has no state: all requests share it."""
+    """States what a rule needs: this is `coupled`, the base of others. Rules have no state."""
 
     needs_draft_probs = False
-    """True if outcomes depend on the distributions that drew the draft tokens. The draft then draws with a random
-    stream of its own, so such a rule does not share the noise."""
+    """True if outcomes depend on the distributions that drew the draft tokens; the draft then draws with a stream of
+    its own."""
     shares_noise = True
     """True if the draft ranks its candidates with the noise of the target's samples."""
     emits_samples = True
-    """True if the output is the target's samples up to the first that differs from the draft
-    (`ssd.speculation.acceptance.coupled`). So ids equal those of `ar`, outcomes need no logits, and a device may find
-    them."""
+    """True if the output is the target's samples up to the first that differs from the draft: ids equal those of `ar`,
+    outcomes need no logits, and a device may find them."""
     allows_copies = True
     """True if the draft may replace its own token by one that it copies from the text."""
 
     def sampled_by(self, law: Law) -> Law:
-        """Return the law by which the target samples every output of a row, for a request with `law`."""
+        """Return the law by which the target samples a row."""
         return law
 
     def outcome(self, draft: Sequence[int], own: Sequence[int], row: VerifiedRow) -> Outcome:
-        """Return the outcome of a row with d > 0 `draft` tokens and the target's d + 1 samples `own`, all of them ids.
-
-        Called only if `emits_samples` is False."""
+        """Return the outcome of d > 0 `draft` tokens and d + 1 samples `own`; called unless `emits_samples`."""
         raise NotImplementedError
 
 
 class RatioRule(AcceptanceRule):
-    """Accepts draft tokens by the ratio of target and draft probabilities (`ssd.speculation.acceptance.rejection`).
-
-    Draft, acceptance, residual and bonus token have random streams of their own."""
+    """Accepts draft tokens by the ratio of probabilities (`acceptance.rejection`)."""
 
     needs_draft_probs = True
     shares_noise = emits_samples = allows_copies = False
@@ -90,5 +83,5 @@ RULES = {"coupled": _COUPLED, "rejection": RatioRule()}
 
 
 def acceptance_rule(sampler: str, temperature: float) -> AcceptanceRule:
-    """Return the rule of a request. A greedy sample has probability 1, so there a sampler makes no difference."""
+    """Return the rule of a request; without temperature all samplers are one."""
     return RULES[sampler] if temperature > 0.0 else _COUPLED

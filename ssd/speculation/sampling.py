@@ -1,4 +1,4 @@
-"""Turns logits into tokens. All modes call the same functions, so that `ar`, `sd` and `ssd` cannot differ."""
+"""Turns logits into tokens, by the same functions in all modes: they cannot differ."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Drawing(IntEnum):
 
 
 class Law(NamedTuple):
-    """The sampling parameters of a request. Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 switch a filter off."""
+    """The sampling parameters of a request. Temperature 0 is greedy.
+
+    top_k 0, top_p 1, min_p 0 switch a filter off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -45,7 +47,6 @@ class Law(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Return True if a filter may exclude tokens."""
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
@@ -55,7 +56,7 @@ class Law(NamedTuple):
 
 
 def drawing_of(laws: Iterable[Law], adjusted: bool = False) -> Drawing:
-    """Return the most work that any of these laws needs; `adjusted` if any request adjusts its logits."""
+    """Return the most work that any of these laws needs; `adjusted`: some logits are adjusted."""
     return Drawing.ADJUSTED if adjusted else max((law.drawing for law in laws), default=Drawing.GREEDY)
 
 
@@ -63,7 +64,7 @@ Noise = Callable[[int, int], Tensor]
 
 
 class Asked(NamedTuple):
-    """Rows of logits of one request: its law, the position of each row's token, and the noise to add, if any."""
+    """Rows of logits of one request: law, position of each row's token, noise to add, if any."""
 
     law: Law
     positions: Sequence[int]
@@ -71,10 +72,10 @@ class Asked(NamedTuple):
 
 
 def scores_of(logits: Tensor, asked: Sequence[Asked]) -> tuple[Tensor, cpu.Warmth | None]:
-    """Return scores for `argmax` and `ranked`: the tensor, and what our kernels still have to do with each row.
+    """Return scores for `argmax` and `ranked`: a tensor, and what kernels still do with each row.
 
-    `logits` [n, V] are those of all `asked`, request by request. Kernels scale and perturb in the pass that finds the
-    best scores, with the same bits. Elsewhere the tensor is `perturbed`, and there is nothing left to do."""
+    `logits` [n, V] are those of all `asked`, in order. Kernels perturb in the pass that finds the best scores, with the
+    same bits; elsewhere the tensor is `perturbed` already."""
     if all(law.temperature == 0.0 for law, _, _ in asked):
         return logits, None
     if cpu.serve(logits) and not any(law.filters or (law.temperature and noise is None) for law, _, noise in asked):
@@ -90,8 +91,7 @@ def scores_of(logits: Tensor, asked: Sequence[Asked]) -> tuple[Tensor, cpu.Warmt
 def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise | None) -> Tensor:
     """Return scores [n, V] in float32 whose argmax is the sample of each row of `logits` [n, V].
 
-    Row i stands at absolute position `positions[i]`. Greedy scores are the logits themselves. Otherwise they are the
-    filtered logits at the law's temperature plus the Gumbel noise of (seed, position)."""
+    Greedy scores are the logits; else filtered logits over temperature, plus the noise of (seed, `positions[i]`)."""
     if law.temperature == 0.0:
         return logits.float()
     scaled = filtered(logits.float() / law.temperature, law)
@@ -102,9 +102,9 @@ def perturbed(logits: Tensor, law: Law, positions: Sequence[int], noise: Noise |
 
 
 def filtered(scaled: Tensor, law: Law) -> Tensor:
-    """Return `scaled` [n, V], logits over temperature, with the tokens outside min-p, top-k and top-p at -inf.
+    """Return `scaled` [n, V], logits over temperature, with tokens outside the filters at -inf.
 
-    Ties at a border are kept: top-p keeps every token as likely as the last one needed to reach p."""
+    Tokens as likely as the last one that a filter keeps are kept too."""
     if scaled.device.type != "cpu":
         ones = torch.ones(len(scaled), device=scaled.device)
         same = Filters(ones.long() * law.top_k, ones * law.top_p, ones * law.min_p)
@@ -122,12 +122,9 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
 
 
 def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
-    """Return the logit of the last token of `row` [V] needed for probability `top_p`.
-
-    Source: Holtzman, arXiv 1904.09751. Tries the `_NUCLEUS` likeliest first, which nearly always suffice: sorting a
-    whole vocabulary takes milliseconds."""
+    """Return the logit of the last token of `row` [V] needed for `top_p` (Holtzman, arXiv 1904.09751)."""
     total = torch.logsumexp(row, dim=-1)
-    for count in (_NUCLEUS, row.shape[-1]):
+    for count in (_NUCLEUS, row.shape[-1]):  # sorting a whole vocabulary takes milliseconds
         best = torch.topk(row, min(count, row.shape[-1])).values
         short = (best - total).exp().cumsum(-1) < top_p
         if not short[-1]:
@@ -136,7 +133,7 @@ def _nucleus_floor(row: Tensor, top_p: float) -> Tensor:
 
 
 def warm_up(device: torch.device) -> None:
-    """Compile the kernels that sample outside of captured graphs, for vocabularies of any size."""
+    """Compile the kernels that sample outside of captured graphs."""
     for size in (16, 17) if fuses(device) else ():  # kernels for sizes that 16 divides differ from others
         logits, law = torch.zeros(1, size, device=device), Law(1.0, top_p=0.5)
         perturbed(logits, law, [0], lambda seed, position, size=size: gumbel(seed, position, size, device))  # type: ignore[misc]
@@ -145,10 +142,9 @@ def warm_up(device: torch.device) -> None:
 
 @fused
 def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
-    """Return the lowest score of each row, float32 [n], that `filters` keep; -inf for rows without filters.
+    """Return the lowest score of each row, float32 [n], that `filters` keep; -inf without filters.
 
-    Scores are logits [n, V] times `inverse` temperatures float32 [n]. The filters are those of `filtered`, but each row
-    has its own, and the host does not wait for the device."""
+    Scores are logits [n, V] times `inverse` temperatures float32 [n]. The host does not wait for the device."""
     top_k, top_p, min_p = (each[:, None] for each in filters)
     scores = (logits.float() * inverse[:, None]).sort(-1, descending=True).values
     size = scores.shape[1]
@@ -170,10 +166,9 @@ def probabilities(logits: Tensor, law: Law) -> Tensor:
 
 
 def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
-    """Return `scaled` [n, V] with the weights of each row's `fan_outs[row]` best tokens times `c`, 0 to 1.
+    """Return `scaled` [n, V], the weights of each row's `fan_outs[row]` best tokens times `c`, 0 to 1.
 
-    Saguaro sampling (arXiv 2603.03251, Definition 14): the draft proposes prepared tokens less often, so the residual,
-    and thus the bonus token, falls on them more often. With `c` 0 a row without other tokens stays unchanged."""
+    Saguaro sampling (arXiv 2603.03251, Definition 14). With `c` 0 a row without other tokens stays unchanged."""
     if c == 1.0:
         return scaled
     lowered = scaled.clone()
@@ -185,9 +180,7 @@ def saguaro(scaled: Tensor, fan_outs: Sequence[int], c: float) -> Tensor:
 
 
 def argmax(scores: Tensor, warmth: cpu.Warmth | None = None) -> list[int]:
-    """Return the id of the largest score of each row of [n, V], the lowest one on a tie.
-
-    The id is -1 for a row without a sample: it holds a NaN or has no finite maximum. `warmth`: see `scores_of`."""
+    """Return the id of each row's best score, lowest on a tie; -1 for a NaN or no finite maximum."""
     if cpu.serve(scores):
         return cpu.draw(scores, warmth)
     tokens: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
@@ -195,13 +188,12 @@ def argmax(scores: Tensor, warmth: cpu.Warmth | None = None) -> list[int]:
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the id of each row's largest score, the lowest on a tie, and the score, NaN if the row holds one.
-
-    Reduces blocks of [n, V] first: a reduction without indices is several times faster than `argmax` on a CPU."""
+    """Return the id of each row's best score, lowest on a tie, and the score, NaN if the row holds one."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK:
         largest = scores.max(-1)
         return largest.indices, largest.values
+    # A reduction without indices is several times faster than `argmax` on a CPU.
     blocks = scores.view(rows, vocab_size // _BLOCK, _BLOCK)
     highest = blocks.amax(-1)
     block = highest.argmax(-1)
@@ -210,10 +202,9 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
-    """Return token ids of any shape, which a device sampled or ranked, as lists, in one copy.
+    """Return ids of any shape from a device as lists, in one copy.
 
-    -1 means no sample and is kept. Any other id outside of the vocabulary becomes `UNKNOWN`. With `refuse` an id that
-    is not in the vocabulary, -1 included, raises SsdError."""
+    -1 means no sample; any other id outside of the vocabulary becomes `UNKNOWN`. With `refuse` both raise SsdError."""
     found = ids.cpu()
     wrong = (found < -1) | (found >= vocab_size)
     if refuse and bool((wrong | (found < 0)).any()):
@@ -222,22 +213,21 @@ def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
 
 
 def sound(ids: Tensor, values: Tensor) -> Tensor:
-    """Return `ids`, with -1 where the `values` are not finite."""
     return torch.where(values.isfinite(), ids, -1)
 
 
 @fused
 def drawn(logits: Tensor, draws: Draws | None = None) -> Tensor:
-    """Return `argmax(perturbed(...))` of logits [n, V] as a tensor int64 [n], without waiting for the device."""
+    """Return `argmax(perturbed(...))` of logits [n, V], int64 [n], without waiting for the device."""
     return sound(*best(warmed(logits, draws)))
 
 
 @fused
 def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Tensor:
-    """Return `perturbed` of logits [n, V] as float32, without waiting for the device; without `draws` all are greedy.
+    """Return `perturbed` of logits [n, V] as float32, without waiting; without `draws` all are greedy.
 
-    Column i is the token `ids[i]` (int64 [V]), or i without `ids`. Logits are multiplied by 1 / temperature: a GPU also
-    computes the division in `perturbed` like this, so the scores are equal there."""
+    Column i is token `ids[i]` (int64 [V]), or i. Logits are multiplied by 1 / temperature, as a GPU divides in
+    `perturbed` too: scores are equal there."""
     if draws is None:
         return logits.float()
     keys, inverse, filters = draws
@@ -251,9 +241,7 @@ def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Te
 
 
 def ranked(scores: Tensor, count: int, warmth: cpu.Warmth | None = None) -> Ranked:
-    """Return the `count` best ids of each row of [n, V] and their scores, at most V, best first.
-
-    Equal scores come in any order. `warmth`: see `scores_of`."""
+    """Return the `count` best ids of each row and their scores, best first; ties in any order."""
     count = min(count, scores.shape[1])
     if cpu.serve(scores):
         return cpu.rank(scores, count, warmth)
@@ -262,9 +250,9 @@ def ranked(scores: Tensor, count: int, warmth: cpu.Warmth | None = None) -> Rank
 
 
 def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `ranked` as tensors, ids int64 [n, count] and their scores, without waiting for the device.
+    """Return `ranked` as tensors, ids int64 [n, count] and scores, without waiting; `count` <= V.
 
-    `count` is at most V. The result is exact: the best tokens lie in the blocks with the best maxima."""
+    Exact: the best tokens lie in the blocks with the best maxima."""
     rows, vocab_size = scores.shape
     if vocab_size % _BLOCK or vocab_size < _BLOCK * count:
         found = torch.topk(scores, count)

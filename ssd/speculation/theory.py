@@ -16,8 +16,6 @@ class Cost(Protocol):
 
 
 class LinearCost(NamedTuple):
-    """Seconds as a function of a size: `fixed` + `each` x size."""
-
     fixed: float
     each: float
 
@@ -26,17 +24,15 @@ class LinearCost(NamedTuple):
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:
-    """Return the expected tokens of a round with `depth` draft tokens: 1 + a + ... + a^depth.
-
-    a = `acceptance`. Source: Leviathan et al., arXiv 2211.17192, eq. 1."""
+    """Return 1 + a + ... + a^`depth`, the tokens of a round (Leviathan et al., arXiv 2211.17192, eq. 1)."""
     return sum(acceptance**i for i in range(depth + 1))
 
 
 def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> float:
-    """Return the expected tokens of a round with `depth` draft tokens, from acceptance rates by position.
+    """Return the expected tokens of a round with `depth` draft tokens; a fraction counts a token in part.
 
-    `acceptance[i]` is the rate of token i + 1 if all before it were accepted; the last one also serves later tokens.
-    `depth` need not be whole: then its fraction counts the token after it in part."""
+    `acceptance[i]` is the rate of token i + 1 if all before it were accepted; the last rate also serves later
+    tokens."""
     total, reached = 1.0, 1.0
     for index in range(math.ceil(depth)):
         reached *= acceptance[min(index, len(acceptance) - 1)]
@@ -47,13 +43,13 @@ def expected_tokens_by_position(acceptance: Sequence[float], depth: float) -> fl
 def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
     """Return the accepted share of tested draft tokens in rounds of `depth` >= 1, from rates by position.
 
-    A token after the first rejected one is not tested. This is the `a` of the closest geometric law."""
+    This is the `a` of the closest geometric law: no token after a rejected one is tested."""
     accepted = expected_tokens_by_position(acceptance, depth) - 1
     return accepted / expected_tokens_by_position(acceptance, depth - 1)
 
 
 def acceptance_for(tokens: float, depth: float) -> float:
-    """Return the acceptance rate that gives `tokens` a round with `depth` draft tokens, by bisection."""
+    """Return the acceptance rate that gives `tokens` a round, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -65,26 +61,22 @@ def acceptance_for(tokens: float, depth: float) -> float:
 
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:
-    """Return the speed of `ssd` over `ar` (Theorem 7).
-
-    `fill` (T_p) and `backup` (T_b) are in units of one verification."""
+    """Return the speed of `ssd` over `ar` (Theorem 7); T_p = `fill`, T_b = `backup`, in verifications."""
     tokens = hit_rate * tokens_hit + (1 - hit_rate) * tokens_miss
     time = hit_rate * max(1.0, fill) + (1 - hit_rate) * (1 + backup)
     return tokens / time
 
 
 def speedup_sd(tokens: float, draft: float) -> float:
-    """Return the speed of `sd` over `ar`: E_sd / (1 + T_sd).
-
-    `draft` (T_sd) is in units of one verification."""
+    """Return the speed of `sd` over `ar`: E_sd / (1 + T_sd), T_sd in verifications."""
     return tokens / (1 + draft)
 
 
 class Wait(NamedTuple):
     """The draft tokens worth waiting for, 0 if none are, and the figures that decided.
 
-    `weighed` is that number, or the best one above 0. It brings `gain` tokens more than no wait, in `seconds` more. The
-    wait pays if that is more than `speed` tokens per second."""
+    `weighed`, which is `depth` or the best depth above 0, brings `gain` tokens more than no wait, in `seconds` more. It
+    pays above `speed` tokens per second."""
 
     depth: int
     weighed: int = 0
@@ -104,16 +96,13 @@ def depth_worth_waiting_for(
     speed: float = 0.0,
     away_s: float = 0.0,
 ) -> Wait:
-    """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for with `missed` rows, and why.
+    """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for, and why.
 
-    `ready` has the number of draft tokens of each row that need not wait; `missed` rows have none. `verify` is the time
-    of a verification by the tokens of the whole batch. One drafted token takes `depth_s` seconds, the first one
-    `away_s` more. A missed row that does not wait brings `otherwise` tokens: 1, or more with a backup that takes no
-    time.
+    `missed` rows have no draft tokens; the others have `ready` ones. `verify` is by the tokens of the batch. A drafted
+    token takes `depth_s` seconds, the first `away_s` more. A missed row that does not wait brings `otherwise` tokens.
 
-    Maximises expected tokens - `speed` x seconds, where `speed` is the batch's long-run tokens per second. This is the
-    average-reward rule, which maximises the long-run speed. With `speed` 0 it maximises the tokens per second of this
-    round. All rows wait, and fresh tokens are verified. With equal rows and free verification this is Theorem 17."""
+    Maximises tokens - `speed` x seconds, with `speed` the batch's long-run tokens per second (average-reward rule);
+    with `speed` 0 the tokens per second of this round. With equal rows and free verification this is Theorem 17."""
     if missed == 0:
         return Wait(0)
     certain = sum(expected_tokens(acceptance, depth) for depth in ready)
@@ -136,7 +125,7 @@ def depth_worth_waiting_for(
 
 
 class Worth(NamedTuple):
-    """The best number of tokens to verify, how many should be accepted, and what that brings beyond the price."""
+    """The best number of tokens to verify, the accepted tokens expected, the gain beyond the price."""
 
     length: int
     accepted: float
@@ -147,10 +136,9 @@ _NOTHING = Worth(0, 0.0, 0.0)
 
 
 def tokens_worth_verifying(chances: Iterable[float], most: int, price: Callable[[int], float]) -> Worth:
-    """Return how many of the first `most` tokens to verify: the number that brings most beyond its `price` in tokens.
+    """Return how many of the first `most` tokens bring most beyond their `price` in tokens.
 
-    `chances[i]` is the chance that token i is right if all before it are. With the price at the long-run speed, this
-    maximises the long-run speed (average-reward rule)."""
+    `chances[i]` is the chance that token i is right if all before it are."""
     reached, brought, best = 1.0, 0.0, _NOTHING
     for count, chance in zip(range(1, most + 1), chances, strict=False):
         reached *= chance
