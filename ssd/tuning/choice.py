@@ -1,9 +1,8 @@
 """Chooses a plan by its predicted and its measured speed, with Thompson sampling.
 
-A plan's error is log(measured speed / predicted speed): a part that its mode's plans share, a part in proportion to
-its chains, and one of its own. The belief about each part is a normal distribution. Every window of rounds narrows it,
-time widens it (a Kalman filter). A choice draws an error from every belief, so it mostly tries out plans whose error is
-uncertain (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
+A plan's error is log(measured speed / predicted speed): a part that its mode's plans share, a part in proportion to its
+chains, and one of its own, each normally distributed. Measured windows narrow the beliefs, time widens them (a Kalman
+filter). A choice draws an error from each (Thompson, 1933; Russo et al., arXiv 1707.02038)."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from typing import NamedTuple
 from ssd.config.params import DRAFTED, Mode
 from ssd.tuning.predictor import Setting, SpeculationPlan
 
-# Standard deviations of the error: a mode's before any measurement, a plan's beyond its mode's, a window's from its
-# time, and a window's from its tokens, which is divided by the root of their number.
+# Standard deviations: of a mode's part of the error before any measurement; of a plan's own part; of a window's
+# measured speed, by its seconds, and by its tokens if it had one token (with n tokens, divided by the root of n).
 _MODE_ERROR: dict[Mode, float] = {"ngram": 0.01, "sd": 0.05, "ssd": 0.07}
 _PLAN_ERROR, _WINDOW_ERROR, _TOKEN_ERROR = 0.02, 0.03, 0.6
 # The error of `_CHAINS_UNIT` chains of a row, its mean and deviation before any measurement. A cost table knows the
@@ -33,7 +32,7 @@ DRAFT_MARGIN = 0.02
 
 
 class MemoryShare(NamedTuple):
-    """Means of recent rounds: the `seconds` of those in which the suffix memory helped, the tokens of the others."""
+    """Means over recent rounds: `seconds` of rounds that the suffix memory helped, tokens of others."""
 
     seconds: float
     other_tokens: float
@@ -43,7 +42,7 @@ NO_MEMORY = MemoryShare(0.0, 1.0)
 
 
 class Belief:
-    """The belief about an error: mean and variance of a normal distribution."""
+    """The mean and variance of a normally distributed error."""
 
     def __init__(self, deviation: float, mean: float = 0.0) -> None:
         self.mean, self.variance, self._widest = mean, deviation**2, deviation**2
@@ -52,14 +51,14 @@ class Belief:
         self.variance = min(self._widest, self.variance + _FORGETTING)
 
     def drawn(self, dice: Random | None) -> float:
-        """Draw a value of the error; without dice return the mean."""
+        """Draw an error; without dice return the mean."""
         return self.mean if dice is None else dice.gauss(self.mean, math.sqrt(self.variance))
 
 
 class Chooser:
-    """Owns the beliefs about the plans for one batch size, and chooses among them.
+    """Owns the beliefs about the plans for one batch size.
 
-    `dice` None: choose the expected best plan. A chooser `like` another one begins with the means of its beliefs."""
+    `dice` None: choose the expected best. A chooser `like` another one begins with its means."""
 
     def __init__(self, dice: Random | None = None, like: Chooser | None = None) -> None:
         self._dice = dice
@@ -70,7 +69,6 @@ class Chooser:
             self.recall(name, error)
 
     def recall(self, name: str, error: float) -> None:
-        """Take the error that was found before, for a mode or for `CHAINS`, as the present mean."""
         if name in self._common:
             self._common[name].mean = error
 
@@ -78,13 +76,10 @@ class Chooser:
         return [(name, belief.mean) for name, belief in self._common.items()]
 
     def expected(self, plan: SpeculationPlan) -> float:
-        """Return the expected tokens per second of a plan."""
         return plan.speed * math.exp(sum(share * belief.mean for share, belief in self._parts(plan)))
 
     def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
-        """Return the plans to choose from: the present one, the first few by expected speed, and each mode's first.
-
-        A plan expected to be far slower than the best is left out, unless it is the present one."""
+        """Return the present plan, the first few by expected speed, and each mode's first, if not hopeless."""
         modes, found = set[Mode](), list[SpeculationPlan]()
         speeds = {plan: self.expected(plan) for plan in plans}
         plans = sorted(plans, key=speeds.__getitem__, reverse=True)
@@ -98,7 +93,7 @@ class Chooser:
     def choose(
         self, plans: Sequence[SpeculationPlan], present: Setting | None, memory: MemoryShare = NO_MEMORY
     ) -> SpeculationPlan:
-        """Return the plan to follow next. A plan's speed counts for the rounds without the suffix memory alone."""
+        """Return the plan to follow next; plans' speeds are those without the suffix memory."""
         drawn = {belief: belief.drawn(self._dice) for belief in self._common.values()}
 
         def promise(plan: SpeculationPlan) -> float:
@@ -110,7 +105,7 @@ class Chooser:
         return max(plans, key=promise)
 
     def note(self, plan: SpeculationPlan, speed: float, tokens: int) -> None:
-        """Learn that rounds of a plan brought `tokens` tokens at `speed` tokens per second."""
+        """Learn that rounds of a plan brought `tokens` tokens, at `speed` a second."""
         self._plans.setdefault(plan.setting, Belief(_PLAN_ERROR))
         for belief in (*self._common.values(), *self._plans.values()):
             belief.forget()

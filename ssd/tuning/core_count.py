@@ -1,4 +1,4 @@
-"""Chooses on how many cores a target computes while it has them to itself, by time. Nothing here reads a clock."""
+"""Chooses how many cores a target uses while it has them to itself. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ _ALIKE = 2  # a count serves verifications of up to this many times the tokens t
 
 
 class CoreCount:
-    """Owns the present `count` of at most `most` cores. `trying`: the next verification belongs to a trial.
+    """Owns the present `count` of at most `most` cores, which trials change.
 
-    Now and then a trial compares some rounds of one size on this count with some on half or twice as many; rounds
-    of other sizes go on as before. Another program's load on a core shows here, and so does memory that fewer cores
-    fill. A count must win twice. A prompt, or a much larger batch, has all cores."""
+    A trial compares rounds of one size on this count and on half or twice as many: it shows other programs' load on a
+    core, and memory that fewer cores fill. A count must win twice. A prompt, or a much larger batch, has all cores."""
 
     def __init__(self, most: int) -> None:
         self.count = self._most = most
-        self.trying = False
+        self.trying = False  # True if the next verification belongs to a trial
         self._rounds, self._wait, self._judged = 0, _USUALLY, 0
         self._of_fewer, self._won_once = True, False
         self._trial: _Trial | None = None
 
     def cores(self, tokens: int) -> int:
-        """Return the cores for the next verification, which has `tokens` tokens."""
         if self._trial is None and self._most > 1 and self._rounds >= self._wait:
             self._trial, self._rounds = _Trial(tokens, self.count, self._other()), 0
         self.trying = self._trial is not None and self._trial.tokens == tokens
@@ -39,7 +37,6 @@ class CoreCount:
         return self.count if tokens <= _ALIKE * self._judged else self._most
 
     def note(self, seconds: float) -> None:
-        """Learn that this verification took `seconds` on these cores."""
         self._rounds += 1
         if self._trial is None:
             return
@@ -65,7 +62,7 @@ class CoreCount:
 
 
 class _Trial:
-    """Rounds of `tokens` tokens on two counts of cores, first on the fewer ones."""
+    """Rounds of `tokens` tokens on two counts of cores, first the lower."""
 
     def __init__(self, tokens: int, present: int, other: int) -> None:
         self.tokens, self.counts = tokens, (min(present, other), max(present, other))

@@ -1,7 +1,7 @@
-"""Cost tables: seconds of a forward by its size and the texts before it, for each situation of target and draft.
+"""Cost tables: seconds of a forward by its size and the texts before it, for each situation.
 
-A forward's time rises in steps with its rows (kernels take several rows at once), so a line would not fit it. With the
-text that its rows read it rises in proportion."""
+Kernels take several rows at once, so the time rises in steps with the rows; with the text read it rises in
+proportion."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Texts(NamedTuple):
 
 
 class Scaled:
-    """A cost behind `texts`, times a factor. A token of text adds the `share` of the time of its row alone.
+    """A cost behind `texts`, times a factor; a token of text adds the `share` of its row's time alone.
 
-    The forwards of the table had rows of `tokens_a_row` tokens at most, each with a text of NEAR tokens; each of the
-    batch's rows reads its own. Behind short texts a forward takes less, but at least half."""
+    The table's forwards had rows of up to `tokens_a_row` tokens behind NEAR tokens each. Behind short texts a forward
+    takes less, but at least half."""
 
     def __init__(self, cost: Cost, factor: float, texts: Texts, share: float, tokens_a_row: float) -> None:
         self._cost, self._factor, self._texts = cost, factor, texts
@@ -69,8 +69,8 @@ class Scaled:
 class CostTable:
     """Seconds of a forward by its size.
 
-    Between two sizes the cost is interpolated linearly. Beyond the largest one the line through it and the largest size
-    up to half of it continues. A slope is never negative."""
+    Between sizes it is interpolated; beyond the largest it follows the line through that and the largest size up to
+    half of it. No slope is negative."""
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         self.seconds: dict[int, float] = {}
@@ -83,12 +83,12 @@ class CostTable:
         return bool(self._sizes)
 
     def set(self, size: int, seconds: float) -> None:
-        """Note that a forward of `size` rows took `seconds`, and keep the least: longer ones were disturbed."""
+        """Keep the least of `seconds` measured for `size` rows: longer ones were disturbed."""
         self.seconds[size] = max(1e-9, min(seconds, self.seconds.get(size, math.inf)))
         self._sizes = sorted(self.seconds)
 
     def smooth(self) -> None:
-        """Lower disturbed measurements: a size takes at most the time of any larger one."""
+        """Lower disturbed measurements: no size takes longer than a larger one."""
         bound = math.inf
         for size in reversed(self._sizes):
             bound = self.seconds[size] = min(bound, self.seconds[size])
@@ -110,7 +110,7 @@ class CostTable:
         return seconds[begin] + slope * (size - begin)
 
     def follow(self, size: float, log_ratio: float) -> None:
-        """Move the nearest kept size towards a measurement; `log_ratio` is log(measured / expected)."""
+        """Move the nearest kept size towards a measurement by log(measured / expected)."""
         size = _kept(size)
         if size not in self.seconds:
             self.set(size, self.at(size))
@@ -118,10 +118,9 @@ class CostTable:
 
 
 class Costs:
-    """The cost tables of all situations, each with a factor that follows the machine's present speed.
+    """The cost tables, each with a factor that follows the machine's present speed.
 
-    `text` has the share of a row's time that each token of text beyond `NEAR` adds, for a verification ("verify") and a
-    tree step ("step"); none until it is measured."""
+    `text`: the share of a row's time that a token of text beyond `NEAR` adds, for "verify" and "step" once measured."""
 
     def __init__(
         self, tables: Mapping[str, Mapping[int, float]] | None = None, text: Mapping[str, float] | None = None
@@ -136,15 +135,14 @@ class Costs:
         self._drift = dict.fromkeys(SITUATIONS, 0.0)
 
     def learn_text(self, situation: Situation, share: float) -> None:
-        """Note what each token of text adds to a row's time, as a share of it."""
         self.text[situation] = min(max(0.0, share), _MOST_SHARE)
 
     def situate(self, rows: int, tokens: float) -> None:
-        """Set the present batch: `rows` rows whose texts have `tokens` tokens on average."""
+        """Set the present batch: `rows` rows behind `tokens` tokens on average."""
         self._texts = Texts(max(1, rows), tokens)
 
     def of(self, situation: Situation) -> Cost | None:
-        """Return the cost in a situation, behind the present texts; None while it is not known."""
+        """Return the cost behind the present texts; None while it is not known."""
         if situation == "step" and self.inline is not None:
             return self.inline
         return self._scaled(situation, math.exp(self._drift[situation])) if self.tables[situation].known else None
@@ -160,7 +158,6 @@ class Costs:
         )
 
     def note(self, situation: Situation, size: float, seconds: float) -> None:
-        """Learn that a forward of `size` rows took `seconds`."""
         table = self.tables[situation]
         if not table.known:
             table.set(_kept(size), seconds * math.exp(-self._drift[situation]))
@@ -172,7 +169,7 @@ class Costs:
         table.follow(size, ratio)
 
     def agrees(self, other: Costs) -> bool:
-        """Return True if no table differs from the other's by more than usual noise, at the sizes that both have."""
+        """Return True if tables differ by no more than usual noise."""
         for situation, table in self.tables.items():
             mine, others = table.seconds, other.tables[situation].seconds
             ratios = [math.log(mine[size] / others[size]) for size in mine.keys() & others.keys()]
@@ -181,9 +178,7 @@ class Costs:
         return True
 
     def judge(self) -> None:
-        """Mark the tables as disturbed if forwards are much faster now: other work slowed the measuring.
-
-        Slower forwards prove nothing: texts may be longer now, or the machine busy."""
+        """Mark the tables as disturbed if forwards are much faster now; slower ones prove nothing."""
         self.disturbed |= min(self._drift.values()) < -_DISTURBED
 
     def written(self, disturbed: bool = False) -> dict[str, dict[int, float]]:

@@ -1,4 +1,4 @@
-"""Chooses the draft's fastest weight format that drafts alike. What was found is kept beside the pair's cost tables."""
+"""Chooses the draft's fastest weight format that drafts alike, and keeps it in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_AGREEMENT = 0.8
 
 
 class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Least seconds of the same forwards in each format, and the share of likeliest tokens that are those of the first.
+    """Least seconds of the same forwards in each format, and share of the first's likeliest tokens.
 
     `agreed`: two starts in a row found the same format best."""
 
@@ -32,10 +32,9 @@ class FormatTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def choose(config: EngineConfig, kernels: str, tried: Callable[[WeightFormat], tuple[float, float]]) -> WeightFormat:
-    """Return the fastest of the formats whose likeliest tokens agree with those of the first one.
+    """Return the fastest of the formats whose likeliest tokens agree with those of the first.
 
-    `tried` loads the draft in a format and returns the seconds of its forwards and the agreement. Nothing is tried if
-    only one format is possible, if two starts agreed, or on emulated devices."""
+    `tried` loads the draft in a format and returns seconds and agreement; not called after two starts that agreed."""
     if (only := _only(config)) is not None:
         return only
     file = _file_of(config, kernels)
@@ -57,7 +56,7 @@ def choose(config: EngineConfig, kernels: str, tried: Callable[[WeightFormat], t
 
 
 def chosen(config: EngineConfig, kernels: str) -> WeightFormat | None:
-    """Return the format that the last start chose; None if no file says it."""
+    """Return the format that the last start chose; None: unknown."""
     if (only := _only(config)) is not None:
         return only
     times = knowledge.read(_file_of(config, kernels), FormatTimes)

@@ -1,7 +1,4 @@
-"""Remembers the pair on this machine: seconds of forwards, agreement of the models, the speed of recent rounds.
-
-All decisions read these estimates: the tuner's about plans, a missed row's about waits, the breaker's about the draft.
-Nothing here reads a clock."""
+"""Remembers the pair on this machine: costs, agreement, recent speed. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Setting = tuple[Mode, int, int]
 
 
 class DraftTelemetry(NamedTuple):
-    """The draft's counters: `progress` of its loop, tree `steps`, seconds in them, and tokens appended to chains.
+    """Counters: `progress` of the draft's loop, tree steps, their seconds, tokens appended to chains.
 
     `compiles`: kernels compiled since it is ready."""
 
@@ -51,11 +48,10 @@ class DraftTelemetry(NamedTuple):
 class DecodingRound(NamedTuple):
     """A round of `batch` decoding rows, without prefill.
 
-    The verification of `tokens` tokens took `seconds` and brought `brought` new tokens; before it, the rows waited
-    `waited` seconds for the draft. `beside`: the draft worked ahead of a row meanwhile. `in_turn`: the rows waited for
-    all their draft tokens. `setting` is that of all rows; None if they differed or nothing was chosen for them.
-    `remembered`: the suffix memory brought more than a quarter of the new tokens. `busy`: the draft works in turn, but
-    may have worked during the verification, so that its time says nothing of the target."""
+    Verifying `tokens` tokens took `seconds` and brought `brought` new ones, after `waited` seconds for the draft.
+    `beside`: the draft worked ahead meanwhile. `in_turn`: rows waited for all their draft tokens. `setting`: that of
+    all rows, or None. `remembered`: the suffix memory brought over a quarter of the new tokens. `busy`: the draft may
+    have worked meanwhile, so that the time says nothing of the target."""
 
     batch: int
     tokens: int
@@ -70,7 +66,7 @@ class DecodingRound(NamedTuple):
 
 
 class AfterMiss(NamedTuple):
-    """The mean round after a miss: the tokens it brought, the seconds it waited, the draft tokens it verified."""
+    """The mean round after a miss: tokens it brought, seconds it waited, draft tokens it verified."""
 
     tokens: float
     waited: float
@@ -78,7 +74,7 @@ class AfterMiss(NamedTuple):
 
 
 class LookupGain(NamedTuple):
-    """The mean gain of a row's round from prompt lookup: `accepted` of `verified` tokens."""
+    """Mean tokens of prompt lookup in a row's round."""
 
     accepted: float = 0.0
     verified: float = 0.0
@@ -91,12 +87,11 @@ NO_GAIN = LookupGain()
 class Measurements:
     """Measured seconds and tokens, from which the predictor computes speeds.
 
-    `verify` is the time of a verification by the tokens of the whole batch and `step` that of a tree step by the chains
-    of the whole batch, while both models work. `verify_alone` and `step_alone` are the times while the models work in
-    turn, None if equal. `overhead` is the time of a round with a draft beside its forwards, `chain_s` that of a chain.
-    `acceptance[i]` is the rate of the (i + 1)-th draft token if all before it were accepted; the last one also serves
-    later tokens. `misses` is (c, r) of the power law c F^-r. `missed` is None until enough misses were measured.
-    `ends`: in `sd` the draft ends the speculation of a row that is alone where it is unsure."""
+    `verify` is by the tokens of the batch, `step` (a tree step) by its chains, while both models work; `verify_alone`
+    and `step_alone` in turn, None if equal. `overhead` is a round's time beside its forwards, `chain_s` a chain's.
+    `acceptance[i]` is the rate of the (i + 1)-th draft token if all before it were accepted; the last rate also serves
+    later tokens. `misses` is (c, r) of c F^-r. `ends`: in `sd` the draft ends the speculation of a single row where it
+    is unsure."""
 
     verify: Cost
     step: Cost
@@ -111,24 +106,21 @@ class Measurements:
     chain_s: float = 0.0
 
     def round_s(self, tokens: float) -> float:
-        """Return the seconds of a round that verifies `tokens` tokens while the draft works ahead."""
         return self.verify.at(tokens) + self.overhead
 
     def alone_s(self, tokens: float) -> float:
-        """Return the seconds of a verification of `tokens` tokens while the draft rests."""
         return (self.verify_alone or self.verify).at(tokens)
 
     def rate(self, depth: int) -> float:
-        """Return the acceptance rate of all draft tokens that are tested in rounds of `depth` >= 1."""
+        """Return the acceptance rate of all tokens tested at `depth` >= 1."""
         return acceptance_rate(self.acceptance, depth)
 
     def tokens(self, depth: float) -> float:
-        """Return the expected tokens of a round with `depth` draft tokens, which need not be whole."""
         return expected_tokens_by_position(self.acceptance, depth)
 
 
 class Mean:
-    """An exponentially weighted mean, at first the plain mean. The initial `value` counts as `count` samples."""
+    """An exponentially weighted mean, at first the plain one; `value` counts as `count` samples."""
 
     def __init__(self, value: float, smoothing: float = _SMOOTHING, count: int = 0) -> None:
         self.value, self.count, self._smoothing = value, count, smoothing
@@ -138,7 +130,7 @@ class Mean:
         self.value += max(self._smoothing, 1 / self.count) * (sample - self.value)
 
     def note_outcome(self, drafted: int, accepted: int) -> None:
-        """Add a verification's samples to an acceptance rate. Tokens after the first rejected one were not tested."""
+        """Add a verification's samples to an acceptance rate; tokens after a rejected one were not tested."""
         for index in range(min(drafted, accepted + 1)):
             self.note(float(index < accepted))
 
@@ -146,8 +138,7 @@ class Mean:
 class LinearFit:
     """Fits seconds to sizes by least squares; old points fade.
 
-    The slope is relative: the share of the mean seconds that one more unit of size takes. It begins as `slope` and is
-    updated whenever the variance of the sizes is above `spread`."""
+    The relative slope is updated when the variance of the sizes is above `spread`."""
 
     def __init__(self, slope: float = _SLOPE, spread: float = 0.25) -> None:
         self._slope, self._spread = slope, spread
@@ -158,7 +149,6 @@ class LinearFit:
         return self._size.count > 0
 
     def note(self, size: float, seconds: float) -> None:
-        """Add a point."""
         self._size.note(size)
         self._seconds.note(seconds)
         self._square.note(size * size)
@@ -169,7 +159,7 @@ class LinearFit:
             self._slope = (self._product.value - size * seconds) / (spread * seconds)
 
     def cost(self) -> LinearCost:
-        """Return the line through the mean point; its slope is never negative."""
+        """Return the line through the mean point, never falling."""
         size, seconds = self._size.value, self._seconds.value
         slope = seconds * min(max(0.0, self._slope), 1 / max(1.0, size))
         return LinearCost(seconds - slope * size, slope)
@@ -181,7 +171,6 @@ def kind_of(temperature: float) -> int:
 
 
 def recent(value: float) -> Mean:
-    """Return a mean of recent rounds that begins at `value`."""
     return Mean(value, _RECENT, _RECENT_ROUNDS)
 
 
@@ -191,7 +180,7 @@ def _recalled(rates: Sequence[tuple[float, int]], default: float, count: int) ->
 
 
 class Learner:
-    """Learns how often target, draft and prompt lookup agree under one kind of sampling law."""
+    """Learns how often the models and prompt lookup agree under one kind of sampling law."""
 
     def __init__(self) -> None:
         self._acceptance = [Mean(_ACCEPTANCE) for _ in range(_POSITIONS)]
@@ -200,14 +189,13 @@ class Learner:
         self._lookup = [Mean(tokens, count=_LOOKUP_SAMPLES) for tokens in _LOOKUP]
 
     def agreement(self) -> Agreement:
-        """Return all that is known, for `recall`."""
         acceptance, hits = (
             tuple((round(mean.value, 4), mean.count) for mean in each) for each in (self._acceptance, self._hazard)
         )
         return Agreement(acceptance, hits, self.lookup)
 
     def recall(self, *known: Agreement) -> None:
-        """Begin with the rates of the first of `known` that has some, and the gain of lookup of the first with one.
+        """Begin with the first known rates and the first known gain.
 
         Rates count as few samples, since the next text may differ."""
         for law in known:
@@ -219,26 +207,24 @@ class Learner:
         self._lookup = [Mean(tokens, count=_LOOKUP_SAMPLES) for tokens in gain]
 
     def outcome(self, drafted: int, accepted: int) -> None:
-        """Learn that `accepted` of `drafted` draft tokens were accepted in a verification."""
         for index in range(min(drafted, accepted + 1)):
             self._acceptance[min(index, _POSITIONS - 1)].note(float(index < accepted))
 
     def looked_up(self, fan_out: int, rank: int | None) -> None:
-        """Learn that the bonus token was the `rank`-th, from 1, of `fan_out` prepared tokens; None: none of them.
+        """Learn that the bonus token was the `rank`-th, from 1, of `fan_out` prepared ones; None: no hit.
 
-        Fan-outs differ by accepted length, so plain frequencies would be biased. The learned rate is the chance of a
-        rank given that no rank before it hit (Kaplan and Meier, 1958)."""
+        Fan-outs differ by accepted length, which biases plain frequencies: the rate learned is the chance of a rank
+        given that no rank before it hit (Kaplan and Meier, 1958)."""
         for tried in range(1, min(fan_out, rank or fan_out, _RANKS) + 1):
             self._hazard[tried - 1].note(float(tried == rank))
 
     def missed(self, tokens: int, waited: float, drafted: int) -> None:
-        """Learn from a round after a miss: its new tokens, the seconds it waited, its draft tokens."""
+        """Learn from a round after a miss that waited `waited` seconds."""
         self._missed.note(tokens)
         self._waited.note(waited)
         self._drafted.note(drafted)
 
     def prompt_lookup(self, verified: int, accepted: int) -> None:
-        """Learn that a row without a draft verified tokens of prompt lookup, and how many were accepted."""
         for mean, tokens in zip(self._lookup, (accepted, verified), strict=True):
             mean.note(tokens)
 
@@ -249,20 +235,17 @@ class Learner:
 
     @property
     def after_miss(self) -> AfterMiss | None:
-        """Return the mean round after a miss; None before enough of them."""
         if self._missed.count < 8:
             return None
         return AfterMiss(self._missed.value, self._waited.value, self._drafted.value)
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Return the acceptance rates by position that have enough samples; without any, a middling one."""
+        """Return the rates by position that have enough samples; without any, a middling one."""
         return tuple(mean.value for mean in self._acceptance if mean.count >= 8) or (_ACCEPTANCE,)
 
     def misses(self) -> tuple[float, float]:
-        """Return (c, r) of the power law c F^-r, fitted to the ranks that were tried often enough.
-
-        `_EXPONENTS` bound r: the highest always, the lowest while few ranks were tried."""
+        """Return (c, r) of c F^-r, fitted to the ranks that were tried often enough."""
         rates, missed = {}, 1.0
         for index, hazard in enumerate(self._hazard):
             if hazard.count < 16:
@@ -280,12 +263,10 @@ class Learner:
 
 
 class Estimates:
-    """Owns what is known of a pair. The proposer reports every round to it.
+    """Owns what is known of a pair. The proposer reports every round.
 
-    `costs` has seconds of forwards, `learners` the agreement under each kind of sampling law. Of recent rounds it has
-    the `acceptance` rate, the seconds `token_s` of a draft token that the target waits for, and `verify_s` of a
-    verification, `last_verify_s` of the last one. `rounds` counts all rounds. `works_ahead`: the draft works ahead of a
-    row in the next verification. `ends`: see `Measurements`."""
+    Means of recent rounds: `acceptance`, seconds `token_s` of a draft token that the target waits for, `verify_s` of a
+    verification. `works_ahead`: the draft works ahead of a row in the next verification."""
 
     def __init__(self) -> None:
         self.costs, self.rounds = Costs(), 0
@@ -296,13 +277,13 @@ class Estimates:
         self._telemetry = DraftTelemetry(0, 0, 0.0, 0)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
-        """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
+        """Begin with earlier knowledge, or with the pair's prior where there is none."""
         self.costs = Costs(known.tables, known.text)
         for kind, learner in enumerate(self.learners):
             learner.recall(*(each.law(kind) for each in (known, prior) if each is not None))
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
-        """Learn from a round; None if it was of another kind. `draft` has the draft's present counters."""
+        """Learn from a round; None if it was of another kind. `draft`: its present counters."""
         if round_ is not None:
             self._learn(round_, draft)
         self._telemetry = draft
@@ -328,9 +309,7 @@ class Estimates:
             self.costs.note("step" if round_.in_turn else "step_beside", max(1.0, grown / steps), seconds / steps)
 
     def speed(self, batch: int) -> float:
-        """Return the tokens per second of the whole batch in recent rounds.
-
-        Before any round it is the speed of plain decoding of `batch` rows; 0 if that is not known either."""
+        """Return the batch's tokens per second in recent rounds; before any, of plain decoding; 0: unknown."""
         _, tokens, seconds = self._long_run
         if seconds.value > 0:
             return tokens.value / seconds.value
@@ -339,19 +318,17 @@ class Estimates:
 
     @property
     def tokens_a_row(self) -> float:
-        """Return the tokens that a row brought in a recent round; 1 before any."""
+        """Return a row's tokens in a recent round; 1 before any."""
         rows, tokens, _ = self._long_run
         return max(1.0, tokens.value / rows) if rows else 1.0
 
     def plain_s(self, batch: int) -> float | None:
-        """Return the seconds of a verification of one token for each of `batch` rows; None while not measured."""
+        """Return the seconds of a verification of `batch` tokens; None: not measured."""
         cost = self.costs.of("verify") or self.costs.of("verify_beside")
         return None if cost is None else cost.at(batch)
 
     def measurements(self, kind: int, draft: bool, ends: bool = False) -> Measurements | None:
-        """Return what the predictor reads, for rows of a kind; None while no time was measured.
-
-        `draft`: there is a draft to use, so its times are needed, too. `ends`: see `Measurements`."""
+        """Return what the predictor reads; None until all times are measured, with `draft` a draft's too."""
         costs = self.costs
         alone = costs.of("verify") or costs.of("verify_beside")
         beside = costs.of("verify_beside") or costs.of("verify")

@@ -1,7 +1,6 @@
-"""Stores what the tuner learned of a pair on a machine: cost tables, agreement of the models, errors of plans.
+"""Stores what the tuner learned of a pair on a machine, so that a second start measures nothing.
 
-The cache folder has one file for each pair, type, placement, kernels and version, so that a second start measures
-nothing. A draft's folder may carry a prior, `speculation.json`: the agreement, which holds on every machine."""
+A draft's folder may carry a prior, `speculation.json`: the agreement, which holds on every machine."""
 
 from __future__ import annotations
 
@@ -39,9 +38,8 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agreement of target and draft under one kind of sampling law (`ssd.tuning.estimates.kind_of`).
 
-    `acceptance[i]` is the acceptance rate of the (i + 1)-th draft token if all before it were accepted. `hits[i]` is
-    the chance that the bonus token is the (i + 1)-th candidate if it is none of those before. `lookup` has the mean
-    tokens of prompt lookup in a row's round: accepted, and verified."""
+    `acceptance[i]` is the rate of the (i + 1)-th draft token if all before it were accepted, `hits[i]` the chance that
+    the bonus token is the (i + 1)-th candidate if it is none before. `lookup`: as `LookupGain`."""
 
     acceptance: Rates = ()
     hits: Rates = ()
@@ -49,16 +47,14 @@ class Agreement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sampled(self) -> bool:
-        """Return True if some acceptance rate has samples."""
         return any(samples for _, samples in self.acceptance)
 
 
 class Knowledge(msgspec.Struct, frozen=True):
-    """The contents of a pair's file.
+    """The contents of a pair's file; a prior has `laws` alone.
 
-    `laws` has an agreement for each kind of law, `tables` and `text` what `ssd.tuning.costs.Costs` has, and `errors`
-    those of a `ssd.tuning.choice.Chooser` by batch and name. `rough` are tables that other work disturbed: no engine
-    begins with them. A prior has `laws` alone."""
+    `laws`: by kind. `tables`, `text`: of `ssd.tuning.costs.Costs`. `errors`: of a `Chooser`, by batch and name. No
+    engine begins with `rough` tables, which other work disturbed."""
 
     laws: Annotated[tuple[Agreement, ...], Meta(max_length=16)] = ()
     tables: Annotated[dict[str, Table], Meta(max_length=len(SITUATIONS))] = {}
@@ -67,12 +63,11 @@ class Knowledge(msgspec.Struct, frozen=True):
     text: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=len(SITUATIONS))] = {}
 
     def law(self, kind: int) -> Agreement:
-        """Return the agreement under a kind of law; an empty one if nothing is known."""
         return self.laws[kind] if kind < len(self.laws) else Agreement()
 
 
 def file_of(config: EngineConfig, kernels: str) -> Path:
-    """Return the path of the pair's file on this machine, with this configuration and these kernels."""
+    """Return the file of the pair, this machine, configuration and kernels."""
     drafts = [(file.name, file.stat().st_mtime_ns) for name in (config.draft, *config.cascade) for file in _files(name)]
     draft = config.draft if config.link is None else "another machine"
     pair = [config.digest, draft, drafts, config.emulate, config.synthetic, config.load_format]
@@ -94,7 +89,7 @@ def _files(model: str | None) -> list[Path]:
 
 
 def read(file: Path, kind: type[Kept]) -> Kept | None:
-    """Return the contents of a file; None if it is missing, or after a warning if it is not valid."""
+    """Return the contents of a file; None if missing, or with a warning if not valid."""
     try:
         if not file.exists():
             return None

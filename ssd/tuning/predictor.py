@@ -1,6 +1,6 @@
 """Predicts tokens per second of every plan from measurements. Pure functions.
 
-The speed of a plan in mode `ssd` follows Theorem 7 and Corollary 16, its batch term (arXiv 2603.03251)."""
+A plan of `ssd` follows Theorem 7 and the batch term of Corollary 16 (arXiv 2603.03251)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ENDING = 7
 
 
 class SpeculationPlan(NamedTuple):
-    """A mode, K and F_0..F_K; without a draft K is 0. `speed` is the predicted tokens per second of the whole batch."""
+    """A mode, K (0 without a draft) and F_0..F_K. `speed`: predicted tokens per second."""
 
     mode: Mode
     lookahead: int
@@ -33,7 +33,7 @@ class SpeculationPlan(NamedTuple):
 
 
 class WorkAhead(NamedTuple):
-    """The draft's work during a verification: the tokens of each chain, the new tokens of a hit, and the hit rate."""
+    """The draft's work in a verification: tokens of each chain, new tokens of a hit, hit rate."""
 
     depth: float
     on_hit: float
@@ -41,7 +41,7 @@ class WorkAhead(NamedTuple):
 
 
 def work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> WorkAhead:
-    """Predict the draft's work for each of `batch` sequences. A draft that is too slow for a step hits nothing."""
+    """Predict the draft's work for each of `batch` sequences."""
     chains = batch * sum(fan_out_at(k, lookahead, fan_out) for k in range(lookahead + 1))
     step = max(1e-6, measured.step.at(chains))  # a clock may see nothing
     # Tree steps in the time of a verification with one draft token; deeper verifications must earn their own time.
@@ -56,7 +56,7 @@ def work_ahead(measured: Measurements, batch: int, lookahead: int, fan_out: Sequ
 
 
 def predicted(measured: Measurements, batch: int, lookahead: int, fan_out: Sequence[int]) -> float:
-    """Predict tokens per second of `batch` sequences in `ssd`, K = `lookahead`, one fan-out or F_0..F_K."""
+    """Predict tokens per second in `ssd`, with one fan-out or F_0..F_K."""
     depth, on_hit, again = work_ahead(measured, batch, lookahead, fan_out)
 
     def speed(missed: AfterMiss) -> float:
@@ -85,8 +85,7 @@ def _hits(measured: Measurements, fan_out: Sequence[int], depth: float) -> float
 def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
     """Predict tokens per second of mode `sd`: draft K tokens, then verify them.
 
-    A draft that ends (for one row) is predicted as the best K up to this one; what it brings more is learned as the
-    plan's error."""
+    A draft that ends a single row counts as the best K up to this one."""
     if measured.ends and batch == 1:
         fixed = replace(measured, ends=False)
         return max(predicted_sd(fixed, batch, k) for k in range(1, lookahead + 1))
@@ -96,7 +95,7 @@ def predicted_sd(measured: Measurements, batch: int, lookahead: int) -> float:
 
 
 def predicted_plain(measured: Measurements, batch: int) -> float:
-    """Predict tokens per second without a draft: plain decoding and the gain of prompt lookup."""
+    """Predict tokens per second of prompt lookup without a draft."""
     gain = measured.lookup
     return batch * (1 + gain.accepted) / measured.alone_s(batch * (1 + gain.verified))
 
@@ -110,8 +109,7 @@ def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float
 class Choices(NamedTuple):
     """The plans that a request leaves open: `modes`, K among `lookaheads`, and fan-outs.
 
-    `fan_out` has one number or F_0..F_K if it is fixed; otherwise a sequence may have at most `chains` chains: PEARL's
-    single one, or at least one for every accepted length."""
+    Without a fixed `fan_out` a sequence may have at most `chains` chains."""
 
     modes: tuple[Mode, ...]
     lookaheads: tuple[int, ...]
@@ -120,7 +118,7 @@ class Choices(NamedTuple):
 
 
 def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
-    """Return the plans of each mode and K, in `ssd` with each number of chains, fastest first."""
+    """Return the plans of each mode and K, in `ssd` by number of chains, fastest first."""
     found = []
     for mode in choices.modes:
         if mode not in DRAFTED:
@@ -148,6 +146,6 @@ def _fan_outs(measured: Measurements, choices: Choices, lookahead: int) -> list[
 
 
 def best_fan_out(measured: Measurements, lookahead: int, budget: int) -> tuple[int, ...]:
-    """Return the list of Theorem 12 for one K and at most `budget` chains, none above `MOST`."""
+    """Return the list of Theorem 12 for at most `budget` chains, none above `MOST`."""
     best = optimal_fan_out(measured.rate(lookahead), measured.misses[1], lookahead, budget)
     return tuple(min(count, MOST) for count in best)

@@ -31,9 +31,7 @@ _MEMORY = 1 / 64  # smoothing of the share of the suffix memory
 
 
 def batch_class(batch: int) -> int:
-    """Return the batch size whose plans serve `batch`.
-
-    It is `batch` itself up to 4, then the nearest of 6, 8, 12, 16, 24, 32, ..."""
+    """Return the batch size whose plans serve `batch`: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     if batch <= 4:
         return batch
     power = 1 << (batch.bit_length() - 1)
@@ -41,7 +39,7 @@ def batch_class(batch: int) -> int:
 
 
 class PlanKey(NamedTuple):
-    """The part of a request's settings that its plan depends on. `budget`: the most chains, if no fan-out is fixed."""
+    """The settings that a plan depends on. `budget`: most chains, if no fan-out is fixed."""
 
     mode: Mode
     lookahead: int
@@ -55,7 +53,6 @@ class PlanKey(NamedTuple):
 
 
 def setting_of(followed: Speculation) -> Setting:
-    """Return the setting of the plan that a request follows."""
     if followed.mode not in DRAFTED:
         return followed.mode, 0, 0
     return followed.mode, followed.num_speculative_tokens, sum(followed.fan_out) or followed.budget
@@ -76,12 +73,12 @@ def _counted(count: int, name: str) -> str:
 
 
 def text_class(tokens: float) -> int:
-    """Return the class of texts that share plans: 0 below 512 tokens, 1 below 1,024, 2 below 2,048, ..."""
+    """Return the class of texts that share plans: 0 below 512 tokens, 1 below 1,024, ..."""
     return int(tokens // 512).bit_length()
 
 
 class _Place(NamedTuple):
-    """The key of a plan: classes of batch sizes and of texts, the modes that have a draft, and a kind of request."""
+    """The key of a plan: classes of batch and text, modes that have a draft, kind of request."""
 
     batch: int
     text: int
@@ -90,7 +87,7 @@ class _Place(NamedTuple):
 
 
 class _Window:
-    """Rounds that followed one setting at one batch size and class of texts, since that plan was last judged."""
+    """Rounds of one setting, batch size and class of texts since its plan was judged."""
 
     def __init__(self, batch: int, text: int, setting: Setting | None) -> None:
         self.batch, self.text, self.setting = batch, text, setting
@@ -103,10 +100,9 @@ class _Window:
 
 
 class Tuning:
-    """Keeps the present plan for every kind of request, by the pair's `estimates`. The proposer reports every round.
+    """Keeps the present plan for every kind of request. The proposer reports every round.
 
-    `dice` None: no plan is tried out (`ssd.tuning.choice`). `on_trial`: the present round tries another number of
-    cores, and says nothing of plans."""
+    `dice` None: no plan is tried out. `on_trial`: this round tries a number of cores, and says nothing of plans."""
 
     on_trial = False
 
@@ -126,7 +122,6 @@ class Tuning:
         self._memory_s, self._other_tokens = Mean(0.0, _MEMORY), Mean(1.0, _MEMORY)
 
     def recall(self, known: Knowledge, prior: Knowledge | None = None) -> None:
-        """Begin with the knowledge of earlier processes, or with the pair's prior where they learned nothing."""
         self.estimates.recall(known, prior)
         for name, error in known.errors.items():
             batch, _, part = name.partition(" ")
@@ -136,7 +131,6 @@ class Tuning:
                 self._chooser(int(batch)).recall(part, error)
 
     def knowledge(self) -> Knowledge:
-        """Return the present knowledge, for a file."""
         costs, laws = self.estimates.costs, tuple(learner.agreement() for learner in self.estimates.learners)
         errors = {
             f"{batch} {part}": min(max(error, -MOST_ERROR), MOST_ERROR)
@@ -146,7 +140,7 @@ class Tuning:
         return Knowledge(laws, costs.written(), errors, costs.written(disturbed=True), costs.text)
 
     def situate(self, kinds: Sequence[int], drafted: tuple[Mode, ...], tokens: float = NEAR) -> None:
-        """Set the kinds of sampling law of the running rows, the modes with a draft, and the tokens of a mean text."""
+        """Set the rows' kinds of sampling law, the modes with a draft, the tokens of a mean text."""
         batch, text = batch_class(max(1, len(kinds))), text_class(tokens)
         self.estimates.costs.situate(len(kinds), tokens)
         if (batch, text, drafted) != (self._batch, self._text, self._drafted):
@@ -154,7 +148,7 @@ class Tuning:
         self._batch, self._text, self._kinds, self._drafted = batch, text, list(kinds) or [0], drafted
 
     def current(self, asked: Speculation, kind: int = 0) -> Speculation:
-        """Return the settings that a request follows now: `asked` with its open mode and numbers filled in.
+        """Return the settings that a request follows now: `asked` with open mode and numbers filled in.
 
         An open fan-out becomes the list of Theorem 12, or as many chains in a joint allocation."""
         if (asked, kind) not in self._given:
@@ -173,7 +167,6 @@ class Tuning:
         return replace(asked, budget=sum(plan.fan_out))
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
-        """Return the present plan of a kind of request at the present batch size."""
         place = _Place(self._batch, self._text, self._drafted, key)
         plan, chosen_at = self._plans.get(place, (None, self.estimates.rounds))
         if plan is None or self.estimates.rounds >= chosen_at + _CHOSEN_FOR:
@@ -186,14 +179,14 @@ class Tuning:
         return plan
 
     def mode_with(self, drafted: tuple[Mode, ...], asked: Speculation) -> Mode:
-        """Return the mode of the plan for a request, if these modes had a draft."""
+        """Return the mode of a request's plan, if these modes had a draft."""
         present, self._drafted = self._drafted, drafted
         mode = self.plan(PlanKey.of(asked)).mode
         self._drafted = present
         return mode
 
     def prepare(self, asked: Speculation) -> None:
-        """Rank the plans of a single request in advance, so that the first request need not wait."""
+        """Rank the plans of a single request, so that the first one need not wait."""
         if asked.auto and self.estimates.costs.of("verify") is not None:
             self.situate([0], ())
             self.mode_with(DRAFTED, asked)
@@ -201,7 +194,7 @@ class Tuning:
     # -- learning from rounds -------------------------------------------------------------------------------------
 
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
-        """Learn from a round (see `Estimates.note`); a window of rounds that it ends waits for `judge`."""
+        """Learn from a round; a window that it ends waits for `judge`."""
         if self.on_trial:
             round_ = None
         self.estimates.note(round_, draft)
@@ -226,7 +219,7 @@ class Tuning:
         return window.tokens < _FAR_BEHIND * window.seconds * plain
 
     def judge(self) -> None:
-        """Learn from a window that has ended, and choose the next plan of each kind of request that followed it."""
+        """Learn from a window that has ended, and choose the next plans of its requests."""
         window, self._ended = self._ended, None
         if window is None:
             return
@@ -250,7 +243,7 @@ class Tuning:
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
-        """Choose the next plan; without measurements the one that costs least if it is wrong."""
+        """Choose the next plan; without measurements the one that costs least if wrong."""
         batch, key = place.batch, place.key
         measured = self._measurements(key)
         choices = self._choices(key)
@@ -271,9 +264,9 @@ class Tuning:
         return chooser.choose([plan._replace(speed=speed_of(measured, batch, plan)) for plan in near], present, share)
 
     def choice(self, key: PlanKey) -> list[tuple[SpeculationPlan, float]]:
-        """Return the present plan of a kind of request and, if there is one, the best plan of another mode.
+        """Return the present plan of a kind of request, then the best of another mode, if any.
 
-        Each comes with the expected tokens per second of the whole batch, 0 while nothing is measured."""
+        Each comes with its expected tokens per second, 0 while nothing is measured."""
         plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements(key)
         ranked = self._ranked.get(_Place(self._batch, self._text, self._drafted, key), [])
         best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
@@ -285,9 +278,7 @@ class Tuning:
         return [(plan, chooser.expected(plan)), (best, speeds[best])]
 
     def described(self, key: PlanKey, cores: tuple[int, int] | None = None) -> str:
-        """Describe the present plan of a kind of request, and the reason for it: its `choice` in words.
-
-        `cores`: the number of the target's own cores, and of all."""
+        """Describe the present plan and its reason; `cores`: the target's own, and all."""
         (plan, speed), *others = self.choice(key)
         said = _words(plan, cores)
         if not plan.speed:
@@ -298,7 +289,6 @@ class Tuning:
         return ", ".join([said, *(f"{speed:.0f} with {_words(other, None)}" for other, speed in others)])
 
     def _choices(self, key: PlanKey) -> Choices:
-        """Return the modes and numbers that a request leaves open; without a measured draft `auto` means `ngram`."""
         costs = self.estimates.costs
         measured = {"sd": costs.of("step") is not None, "ssd": costs.of("step_beside") is not None}
         modes: tuple[Mode, ...] = (key.mode,)
