@@ -1,1 +1,1 @@
-"""Running a model: pages and their prefix cache, the KV cache, ragged batches, graph shapes, runners."""
+"""Runs models over ragged batches."""

@@ -30,18 +30,16 @@ def adjust(
     bias: Tensor,
     recent: int = RECENT,
 ) -> Tensor:
-    """Apply `ssd.speculation.adjustment.adjusted` to the logits [n, V] after each token of a batch.
+    """Apply `ssd.speculation.adjustment.adjusted` to logits [n, V] without waiting for the device.
 
-    Does not wait for the device. Row r has the tokens `ids[starts[r] : starts[r + 1]]` (`ids` int64 [n], `starts` int64
-    [rows + 1]). `sequences` int64 [rows] is its index into `words`, `text` and `bias`.
-    `words` int32 [sequences, NUMBERS + recent] has, in this order: the bits of float32 repetition, presence and
-    frequency; the output tokens still required after `text` before an end is possible; 1 if the request has an
-    adjustment; and the tokens that follow `text` up to the row's first token, then -1. The row's other tokens are draft
-    tokens, which count for the positions after them.
-    `text` int32 [sequences, V] sums ONCE for each time a token is in the output, IN_PROMPT if it is in the prompt, and
-    ENDS if it ends the text. `bias` float32 [sequences, V] is -inf where a token is not allowed.
+    Row r has the tokens `ids[starts[r] : starts[r + 1]]` (`ids` int64 [n], `starts` int64 [rows + 1]); `sequences`
+    int64 [rows] are indices into `words`, `text` and `bias`. `words` int32 [sequences, NUMBERS + recent]: the bits of
+    float32 repetition, presence and frequency; the output tokens still required after `text` before an end; 1 if
+    adjusted; the tokens after `text` up to the row's first, then -1. The row's other tokens are draft tokens. `text`
+    int32 [sequences, V] adds ONCE for each time in the output, IN_PROMPT, ENDS. `bias` float32 [sequences, V] is -inf
+    where a token is not allowed.
 
-    Ends are masked even if nothing else is possible, so no request may have both `min_tokens` and `allowed`."""
+    Ends are masked even if nothing else is possible: no request may have both `min_tokens` and `allowed`."""
     place = torch.arange(len(logits), device=logits.device)
     row = torch.searchsorted(starts[1:].contiguous(), place, right=True)
     slot, begin = sequences[row], starts[row]
@@ -60,10 +58,9 @@ def adjust(
 
 
 class AdjustmentTable:
-    """Owns the texts and adjustments of all slots, as `adjust` reads them; the last slot, for padding, is neutral.
+    """Owns the texts and adjustments of all slots for `adjust`; the last slot, for padding, is neutral.
 
-    The host sends committed tokens before each launch. A verification that is launched behind another one gets its
-    outcome from the device."""
+    The host sends committed tokens before each launch; a launch behind another one gets its outcome on the device."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._text = torch.zeros(slots + 1, vocab_size, dtype=torch.int32, device=device)
@@ -74,18 +71,17 @@ class AdjustmentTable:
 
     @property
     def words(self) -> Tensor:
-        """Return the `words` of `adjust`."""
         return self._words.device
 
     def adjust(self, logits: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
-        """Return the adjusted logits of a batch with these `ssd.execution.tables.BatchTensors.fields`."""
+        """Return the adjusted logits of a batch with these `BatchTensors.fields`."""
         starts, sequences, ids = (fields[name] for name in ("starts", "sequences", "ids"))
         return adjust(logits, starts, sequences, ids, self.words, self._text, self._bias)
 
     def tell(self, texts: Iterable[tuple[int, Text | None]]) -> None:
-        """Send the new tokens of the committed texts of (slot, text); None: this slot's logits are not adjusted.
+        """Send new tokens of the committed texts of (slot, text); None: the slot's logits stay.
 
-        A slot's text is extended as long as its `tokens` is the same list; else it is sent anew."""
+        A text is extended as long as its `tokens` is the same list; else it is sent anew."""
         self._words.wait()
         new, size = list[int](), self._text.shape[1]
         for slot, text in texts:
@@ -116,7 +112,6 @@ class AdjustmentTable:
         self._text.view(-1).index_add_(0, where, count.int())
 
     def _begin(self, slot: int, text: Text) -> None:
-        """Send a whole text and its bias."""
         size, wish = self._text.shape[1], text.adjustment
         table = np.bincount(text.tokens[text.prompt :], minlength=size).astype(np.int32) * ONCE
         table[list(text.tokens[: text.prompt])] |= IN_PROMPT

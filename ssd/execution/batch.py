@@ -1,4 +1,4 @@
-"""A ragged batch: prefill chunks, decodes and verifications are rows of different length."""
+"""A ragged batch: prefill chunks, decodes and verifications are rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FINAL = -1
 class StateUse(NamedTuple):
     """A row's use of its sequence's state, where layers have one.
 
-    The state begins after `held` tokens: that in the slot `source`, by default the sequence's own. The changes up to
-    the row's start were kept. It is left after `written` tokens in the sequence's slot, and after `saved` tokens in the
-    slot `save`, unless that is -1."""
+    The state after `held` tokens is in slot `source` (None: the sequence's own); later changes, up to the row's start,
+    were kept. The row leaves states after `written` tokens in the sequence's slot, and after `saved` in slot `save`
+    (-1: no)."""
 
     held: int
     source: int | None
@@ -34,11 +34,10 @@ class StateUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens of one sequence in a batch.
+    """Tokens of one sequence in a batch, from absolute position `start` on.
 
-    `token_ids[0]` stands at absolute position `start`. `pages` are the sequence's, and hold all its tokens. The logits
-    of the last `outputs` tokens are wanted. `slot` numbers the sequence among the running ones, from 0. `state` is
-    needed where layers have states."""
+    `pages` hold all tokens of the sequence. The logits of the last `outputs` tokens are wanted. `slot` numbers running
+    sequences from 0."""
 
     token_ids: Sequence[int]
     start: int
@@ -53,12 +52,12 @@ class Row:
 
     @property
     def predicted(self) -> range:
-        """Return the positions of the tokens that the outputs predict: the logits at p predict the token at p + 1."""
+        """Return the positions that the outputs predict: the logits at p predict the token at p + 1."""
         return range(self.stop - self.outputs + 1, self.stop + 1)
 
 
 def output_indices(rows: Sequence[Row]) -> list[int]:
-    """Return the indices of the wanted outputs among the concatenated tokens of the rows."""
+    """Return the indices of wanted outputs among all tokens."""
     indices: list[int] = []
     stop = 0
     for row in rows:
@@ -68,23 +67,17 @@ def output_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def tokens_of(rows: Sequence[Row]) -> list[range]:
-    """Return the index range of each row among the concatenated tokens."""
+    """Return the index range of each row among all tokens."""
     starts = accumulate((len(row.token_ids) for row in rows), initial=0)
     return [range(start, start + len(row.token_ids)) for start, row in zip(starts, rows, strict=False)]
 
 
 class Recurs(Protocol):
-    """Computes recurrences (`ForwardContext.recur`)."""
-
     def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor: ...
 
 
 class BaseContext:
-    """The base of all forward contexts: keeps the hidden states [tokens, width] after some `layers` in `hidden`.
-
-    `FINAL` may be among the layers.
-
-    `states` are those of the rows, where layers have states."""
+    """The base of forward contexts: keeps hidden states [tokens, width] after some `layers`, or `FINAL`."""
 
     states: Recurs | None = None
 

@@ -1,4 +1,4 @@
-"""Switches the cores that this process computes on: its own, or also the other model's while that rests."""
+"""Switches the cores that this process computes on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 class CoreTeam:
-    """Switches the compute threads of this process between `own` and `all` cores; a switch takes microseconds.
+    """Switches this process between its `own` and `all` cores; takes microseconds.
 
-    Thread i of OpenMP, and of our kernels, is bound to core i of `EngineConfig.cpus_of`, whose own cores come first
-    (`ssd.launch.children`). Kernels give the same bits with any number of threads."""
+    Thread i of OpenMP and of our kernels is bound to core i of `EngineConfig.cpus_of`. Kernels give the same bits with
+    any number of threads."""
 
     def __init__(self, own: int, all: int) -> None:
         self.own = own
@@ -18,7 +18,7 @@ class CoreTeam:
         """True while this process has all cores."""
 
     def use(self, all_cores: bool) -> None:
-        """Compute on all cores, as far as `limit` lets, or only on this process's own, from the next kernel on."""
+        """Compute on all cores, up to `limit`, or only on the own ones, from the next kernel on."""
         self.alone = all_cores
         wanted = self._limit if all_cores else self.own
         if wanted != self._now:

@@ -1,6 +1,4 @@
-"""Padded shapes for CUDA graphs: verifications and draft steps run in one of a few (rows, tokens).
-
-It must not import torch: `ssd.launch.memory` uses it in a process without torch."""
+"""Padded shapes for CUDA graphs. It must not import torch, for `ssd.launch.memory`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ PATH_TOKENS = 128
 
 
 class GraphShape(NamedTuple):
-    """Holds batches of up to `rows` rows and `tokens` tokens, none of the rows longer than `longest`."""
+    """Holds up to `rows` rows and `tokens` tokens, no row longer than `longest`."""
 
     rows: int
     tokens: int
@@ -24,12 +22,12 @@ class GraphShape(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Return the arguments of its `BatchTensors`: tokens, rows with the padding's, longest row."""
+        """Return tokens, rows with the padding's, longest row, for `BatchTensors`."""
         return self.tokens, self.rows + -(-self.tokens // self.longest), self.longest
 
 
 def graph_shapes(most_rows: int, longest: int) -> list[GraphShape]:
-    """Return shapes for up to `most_rows` rows of up to `longest` tokens: powers of two, smallest first."""
+    """Return shapes up to `most_rows` rows of `longest` tokens: powers of two, smallest first."""
     found, rows = [], 1
     while True:
         tokens = rows
@@ -45,14 +43,14 @@ def graph_shapes(most_rows: int, longest: int) -> list[GraphShape]:
 
 
 def smallest_fitting(counts: Sequence[int], shapes: Iterable[GraphShape]) -> GraphShape | None:
-    """Return the first of `shapes`, smallest first, that holds rows of these lengths; None if none does."""
+    """Return the first of `shapes`, smallest first, that holds rows of these lengths, or None."""
     tokens, longest = sum(counts), max(counts)
     fits = (s for s in shapes if len(counts) <= s.rows and tokens <= s.tokens and longest <= s.longest)
     return next(fits, None)
 
 
 def target_shapes(sequences: int, longest: int, deterministic: bool) -> list[GraphShape]:
-    """Return the shapes of verifications of up to `longest` tokens a sequence; one if deterministic."""
+    """Return the shapes of verifications of up to `longest` tokens a row."""
     if not deterministic:
         return graph_shapes(sequences, longest)
     tokens = max(LONGEST_ROW, graph_shapes(sequences, 1)[-1].tokens)
@@ -60,6 +58,6 @@ def target_shapes(sequences: int, longest: int, deterministic: bool) -> list[Gra
 
 
 def draft_shapes(sequences: int, chains: int) -> list[GraphShape]:
-    """Return the shapes of a draft's steps: rows for the paths of all sequences, a prompt's, and all chains."""
+    """Return the shapes of a draft's steps: the paths of all sequences, a prompt, all chains."""
     rows = 2 * sequences + (PATH_TOKENS + min(chains, MOST_TOKENS)) // LONGEST_ROW
     return graph_shapes(min(rows, MOST_TOKENS), LONGEST_ROW)

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function over fixed tensors, captured once and then replayed in one launch."""
+"""CUDA graphs: a function over fixed tensors, captured once and replayed in one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WARM_UPS = 2
 
 
 class GraphPool:
-    """Captures graphs that share one pool of memory, so that no two of them may run at the same time."""
+    """Captures graphs that share memory: no two of them may run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,9 +22,9 @@ class GraphPool:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that replays `function`, which leaves its results in tensors, in one launch.
+        """Return a function that replays `function`, which leaves its results in tensors.
 
-        `function` must not wait for the device, nor copy from the host. Raises UsageError if it does."""
+        Raises UsageError if `function` waits for the device or copies from the host."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -48,12 +48,12 @@ class GraphPool:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """Return the first line of the error that broke a capture; torch's later error would hide it."""
+    """Return the first line of the error that broke a capture; torch's later error hides it."""
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
     return next(iter(str(first).splitlines()), type(first).__name__)
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """Run `function` and return it: the stand-in for `GraphPool.capture` where nothing is captured."""
+    """Run `function` and return it: `GraphPool.capture` without a capture."""
     function()
     return function

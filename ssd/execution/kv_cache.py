@@ -22,7 +22,6 @@ Span = slice | Tensor
 
 
 def last(span: Span, count: int) -> Span:
-    """Return the last `count` tokens of a span."""
     return slice(span.stop - count, span.stop) if isinstance(span, slice) else span[len(span) - count :]
 
 
@@ -35,8 +34,8 @@ def allocate(
 ) -> tuple[Tensor, list[Tensor]]:
     """Make memory for the keys or the values of all layers; return it and its blocks.
 
-    A block is [layers, *rows, kv_heads, head_dim], in int8 with STEP_BYTES more. It is all of the memory, but if layers
-    differ in size, each has its own block in a flat memory. `make` returns a tensor, as torch.empty does."""
+    A block is [layers, *rows, kv_heads, head_dim], in int8 with STEP_BYTES more. Layers that differ in size have each
+    its own block in a flat memory. `make` is called as torch.empty."""
     make, more = partial(make, dtype=dtype, device=device), STEP_BYTES if dtype == torch.int8 else 0
     if not shape.sizes:
         whole = make((shape.layers, *rows, shape.kv_heads, shape.head_dim + more))
@@ -50,12 +49,9 @@ def allocate(
 class KVCache:
     """Owns `keys` and `values` in `blocks`, each [layers, num_pages * page_size, kv_heads, head_dim].
 
-    There is one block, or one for each layer if they differ in size. `layers` has the keys and values of each layer.
-
-    Token p of a sequence lies in slot `pages[p // page_size] * page_size + p % page_size`. `dtype` uint8: numbers are
-    rounded to FP8 (`ssd.layers.paged.to_fp8`). int8: our kernel alone reads and writes them, each head of a token as
-    codes from -127 to 127 and the float32 (STEP_BYTES more) by which they are multiplied; so what a token leaves does
-    not depend on the tokens beside it."""
+    There is one block, or one a layer if layers differ in size. Token p of a sequence lies in slot
+    `pages[p // page_size] * page_size + p % page_size`. `dtype` uint8: FP8. int8, for our kernel alone: each head of a
+    token as codes from -127 to 127 and their float32 factor, so that no token depends on those beside it."""
 
     def __init__(self, shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.head_dim = shape.head_dim
@@ -68,22 +64,21 @@ class KVCache:
 
     @property
     def served(self) -> bool:
-        """Return True if our kernels for CPUs read and write the cache."""
+        """Return True if our kernels for CPUs serve the cache."""
         return self.keys.dtype == torch.int8 or cpu.serve(self.keys)
 
     def blank(self, pages: Sequence[int]) -> None:
-        """Fill pages with zeros. Pages that nothing wrote are read faster than any text, as they have no memory yet."""
+        """Fill pages with zeros: unwritten pages have no memory yet, and would be read too fast."""
         for page in pages:
             for kind in chain.from_iterable(self.blocks):
                 kind[:, page * self.page_size : (page + 1) * self.page_size].zero_()
 
     def slots(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
-        """Return the slot numbers of the positions from `start` to `stop` - 1."""
         size = self.page_size
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
     def span(self, pages: Sequence[int], length: int) -> Span:
-        """Return the first `length` tokens: a slice if the pages are neighbours (no copy), else slot numbers."""
+        """Return the first `length` tokens: a slice if the pages are neighbours (no copy), else slots."""
         used = -(-length // self.page_size)
         first = pages[0]
         if all(pages[index] == first + index for index in range(1, used)):
@@ -91,10 +86,9 @@ class KVCache:
         return torch.tensor(self.slots(pages, 0, length), device=self.keys.device)
 
     def all_slots(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[array[int], list[int]]:
-        """Return the slot numbers of n sequences, one after the other, and the index where each begins.
+        """Return the slots of n sequences' pages, one after the other, and the index where each begins.
 
-        These are all slots of the pages that the first `lengths` tokens reach. Raises IndexError for a page that is not
-        in the cache, as our kernels check nothing."""
+        Pages count up to `lengths` tokens. Raises IndexError for a page outside of the cache: kernels check nothing."""
         used = [own[: -(-length // self.page_size)] for own, length in zip(pages, lengths, strict=True)]
         starts = [count * self.page_size for count in accumulate(map(len, used), initial=0)]
         every = [page for own in used for page in own]
@@ -103,7 +97,7 @@ class KVCache:
         return slots_of(every, self.page_size), starts[:-1]
 
     def table(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Return slot numbers [n, longest] of the first `lengths` tokens of n sequences.
+        """Return slots [n, longest] of the first `lengths` tokens of n sequences.
 
         Rows are padded with the slot of their last token, which has been written."""
         used = -(-max(lengths) // self.page_size)

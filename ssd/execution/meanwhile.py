@@ -12,7 +12,7 @@ def nothing() -> None:
 
 
 class Once:
-    """Runs its tasks on the first call only: several places call it, and each of them may be skipped."""
+    """Runs its tasks on the first call only: several places call it, and any may be skipped."""
 
     def __init__(self, *tasks: Task) -> None:
         self._tasks = [*tasks]

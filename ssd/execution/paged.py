@@ -1,7 +1,6 @@
-"""Attention of an unpadded batch over pages, on a CPU and wherever there is no attention backend.
+"""Attention of an unpadded batch over pages, by our kernel or torch, without a backend.
 
-A batch attends by one or two attention paths, each for some of its rows. Our kernel takes all rows, and computes each
-token from itself. Torch multiplies matrices: for one row at a time, or for many rows of one token together."""
+Our kernel takes all rows. Torch takes one row at a time, or many rows of one token together."""
 
 from __future__ import annotations
 
@@ -24,10 +23,9 @@ _BATCHED_ROWS = 16
 
 
 class PagedContext(BaseContext):
-    """The forward context (`ssd.models.interface.ForwardContext`) of rows over a paged cache.
+    """The forward context of rows over a paged cache.
 
-    `deterministic`: every token attends by itself, so that no result depends on the length of its row; our kernel does
-    so anyway. `places` are the tokens' positions; `view` has the keys they see, where our kernel attends."""
+    `deterministic`: every token attends by itself, whatever the length of its row; our kernel always does so."""
 
     view: View | None = None
 
@@ -52,7 +50,7 @@ class PagedContext(BaseContext):
 
     @cached_property
     def positions(self) -> Tensor:
-        """Return the positions as int64 [n]; the kernels of a whole decoder read `places`."""
+        """Return the positions as int64 [n]; kernels of a whole decoder read `places`."""
         return torch.tensor(self.places, dtype=torch.long, device=self._device)
 
     def views(self) -> Views | None:
@@ -84,7 +82,7 @@ def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tenso
 
 
 class AttentionPath(Protocol):
-    """Computes the attention of some tokens of a batch, whose keys and values are in the cache."""
+    """Computes the attention of some tokens, whose keys and values are in the cache."""
 
     def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
         """Attend with q [n, heads, dim]; write only this path's rows of out [n, heads * dim]."""
@@ -103,8 +101,6 @@ def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> li
 
 
 class KernelPath:
-    """Attends by our kernel, with all tokens of the batch."""
-
     def __init__(self, spans: KVSpans) -> None:
         self._spans = spans
 
@@ -113,9 +109,7 @@ class KernelPath:
 
 
 class RowPath:
-    """Attends one row at a time; `rows` are (its tokens' indices in the batch, row).
-
-    `token_by_token`: every token attends by itself, so that no result depends on the length of its row."""
+    """Attends one row at a time; `rows` are (its tokens' indices in the batch, row)."""
 
     def __init__(self, rows: Sequence[tuple[range, Row]], cache: KVCache, *, token_by_token: bool = False) -> None:
         self._cache, self._attend = cache, _one_by_one if token_by_token else attend
@@ -141,7 +135,7 @@ def _one_by_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Sco
 
 
 class BatchedPath:
-    """Attends with rows of one token together, over keys gathered into one padded tensor."""
+    """Attends with rows of one token together, over padded keys."""
 
     def __init__(self, singles: Sequence[tuple[range, Row]], cache: KVCache) -> None:
         device, rows = cache.keys.device, [row for _, row in singles]
@@ -165,7 +159,7 @@ class BatchedPath:
             out[self._where] = attend_each(q[self._where], keys, values, scale, mask)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return a mask [n, 1, 1, longest] that hides the padding behind a row, and keys before its window."""
+        """Return a mask [n, 1, 1, longest] that hides padding, and keys before the window."""
         if window not in self._masks:
             positions = torch.arange(self._table.shape[1], device=self._lengths.device)
             hidden = positions >= self._lengths

@@ -1,6 +1,4 @@
-"""Page allocation and prefix caching: which sequence owns which page, and which pages hold a prefix others may share.
-
-Pure bookkeeping, no tensors. The invariants that it keeps are in docs/invariants.md."""
+"""Page allocation and prefix caching, without tensors. Its invariants are in docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -13,19 +11,19 @@ from ssd.execution.batch import StateUse
 
 
 class OutOfPages(SsdError):
-    """No free page is left. The scheduler preempts a sequence; clients never see this error."""
+    """No page is free: the scheduler preempts a sequence, and clients never see this error."""
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash a full page: its tokens and, through `parent`, all tokens before them."""
+    """Hash a full page: its tokens and, through `parent`, all before them."""
     text = ",".join(map(str, token_ids)).encode()
     return hashlib.blake2b(parent + text, digest_size=16).digest()
 
 
 class SavedStates:
-    """Owns slots for states at page boundaries, each found by the hash of the page before it.
+    """Owns `slots` for states at page boundaries, found by the hash of the page before.
 
-    `slots`: their numbers. A slot that sequences are about to begin from is not given to another text."""
+    A slot that sequences are about to begin from is not given to another text."""
 
     def __init__(self, slots: Sequence[int]) -> None:
         self._free = list(slots)[::-1]
@@ -48,7 +46,7 @@ class SavedStates:
             self._free.append(slot)
 
     def take(self) -> int | None:
-        """Return a free slot, or the one that was used longest ago; None if all are in use."""
+        """Return a free slot, or the one used longest ago; None if all are in use."""
         if not self._free:
             unused = next((digest for digest, slot in self._by_hash.items() if not self._users[slot]), None)
             if unused is not None:
@@ -56,11 +54,10 @@ class SavedStates:
         return self._free.pop() if self._free else None
 
     def give_back(self, slot: int) -> None:
-        """Free a slot that was taken and not kept."""
         self._free.append(slot)
 
     def keep(self, digest: bytes, slot: int) -> bool:
-        """Make a slot that was taken findable; free it and return False if another one has that text already."""
+        """Make a taken slot findable; free the slot and return False if another one has its text."""
         if digest in self._by_hash:
             self._by_hash.move_to_end(digest)
             self.give_back(slot)
@@ -69,7 +66,6 @@ class SavedStates:
         return True
 
     def forget(self, digest: bytes) -> None:
-        """Make a text's state, if there is one, unfindable."""
         slot = self._by_hash.pop(digest, None)
         if slot is not None:
             del self._hashes[slot]
@@ -78,10 +74,10 @@ class SavedStates:
 
 
 class PagePool:
-    """Owns `count` pages of `size` tokens. A page is free, live (referenced), or cached (unreferenced but findable).
+    """Owns `count` pages of `size` tokens: free, live (referenced), or cached (unreferenced but findable).
 
-    `salt` starts every hash chain: it names the model and the dtype. Where layers have states, `state_slots` are for
-    those at page boundaries: they are found by the same hashes, and are lost with the page before them."""
+    `salt` starts every hash chain: model and dtype. `state_slots`, where layers have states, are for states at page
+    boundaries: found by the same hashes, and lost with the page before them."""
 
     def __init__(self, count: int, size: int, salt: str = "", state_slots: Sequence[int] | None = None) -> None:
         self.count, self.size = count, size
@@ -95,7 +91,7 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # unreferenced, findable; oldest first
 
     def root(self, salt: str) -> bytes:
-        """Return the first hash of all texts with this salt: they share pages with each other alone."""
+        """Return the first hash of all texts with this salt, which share no page with others."""
         if not salt:
             return self._root
         # Clients choose salts: the hash of a salt must never equal the hash of a page with the same text.
@@ -103,7 +99,6 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Return how many pages can be allocated now, free or cached."""
         return self._free_count + len(self._cached)
 
     @property
@@ -111,7 +106,7 @@ class PagePool:
         return self.count - self.available
 
     def allocate(self, after: int | None = None) -> int:
-        """Allocate a private page, if possible the one following `after`: neighbours are read without gathering.
+        """Allocate a private page, if possible after `after`: neighbours are read without gathering.
 
         Evict the oldest cached page if none is free. Raises `OutOfPages`."""
         page = None if after is None else after + 1
@@ -124,9 +119,7 @@ class PagePool:
         return page
 
     def _start_of_run(self) -> int:
-        """Return the start of the longest free run, or its middle if a live page lies before it.
-
-        A new sequence may grow longest there."""
+        """Return the start of the longest free run, or its middle if a live page lies before it."""
         best_start, best_length, start = 0, 0, None
         for page in range(self.count + 1):
             if page < self.count and self._free[page]:
@@ -152,7 +145,7 @@ class PagePool:
             self.states.forget(digest)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop one reference to each page. A sequence's last pages are evicted before its first."""
+        """Drop one reference to each page; a sequence's last pages are evicted first."""
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page] == 0:
@@ -163,10 +156,9 @@ class PagePool:
                     self._free_count += 1
 
     def find(self, token_ids: Sequence[int], most: int, before: Sequence[bytes], root: bytes) -> list[bytes]:
-        """Return the hashes of the cached pages that continue `token_ids`, up to `most` tokens.
+        """Return the hashes of cached pages that continue `token_ids` after `before`, up to `most` tokens.
 
-        The caller has the pages with the hashes `before` already. A page is found by its hash, and only if its token
-        ids are the same."""
+        A page is found only if its token ids are the same too."""
         found: list[bytes] = []
         parent = before[-1] if before else root
         for start in range(len(before) * self.size, most - self.size + 1, self.size):
@@ -179,7 +171,7 @@ class PagePool:
         return found
 
     def reference(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the cached pages with these hashes, each with one reference more."""
+        """Return the pages with these hashes, each with one reference more."""
         pages = [self._by_hash[digest] for digest in hashes]
         for page in pages:
             self._cached.pop(page, None)
@@ -187,13 +179,13 @@ class PagePool:
         return pages
 
     def share(self, page: int, digest: bytes, ids: tuple[int, ...]) -> None:
-        """Make a full page, whose tokens are all accepted, findable, unless another page has the same content."""
+        """Make a full page of accepted tokens findable, unless another has its content."""
         if digest not in self._by_hash and page not in self._content:
             self._by_hash[digest] = page
             self._content[page] = (digest, ids)
 
     def check(self) -> None:
-        """Raise AssertionError unless every page is free, live or cached, and the indices agree. For tests."""
+        """Raise AssertionError unless the pages add up and the indices agree. For tests."""
         live = sum(references > 0 for references in self._references)
         assert live + len(self._cached) + self._free_count == self.count
         assert sum(self._free) == self._free_count
@@ -206,10 +198,8 @@ class PagePool:
 class PageTable:
     """The pages of one sequence, in order. Full pages are shared with sequences of the same `salt`.
 
-    Rejected draft tokens change nothing here: the sequence's computed length goes back, its pages stay.
-
-    Where layers have states, `held` tokens are in the sequence's own. A row is told its use of them (`use_state`), and
-    `state_computed` says that it has run."""
+    Rejected draft tokens change nothing here: the computed length goes back, pages stay. Where layers have states,
+    `held` tokens are in the sequence's own."""
 
     def __init__(self, pool: PagePool, salt: str = "") -> None:
         self._pool, self.salt = pool, salt
@@ -224,10 +214,10 @@ class PageTable:
         self._passing: bytes | None = None  # hash of the saved state that the next one replaces
 
     def adopt_prefix(self, token_ids: Sequence[int], computed: int = 0, most: int | None = None) -> int:
-        """Take cached pages that continue the `computed` tokens; return how many tokens are computed now.
+        """Take cached pages that continue the `computed` tokens; return how many are computed now.
 
-        At most `most` tokens are taken, by default all but the last: that is computed for its logits. Where layers have
-        states, there must be one at the end of the pages."""
+        At most `most` tokens are taken, by default all but the last, whose logits are needed. Where layers have states,
+        the pages must end with one."""
         first, states = computed // self._pool.size, self._pool.states
         assert len(self._hashes) == first
         most = len(token_ids) - 1 if most is None else most
@@ -249,16 +239,16 @@ class PageTable:
         return computed
 
     def missing(self, length: int) -> int:
-        """Return how many pages must be allocated before `length` tokens fit."""
+        """Return how many pages `length` tokens lack."""
         return max(0, -(-length // self._pool.size) - len(self.pages))
 
     def grow(self, length: int) -> None:
-        """Allocate pages for `length` tokens. Raises `OutOfPages`; pages allocated until then stay in the table."""
+        """Allocate pages for `length` tokens. Raises `OutOfPages`, but keeps those allocated until then."""
         for _ in range(self.missing(length)):
             self.pages.append(self._pool.allocate(self.pages[-1] if self.pages else None))
 
     def share_computed(self, token_ids: Sequence[int], computed: int) -> None:
-        """Make full pages of the first `computed` tokens, all accepted, findable, and the state that was saved."""
+        """Make full pages of `computed` accepted tokens findable, and the state that was saved."""
         size = self._pool.size
         for index in range(len(self._hashes), computed // size):
             ids = tuple(token_ids[index * size : (index + 1) * size])
@@ -272,11 +262,11 @@ class PageTable:
                 self._passing = digest
 
     def use_state(self, written: int, lasting: bool = False) -> StateUse | None:
-        """Return the use of states by a row that leaves that after `written` tokens; None if layers have none.
+        """Return a row's use of states, which leaves the state after `written` tokens; None: no states.
 
-        No later token of the row is in a state, as it may be rejected. The state at the last page boundary is saved on
-        the way, or better where pages were found without one. It replaces the last that this sequence saved, unless
-        that was `lasting`: the end of its prompt."""
+        Later tokens of the row may be rejected. The row also saves the state at its last page boundary, or at the end
+        of pages that were found without a state. That replaces the state saved before, unless it was such an end or
+        `lasting` (the end of a prompt)."""
         states = self._pool.states
         if states is None:
             return None
@@ -292,7 +282,7 @@ class PageTable:
         return StateUse(self.held, self._source, written, save if saved > self.held else -1, saved)
 
     def state_computed(self, held: int) -> None:
-        """Note that the sequence's own state is that after `held` tokens."""
+        """Note that the row has run: the own state is that after `held` tokens."""
         self._release_source()
         self.held = held
 
@@ -302,7 +292,6 @@ class PageTable:
         self._source = None
 
     def free(self) -> None:
-        """Give every page back."""
         self._release_source()
         if self._saves is not None and self._pool.states is not None:
             self._pool.states.give_back(self._saves[1])

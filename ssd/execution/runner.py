@@ -26,9 +26,7 @@ Result = TypeVar("Result")
 
 
 def device_of(name: str) -> torch.device:
-    """Return the torch device of a configured name; a GPU always has its number.
-
-    Raises `UsageError` if there is none."""
+    """Return a torch device, a GPU with its number. Raises `UsageError` if there is none."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -39,7 +37,7 @@ def device_of(name: str) -> torch.device:
 
 
 def attention_backend(name: str, device: torch.device, page_size: int, deterministic: bool = False) -> PagedAttention:
-    """Make the backend of a name (`--attention`). `deterministic`: no result depends on the shape of the batch.
+    """Make the backend of a name; `deterministic`: no result depends on the batch's shape.
 
     Raises `UsageError` if it is not installed, or cannot serve this page size or mode."""
     if name == "auto":
@@ -61,11 +59,8 @@ def attention_backend(name: str, device: torch.device, page_size: int, determini
 class Runner:
     """Owns a model and its KV cache of `num_pages` pages; `attention` is the name of a backend.
 
-    `cache_dtype`: in 8 bits, keys and values are read only by attention over page tables (fp8) or our kernel (int8).
-
-    `state_room` is that of the `state_cache`, which only models with states have.
-
-    `overlaps`: forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
+    Keys and values in 8 bits are read only by attention over page tables (fp8) or our kernel (int8). `overlaps`:
+    forwards run their `meanwhile` task while the device computes; otherwise afterwards."""
 
     def __init__(
         self,
@@ -98,27 +93,27 @@ class Runner:
 
     @property
     def state_slots(self) -> Sequence[int] | None:
-        """Return the slots for states at page boundaries; None if the model's layers have no states."""
+        """Return the slots for states at page boundaries; None without states."""
         if self.state_cache is None:
             return None
         return range(0) if self.model.shape.no_rollback else self.state_cache.saved
 
     @property
     def paged(self) -> PagedAttention | None:
-        """Return the backend that reads page tables; None if `ssd.execution.paged` computes attention."""
+        """Return the backend that reads page tables; None: `ssd.execution.paged` attends."""
         stored = self.cache.keys.dtype
         plain = stored != torch.uint8 and isinstance(self.attention, TorchAttention)
         return None if plain or stored == torch.int8 else self.attention
 
     @property
     def table_pages(self) -> int:
-        """Return an upper bound on a sequence's pages."""
+        """Return the most pages of a sequence."""
         return -(-self.model.shape.max_position // self.cache.page_size)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
-        """Run the rows; return the logits [sum of the rows' outputs, vocabulary] of their last tokens, row after row.
+        """Run the rows; return the logits [sum of `outputs`, vocabulary], row after row.
 
-        `context` is what `prepare` returned for the same rows; by default it is made here."""
+        `context`: that of `prepare` for the same rows."""
         token_ids = [token for row in rows for token in row.token_ids]
         assert context is None or isinstance(context, PagedContext | TableContext), (
             "a context that this runner has made"
@@ -135,16 +130,16 @@ class Runner:
     ) -> list[int] | None:
         """Run the rows and sample all outputs by the law of each row; -1 for NaN logits.
 
-        `texts`: the text of each row whose logits are adjusted, None for others; empty if there are none. Return None,
-        with nothing run, if this runner cannot sample by such laws and texts."""
+        `texts`: of each row whose logits are adjusted, None for others; may be empty. Returns None, with nothing run,
+        if this runner cannot sample so."""
         return None
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
-        """Make the context for a forward of the rows that keeps the hidden states after these `layers`, or `FINAL`."""
+        """Make the context for a forward that keeps hidden states after `layers`, or `FINAL`."""
         return self.context(rows, layers)
 
     def context(self, rows: Sequence[Row], layers: Collection[int] = ()) -> PagedContext | TableContext:
-        """Make the context for an unpadded forward of the rows over this runner's cache."""
+        """Make the context for an unpadded forward of the rows."""
         context: PagedContext | TableContext
         if self.paged is None:
             context = PagedContext(rows, self.cache, self._deterministic, layers)
@@ -157,7 +152,7 @@ class Runner:
     def run(
         self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int], meanwhile: Task = nothing
     ) -> Tensor:
-        """Run any context; return the logits [len(wanted), outputs] at the batch indices `wanted`."""
+        """Return the logits [len(wanted), outputs] at the batch indices `wanted`."""
 
         def logits() -> Tensor:
             hidden = self.states(token_ids, context, wanted)
@@ -166,14 +161,14 @@ class Runner:
         return self.compute(len(token_ids), logits, meanwhile)
 
     def compute(self, tokens: int, forward: Callable[[], Result], meanwhile: Task = nothing) -> Result:
-        """Run `forward` over `tokens` tokens, then `meanwhile`. Every forward passes through here."""
+        """Run `forward`, then `meanwhile`. Every forward passes through here."""
         result = forward()
         meanwhile()
         return result
 
     @torch.inference_mode()
     def states(self, token_ids: Sequence[int], context: ForwardContext, wanted: Sequence[int]) -> Tensor:
-        """Run any context; return the hidden states [len(wanted), width] at the batch indices `wanted`."""
+        """Return the hidden states [len(wanted), width] at the batch indices `wanted`."""
         ids, index = torch.tensor(token_ids, device=self.model.device), None
         if len(wanted) < len(token_ids):  # a copy sent after the launches would wait for them
             index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
@@ -183,7 +178,7 @@ class Runner:
         return hidden if index is None else hidden[index]
 
     def warm_up(self, rows: int) -> None:
-        """Run a batch of one token and one of `rows` tokens over the first pages, so that every kernel is ready."""
+        """Run batches of one and of `rows` tokens, so that every kernel is ready."""
         for count in (1, min(rows, self.model.shape.max_position)):
             self.attention.warms_up = count == 1
             self.forward([Row([0] * count, 0, range(self.cache.pages), count)])

@@ -1,4 +1,4 @@
-"""Runs one rank's part of a model, in step with the other ranks (tensor parallelism)."""
+"""Runs one rank's part of a model, in step with the others (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
 
 class Vocabulary:
-    """One rank's part of `outputs` ids, and operations over the parts of all ranks."""
+    """One rank's part of `outputs` ids, and operations over all parts."""
 
     def __init__(self, outputs: int, ranks: Ranks) -> None:
         self.own = ranks.part(outputs)
         self._outputs, self._ranks = outputs, ranks
 
     def logits(self, own: Tensor) -> Tensor:
-        """Send all ranks' parts of the logits to rank 0: [n, outputs] there, undefined at the others."""
+        """Send all ranks' logits to rank 0: [n, outputs] there, undefined elsewhere."""
         outputs, size = self._outputs, self._ranks.size
         parts = self._ranks.gather(F.pad(own, (0, -(-outputs // size) - own.shape[1])))
         widths = [len(part_of(outputs, rank, size)) for rank in range(size)]
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=False)] or [own], dim=1)
 
     def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `ssd.speculation.sampling.best` of all ranks' scores [n, part] side by side.
-
-        Ranks send only one token and its score for each row."""
+        """Return `ssd.speculation.sampling.best` of all ranks' scores [n, part] side by side."""
         ids, values = best(scores)
         parts = self._ranks.all(torch.stack((ids.double() + self.own.start, values.double()), dim=-1))
         ids, values = parts.transpose(0, 1).unbind(-1)
@@ -48,26 +46,22 @@ class Vocabulary:
 
 
 class _Shard(Runner):
-    """Base of a rank's runners: tells the other ranks of each forward, and gathers its logits at rank 0.
+    """Base of a rank's runners: tells the other ranks of each forward, and gathers logits at rank 0.
 
-    In a class's bases it comes before the runner that computes the forward."""
+    In a class's bases it comes before the runner that computes."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """Pass `sizes` and `fields` to the next base class."""
         super().__init__(model, *sizes, **fields)
         self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
-        """Return at rank 0 the result of `Runner.forward`; undefined at the others. All logits go to rank 0."""
+        """Return at rank 0 the result of `Runner.forward`; undefined elsewhere."""
         if self._tell is not None:
             self._tell(rows, None)
         return self._vocabulary.logits(super().forward(rows, context, meanwhile))
 
     def _samples(self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None]) -> bool:
-        """Tell the other ranks to sample by these laws; return False if they cannot.
-
-        A filter depends on the logits of all ranks; no rank adjusts its part."""
-        if any(law.filters for law in laws) or any(texts):
+        if any(law.filters for law in laws) or any(texts):  # a filter needs all logits, and no rank adjusts
             return False
         if self._tell is not None:
             self._tell(rows, laws)
@@ -75,12 +69,9 @@ class _Shard(Runner):
 
 
 class ShardRunner(_Shard):
-    """A runner of one rank's part of a model. All ranks must run the same batches; only rank 0 has all logits.
-
-    Rank 0 calls `tell` before each batch; the caller uses it to tell the other ranks."""
+    """A runner of one rank's part of a model. All ranks run the batches that rank 0 tells them."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """Pass `sizes` and `fields` to `Runner`."""
         super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
         ids = self._vocabulary.own
         self._noise = NoiseCache(len(ids), model.device, first=ids.start)
@@ -93,7 +84,7 @@ class ShardRunner(_Shard):
         meanwhile: Task = nothing,
         texts: Sequence[Text | None] = (),
     ) -> list[int] | None:
-        """Sample as `Runner.sample` does, but return None for filters and adjusted rows."""
+        """Sample as `Runner.sample`, but return None for filters and adjusted rows."""
         if not self._samples(rows, laws, texts):
             return None
         logits = Runner.forward(self, rows, context, meanwhile)  # this rank's part
@@ -106,10 +97,9 @@ class ShardRunner(_Shard):
 class StaticShardRunner(_Shard, StaticRunner):
     """A `ShardRunner` whose verifications have graph shapes, collectives and draws included.
 
-    All ranks must warm up, each by itself: they capture the same graphs in the same order."""
+    Ranks warm up by themselves: they capture the same graphs in the same order."""
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
-        """Pass `sizes` and `fields` to `StaticRunner`."""
         super().__init__(model, *sizes, ranks=ranks, tell=tell, **fields)
         self._ids = torch.tensor(self._vocabulary.own, device=model.device)
 

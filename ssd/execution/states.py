@@ -1,8 +1,6 @@
-"""The states of recurrent layers: of each running sequence, and at page boundaries for the prefix cache.
+"""The states of recurrent layers: of running sequences, and at page boundaries.
 
-A slot holds the states of all layers after the first tokens of one text. Slots below `sequences` belong to running
-sequences, by `Row.slot`; the others keep states that several sequences may begin from. The changes of tokens that may
-still be rejected lie beside them (`ssd.layers.recurrent`)."""
+A slot holds the states of all layers after a beginning of one text. Slots below `sequences` are by `Row.slot`."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ssd.models.sizes import saved_states
 
 
 class StateRoom(NamedTuple):
-    """The room of a `StateCache`: running `sequences`, each with changes of `reach` tokens in a row.
+    """The room of a `StateCache`: running `sequences`, each with changes of `reach` tokens.
 
     `cells` are those of a draft's chains, each with changes of `depth` tokens."""
 
@@ -33,10 +31,9 @@ ROOM_FOR_ONE = StateRoom()
 
 
 class StateCache:
-    """Owns `states` [slots, *state] of each recurrence, and `kept` [places, change]: what tokens in flight left.
+    """Owns `states` [slots, *state] of each recurrence, and `kept` [places, change], of tokens in flight.
 
-    The change at position p of a running sequence lies in its place p % `StateRoom.reach`. `saved` are the slots for
-    states at page boundaries."""
+    The change at position p of a sequence lies in its place p % `reach`. `saved`: slots for page boundaries."""
 
     def __init__(
         self, sizes: Sequence[StateSize], sequences: int, reach: int, cells: int, depth: int, device: torch.device
@@ -49,22 +46,22 @@ class StateCache:
         self.kept = [torch.zeros(places, size.change, device=device) for size in sizes]
 
     def path(self, slot: int, start: int, stop: int) -> list[int]:
-        """Return the places of a sequence's positions from `start` to `stop` - 1."""
+        """Return the places of positions `start` to `stop` - 1."""
         assert stop - start <= self.reach, "no more changes than are kept"
         return [slot * self.reach + position % self.reach for position in range(start, stop)]
 
     def chain(self, cell: int, start: int, stop: int) -> list[int]:
-        """Return the places of a chain's tokens from its `start`-th to its `stop` - 1-th."""
+        """Return the places of a chain's `start`-th to `stop` - 1-th token."""
         return [self._first_cell + cell * self._depth + depth for depth in range(start, stop)]
 
     def promote(self, slot: int, start: int, cell: int, count: int) -> None:
-        """Copy the changes of a chain's first `count` tokens to its sequence, from position `start` on."""
+        """Copy the changes of a chain's first `count` tokens to its sequence, from `start` on."""
         to, of = self.path(slot, start, start + count), self.chain(cell, 0, count)
         for kept in self.kept:
             kept[to] = kept[of]
 
     def batch(self, rows: Sequence[Row]) -> StateBatch:
-        """Return the states of a batch's rows. One without `Row.state` is measured, and leaves nothing."""
+        """Return the rows' states; a row without `Row.state` is measured, and leaves nothing."""
         batch = StateBatch(self)
         for tokens, row in zip(tokens_of(rows), rows, strict=True):
             if row.state is None:
@@ -75,7 +72,7 @@ class StateCache:
 
 
 class StateBatch:
-    """The states of one forward's rows, which are added in the order of its tokens."""
+    """The states of one forward's rows, added in the order of its tokens."""
 
     def __init__(self, cache: StateCache) -> None:
         self._cache, self._rows = cache, list[StateRow]()
@@ -86,7 +83,7 @@ class StateBatch:
     ) -> None:
         """Add a row over the state in `slot`, after the changes in places `replayed`.
 
-        `tokens` are its indices in the forward. The changes of the last of them are kept in `places`."""
+        `tokens`: its indices in the forward; changes of the last ones are kept in `places`."""
         if use is None:
             self._rows.append(StateRow(slot, replayed, len(tokens)))
             return
@@ -98,15 +95,14 @@ class StateBatch:
         self._places += places
 
     def add_path(self, use: StateUse, slot: int, start: int, tokens: range) -> None:
-        """Add a row of a sequence's own text, which begins at position `start`."""
+        """Add a row of a sequence's own text from position `start` on."""
         stop = start + len(tokens)
         places = self._cache.path(slot, max(start, use.written), stop)
         self.add(use, slot, self._cache.path(slot, use.held, start), tokens, places)
 
     @cached_property
     def _all_rows(self) -> tuple[StateRow, ...]:
-        """Return the rows, the same tuple for all layers: kernels pack it once."""
-        return tuple(self._rows)
+        return tuple(self._rows)  # one for all layers: kernels pack it once
 
     @cached_property
     def _kept(self) -> tuple[Tensor, Tensor]:
@@ -114,7 +110,7 @@ class StateBatch:
         return torch.tensor(self._where, device=device), torch.tensor(self._places, device=device)
 
     def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
-        """Compute a recurrence, and keep the changes of tokens that may be rejected (`ForwardContext.recur`)."""
+        """Compute a recurrence, and keep the changes of tokens that may be rejected."""
         kept = self._cache.kept[index]
         out = recurrence(self._cache.states[index], kept, changes, queries, self._all_rows)
         if self._where:

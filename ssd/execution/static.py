@@ -1,8 +1,7 @@
-"""The target's verifications in padded graph shapes: on a GPU a whole forward is one launch (a captured CUDA graph).
+"""The target's verifications in padded graph shapes: on a GPU a forward is one launch.
 
-A batch takes the smallest shape that holds it (`ssd.execution.graph_shapes`), and a dummy sequence pads the rest. A
-batch that fits no shape, such as a prompt, runs unpadded. A deterministic engine has one shape, and cuts every batch
-into chunks of it. All of this except the capture runs on a CPU too."""
+A batch takes the smallest shape that holds it, padded with a dummy sequence, or else runs unpadded. A deterministic
+engine cuts every batch into chunks of its one shape. On a CPU nothing is captured."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, rea
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:
-    """Cut the rows into batches that fit the shape, in order: lists of (index of the row, chunk of it)."""
+    """Cut the rows into batches that fit the shape: lists of (index of the row, chunk of it)."""
     part: list[tuple[int, Row]] = []
     left = shape.tokens
     for number, row in enumerate(rows):
@@ -45,16 +44,16 @@ def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tupl
 
 
 class StaticContext(BaseContext):
-    """Owns the rows of a forward as (step, chunks) in order, and collects the hidden states of all.
+    """Owns the rows of a forward as (step, chunks) in order, and collects their hidden states.
 
-    The states of a single step are its own tensors, which the next forward overwrites."""
+    States of a single step are its own tensors, which the next forward overwrites."""
 
     def __init__(self, layers: Collection[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
         self.parts = parts
 
     def keep(self, hidden: dict[int, Tensor], tokens: int) -> None:
-        """Append the hidden states of the next step; rows behind the first `tokens` are padding."""
+        """Append the hidden states of the next step; rows behind `tokens` are padding."""
         for layer, states in hidden.items():
             own = states[:tokens]
             if len(self.parts) > 1:  # the next step overwrites it
@@ -65,10 +64,8 @@ class StaticContext(BaseContext):
 class Step:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
-    `run` leaves `logits` [tokens, vocabulary], `greedy` tokens int64 [tokens], and `hidden` states after `layers` and
-    `FINAL` ones.
-    Each of `draws` then leaves the sampled tokens in `drawn` int64 [tokens]. All are captured graphs, or plain
-    functions."""
+    `run` leaves `logits` [tokens, vocabulary], `greedy` int64 [tokens], and `hidden` states after `layers` and `FINAL`.
+    Each of `draws` then leaves samples in `drawn` int64 [tokens]."""
 
     def __init__(self, runner: StaticRunner, shape: GraphShape, layers: Collection[int]) -> None:
         self._runner, self._layers, self.shape = runner, (*layers, FINAL), shape
@@ -103,7 +100,7 @@ class Step:
         return self.drawn
 
     def sampled(self, drawing: Drawing) -> Tensor:
-        """Run the forward as a part of a larger graph; return the token after each token, int64 [tokens].
+        """Run within a larger graph; return the token after each token, int64 [tokens].
 
         Nothing else is left: the graphs of a pool share the memory of the logits."""
         self._compute()
@@ -123,10 +120,8 @@ class Step:
 class StaticRunner(Runner):
     """A runner whose verifications of up to `most_rows` rows of up to `longest` tokens have graph shapes.
 
-    They are captured if `capture` and on a GPU. Only hidden states after `layers` can be asked for. Rows have slots
-    below `most_rows`, one for each sequence. The next forward overwrites the logits of the last one.
-
-    `adjustments` is None where logits are not adjusted on the device."""
+    Only hidden states after `layers` can be asked for. Rows have slots below `most_rows`. The next forward overwrites
+    the logits. `adjustments` is None where the device adjusts no logits."""
 
     def __init__(
         self,
@@ -155,7 +150,7 @@ class StaticRunner(Runner):
         return AdjustmentTable(sequences, self.model.shape.vocab_size, device) if served else None
 
     def tokens(self, logits: Tensor, draws: Draws | None = None) -> Tensor:
-        """Return the likeliest tokens, or drawn ones with `draws`, int64 [n], without waiting for the device."""
+        """Return the likeliest or, with `draws`, drawn tokens, int64 [n], without waiting."""
         return drawn(logits, draws)
 
     def prepare(self, rows: Sequence[Row], layers: Collection[int] = ()) -> BaseContext:
@@ -200,7 +195,7 @@ class StaticRunner(Runner):
 
     @torch.inference_mode()
     def launch(self, rows: Sequence[Row], laws: Sequence[Law], texts: Sequence[Text | None] = ()) -> Tensor | None:
-        """Start a verification, and return the tensor int64 [tokens] that its samples will be in.
+        """Start a verification; return the tensor int64 [tokens] that its samples will be in.
 
         Returns None if it does not fit one graph shape. The next forward overwrites the tensor."""
         context = self.prepare(rows)
@@ -217,8 +212,7 @@ class StaticRunner(Runner):
     ) -> bool:
         """Tell the device the adjustments of the logits; return False if it cannot make them.
 
-        It cannot for a row of a prompt, which is more than one committed token and drafts, nor for rows in several
-        parts."""
+        It cannot for a row of a prompt (several committed tokens), nor for rows in several parts."""
         if not any(texts):
             return True
         whole = all(text is None or row.outputs == len(row.token_ids) for row, text in zip(rows, texts, strict=True))
@@ -228,7 +222,7 @@ class StaticRunner(Runner):
         return True
 
     def _run(self, context: StaticContext, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
-        """Launch the steps of a batch in order; yield each with the indices of its wanted outputs."""
+        """Launch the steps of a batch in order; yield each with its wanted indices."""
         for step, part in context.parts:
             rows = [row for _, row in part]
             self.tables.tell((row.slot, row.pages[: -(-row.stop // self.cache.page_size)]) for row in rows)
@@ -261,5 +255,4 @@ class StaticRunner(Runner):
 
 
 def draws_of(row: Row, law: Law) -> list[Draw]:
-    """Return the draw of the token after each token of a row."""
     return [Draw.of(law, position) for position in range(row.start + 1, row.stop + 1)]

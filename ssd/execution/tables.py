@@ -1,7 +1,6 @@
-"""A batch as tensors of fixed shapes, for attention backends that read page tables (`ssd.layers.paged`).
+"""A batch as tensors of fixed shapes, for backends that read page tables.
 
-The numbers of a batch are one array, which goes to the device in one copy. Page tables stay on the device; only changed
-ones are sent."""
+A batch's numbers go to the device in one copy; page tables stay there, and changed ones are sent."""
 
 from __future__ import annotations
 
@@ -23,10 +22,7 @@ from ssd.speculation.sampling import Drawing, Draws, Filters, Law
 
 
 class Draw(NamedTuple):
-    """Parameters of one token's draw: noise key, inverse temperature and the law's filters.
-
-    `low` and `high` are the halves of the key (`ssd.speculation.noise.halves`). `inverse` is 1 / temperature, 0 for
-    greedy."""
+    """Parameters of one token's draw: halves of the noise key, 1 / temperature (0: greedy), filters."""
 
     low: int = 0
     high: int = 0
@@ -37,7 +33,6 @@ class Draw(NamedTuple):
 
     @classmethod
     def of(cls, law: Law, position: int) -> Draw:
-        """Return the draw of `law` at `position`."""
         # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
         inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
         return cls(*halves((law.seed, position)), inverse, law.top_k, law.top_p, law.min_p)
@@ -47,7 +42,7 @@ _FLOATS = "inverse", "top_p", "min_p"
 
 
 class Upload:
-    """A host array and its copy on a device. The host array may be written again after `wait`."""
+    """A host array, which may be written again after `wait`, and its copy on a device."""
 
     def __init__(self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -57,26 +52,24 @@ class Upload:
         self._host, self._copied = host, torch.cuda.Event() if cuda else None
 
     def wait(self) -> None:
-        """Wait until the last `send` has read the host array."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def send(self, part: int | slice = slice(None)) -> None:
-        """Copy a part of the host array, in stream order."""
         self.device[part].copy_(self._host[part], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
 
 def uploaded(numbers: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device in stream order. Page-locked memory keeps the host from waiting for running work."""
+    """Copy to a device in stream order; with page-locked memory the host does not wait."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
 
 
 class Tables:
-    """Owns page tables on the device, int32 [sequences + 1, pages]: one a slot, the last for the dummy sequence.
+    """Owns page tables on the device, int32 [sequences + 1, pages], the last for the dummy sequence.
 
-    The dummy sequence pads batches. It has one page of its own, so that padding never writes into a request's pages."""
+    The dummy sequence pads batches, on one page of its own: padding never writes into a request's."""
 
     def __init__(self, sequences: int, pages: int, dummy_page: int, device: torch.device) -> None:
         self._upload = Upload((sequences + 1, pages), torch.int32, device)
@@ -90,7 +83,7 @@ class Tables:
         return self._upload.device
 
     def tell(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Send the page tables of (slot, pages) that changed. Entries behind a slot's pages are undefined."""
+        """Send the page tables of (slot, pages) that changed; entries behind the pages are undefined."""
         longest: dict[int, list[int]] = {}
         for slot, pages in found:
             longest[slot] = max(longest.get(slot, []), list(pages), key=len)
@@ -104,9 +97,9 @@ class Tables:
 
 
 class BatchTensors:
-    """Owns the inputs of a forward of up to `tokens` tokens in up to `rows` rows, none longer than `longest`.
+    """Owns the inputs of a forward of up to `tokens` tokens in `rows` rows, none longer than `longest`.
 
-    Shapes never change: rows of the dummy sequence take the unused tokens, and unused rows are empty."""
+    Rows of the dummy sequence take unused tokens, and unused rows are empty."""
 
     columns: tuple[str, ...] = ("ids", "positions", "slots", *Draw._fields)  # each has a number per token
 
@@ -129,7 +122,7 @@ class BatchTensors:
         dummy_page: int = 0,
         draws: Sequence[Draw] = (),
     ) -> None:
-        """Write and send `rows`, whose page tables have the indices `tables`, and the draw after each token."""
+        """Write and send `rows`, the indices of their page tables, and the draw after each token."""
         self.send(
             [len(row.token_ids) for row in rows],
             tables,
@@ -151,9 +144,9 @@ class BatchTensors:
         draws: Sequence[Draw],
         **columns: tuple[Sequence[int], int],
     ) -> None:
-        """Write and send rows of `counts` tokens. Each column has the numbers of these tokens, and that of padding.
+        """Write and send rows of `counts` tokens; each column has the tokens' numbers, and padding's.
 
-        Padding belongs to the sequence whose page table is `dummy`. Rows must fit."""
+        Padding belongs to the page table `dummy`. Rows must fit."""
         used = sum(counts)
         assert used <= self.tokens, "a batch that fits"
         assert max(counts, default=0) <= self.longest, "rows that fit"
@@ -174,9 +167,9 @@ class BatchTensors:
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
-        """Return the device's int64 tensors by name: the columns [tokens], `starts` [rows + 1], `sequences` [rows].
+        """Return the device's int64 tensors: columns [tokens], `starts` [rows + 1], `sequences` [rows].
 
-        `inverse`, `top_p` and `min_p` hold the bits of float64; `sequences` are indices of the rows' page tables."""
+        `inverse`, `top_p` and `min_p` hold the bits of float64; `sequences` are indices of page tables."""
         return self._device
 
     @property
@@ -185,7 +178,7 @@ class BatchTensors:
         return self._device["ids"]
 
     def draws(self, drawing: Drawing) -> Draws | None:
-        """Return the draws of the token after each token, as far as `drawing` needs; None if all are greedy."""
+        """Return the draws of the token after each token, as far as `drawing` needs, or None."""
         if drawing is Drawing.GREEDY:
             return None
         keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
@@ -200,7 +193,7 @@ class BatchTensors:
     def context(
         self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()
     ) -> TableContext:
-        """Make a context that reads these tensors, and derives others from them within its own forward."""
+        """Make a context over these tensors; a forward computes others, such as lengths, from them."""
         positions = self._device["positions"]
         return TableContext(
             positions, self._device["slots"], self._rows(table, cache, positions + 1), cache, attention, layers
@@ -214,7 +207,7 @@ class BatchTensors:
 
 
 class TableContext(BaseContext):
-    """The forward context (`ssd.models.interface.ForwardContext`) of a batch in tensors of fixed shapes."""
+    """The forward context of a batch in tensors of fixed shapes."""
 
     def __init__(
         self,
@@ -245,7 +238,7 @@ class TableContext(BaseContext):
 def table_context(
     rows: Sequence[Row], cache: KVCache, attention: PagedAttention, pages: int, layers: Collection[int] = ()
 ) -> TableContext:
-    """Make the context of unpadded rows, of sequences with at most `pages` pages."""
+    """Make the context of unpadded rows of sequences with at most `pages` pages."""
     device = cache.keys.device
     counts = [len(row.token_ids) for row in rows]
     batch = BatchTensors(sum(counts), len(rows), max(counts, default=1), device)
