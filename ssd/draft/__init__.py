@@ -1,1 +1,1 @@
-"""The draft process: it drafts a speculation for each likely outcome ahead of the target, and may die at any time."""
+"""The draft process: it drafts ahead of the target for each likely outcome, and may die at any time."""

@@ -1,8 +1,7 @@
 """Runs a block drafter: one pass predicts several tokens after a path, and after every chain.
 
-Keys and values of committed tokens are made of the target's hidden states of the tokens before them, as `ready` finds
-them. The tokens behind them (the last committed one, those of the trunk, those of a chain) are rows of a block, which
-no page keeps: each pass computes them again, with a mask for each further token that is wanted."""
+Keys and values of committed tokens are made of the target's hidden states. Later tokens are rows of a block that each
+pass computes again, with a mask for each further token wanted."""
 
 from __future__ import annotations
 
@@ -49,8 +48,9 @@ def warm_up(runner: Runner, rows: int) -> None:
 
 @dataclass
 class _Block:
-    """A block: the tokens that it begins with, the first at the place of the last committed one, and `cells` for keys
-    and values. Guesses are wanted after the last `outputs` of the tokens, and `more` after these."""
+    """A block: the tokens `known` from the last committed one on, and `cells` for its keys and values.
+
+    Guesses are wanted after the last `outputs` known tokens, and for `more` tokens behind them."""
 
     tree: Tree
     cells: Sequence[int]
@@ -60,10 +60,9 @@ class _Block:
     guesses: list[Guess] = field(default_factory=list)
 
     def parts(self, from_anchor: bool) -> list[tuple[list[int], int]]:
-        """Return the parts that a forward runs, each in a cell: their tokens, and how many of the last rows predict.
+        """Return the parts that a forward runs, each in a cell: tokens, and how many of the last rows predict.
 
-        Unless rows of known tokens predict the next one (`from_anchor`), each output needs a part that ends with a
-        mask in the place of the next token."""
+        Unless rows of known tokens predict (`from_anchor`), each output needs a part that ends with a mask."""
         if from_anchor:
             return [(self.known + [MASK] * self.more, self.count)]
         last = len(self.known)
@@ -75,7 +74,6 @@ class _Block:
         return self.outputs + self.more
 
     def row(self, step: int) -> LogitRows:
-        """Return the row of logits of the guess number `step`, without the tokens before it."""
         node = len(self.known) - self.outputs + step  # tokens behind the committed ones, before the guess
         return LogitRows(self.tree, [self.tree.base + node], [node])
 
@@ -92,8 +90,6 @@ class _Block:
 
 
 class BlockDrafter(FeatureDrafter):
-    """Owns a block drafter. In `features` the target publishes its hidden states."""
-
     goes_on = False
 
     def __init__(
@@ -127,14 +123,13 @@ class BlockDrafter(FeatureDrafter):
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
     ) -> list[list[Guess]]:
-        """Return the guesses for each path's outputs, and for the last token of each chain; after each, `more`."""
         self._remember(paths)
         blocks = self._blocks(paths, chains, more)
         self._guess([block for block in blocks if block.count], meanwhile)
         return [block.guesses for block in blocks]
 
     def _remember(self, paths: Sequence[PathRow]) -> None:
-        """Store keys and values of the tokens before those of the rows, as far as these are committed."""
+        """Store keys and values of committed tokens before the rows."""
         cache = self.runner.cache
         for tree, row in paths:
             if row.start >= tree.base:
@@ -223,7 +218,7 @@ class BlockDrafter(FeatureDrafter):
             blocks[place].guesses.append(guess)
 
     def _inputs(self, blocks: Sequence[_Block]) -> tuple[list[int], TreeContext, list[int]]:
-        """Return the tokens of a forward over the blocks, its context, and the rows that guesses are wanted of."""
+        """Return the tokens of a forward over the blocks, its context, and the indices of wanted rows."""
         rows, wanted, tokens, fields = list[ChainTokens](), list[int](), list[int](), self._model.fields
         for block in blocks:
             for cell, (part, count) in zip(block.cells, block.parts(fields.from_anchor), strict=False):

@@ -1,8 +1,6 @@
-"""Drafts for a draft (a cascade): the largest decides what is published, smaller ones guess what it will say.
+"""Drafts for a draft (a cascade): the largest decides what is published, smaller ones guess it.
 
-A smaller draft guesses the next tokens of the larger one at its frontiers, the ends of paths and chains. The larger one
-verifies the guesses in its next forward, so a cascade changes when tokens are drafted, never which (`ssd.draft.gains`).
-A smaller draft's keys and values are a cache: it recomputes tokens that no longer match."""
+The larger draft verifies guesses in its next forward: a cascade changes when tokens are drafted, never which."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _ACCEPTANCE = 0.5  # until it is known
 class Frontier:
     """The end of a path, or of the chain in `cell`, where at most `most` tokens may be guessed.
 
-    `tokens` follow the path, or in a chain its first `fork` trunk tokens. The `guessed` tokens follow `tokens`."""
+    `tokens` follow the path, or in a chain its first `fork` trunk tokens."""
 
     tree: Tree
     tokens: list[int]
@@ -58,7 +56,7 @@ class Frontier:
 
 
 class Cascade:
-    """Owns the smaller drafts of `drafter`, smallest first; there may be none."""
+    """Owns the smaller drafts of `drafter`, smallest first."""
 
     def __init__(self, drafter: Drafter, smaller: Sequence[Drafter]) -> None:
         self._drafter = drafter
@@ -69,7 +67,7 @@ class Cascade:
     def forward(
         self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task
     ) -> list[list[Guess]]:
-        """Do what `ssd.draft.forward.forward` does, with guesses of the largest smaller draft at all frontiers."""
+        """Do `ssd.draft.forward.forward`, with guesses of a smaller draft at all frontiers."""
         meanwhile()  # the forwards of smaller drafts come first
         at_paths = [Frontier(path.tree, [], path_room(self._drafter, path)) for path in paths]
         at_chains = [
@@ -90,7 +88,6 @@ class Cascade:
             draft.promote(tree, cell, tokens)
 
     def forget_chains(self, cells: Sequence[int]) -> None:
-        """Forget the chains in these cells, which other chains will use."""
         for draft in self.smaller:
             draft.forget_chains(cells)
 
@@ -100,7 +97,6 @@ class Cascade:
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
-    """Append the guesses to the row, as outputs; drop them if there are no pages for them."""
     (tree, row), guessed = path, frontier.guessed
     del guessed[reserved(path, len(guessed)) :]
     tokens = [*row.token_ids, *guessed]
@@ -114,9 +110,6 @@ def _verified(
     chains: Sequence[ChainRows],
     work: Sequence[tuple[int, list[int]]],
 ) -> list[list[Guess]]:
-    """Verify the guesses of `below` in one forward of `drafter`; return the guesses that hold, by frontier.
-
-    `work`: see `ssd.draft.forward.confirmed`."""
     began = time.perf_counter()
     guesses = list(drafter.forward(paths, chains))
     seconds = time.perf_counter() - began
@@ -127,7 +120,7 @@ def _verified(
 
 
 class _Path:
-    """The pages of one sequence in a smaller draft, and the `tokens` whose keys and values they hold."""
+    """One sequence in a smaller draft: its pages, and the `tokens` whose keys and values they hold."""
 
     def __init__(self, table: PageTable, tree: Tree) -> None:
         self.table = table
@@ -135,13 +128,12 @@ class _Path:
         self._sure, self._lost = 0, False
 
     def agreed(self, tree: Tree, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens are also those of `tokens`, which begin with the path of `tree`."""
         found = common_prefix_length(self.tokens, tokens, self._sure)
         self._sure = min(found, tree.base)  # committed tokens stay
         return found
 
     def grow(self, length: int) -> bool:
-        """Reserve pages for `length` tokens; return True on success. After a failure the path stays without pages."""
+        """Reserve pages for `length` tokens and return True; after a failure the path never has pages."""
         if not self._lost:
             try:
                 self.table.grow(length)
@@ -162,9 +154,7 @@ class _Chunk(NamedTuple):
 
 
 class SmallerDraft:
-    """A draft model that guesses for the next larger one; `below`, if any, guesses for it.
-
-    All drafts use the same cell numbers."""
+    """A draft model that guesses for the next larger one, with the same cells; `below` guesses for it."""
 
     def __init__(self, drafter: Drafter, below: SmallerDraft | None = None) -> None:
         self.drafter, self.below = drafter, below
@@ -177,9 +167,7 @@ class SmallerDraft:
     # -- for the larger draft ---------------------------------------------------------------------------------------
 
     def propose(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> None:
-        """Guess as many tokens at each frontier as pay.
-
-        Frontiers of paths come first, and all are in the order of `trees`."""
+        """Guess as many tokens at each frontier as pay. Paths' frontiers come first, in the order of `trees`."""
         growing = [frontier for frontier in frontiers if frontier.most > 0]
         length = self._worthwhile(growing)
         if length:
@@ -188,13 +176,13 @@ class SmallerDraft:
     def judge(
         self, rows: int, seconds: float, found: Sequence[list[Guess]], work: Sequence[tuple[int, list[int]]]
     ) -> None:
-        """Learn from a forward of the larger draft: its rows and time, and the guesses `found` to hold."""
+        """Learn from a forward of the larger draft, whose guesses `found` held."""
         self._forward.note(rows, seconds)
         for kept, (outputs, guessed) in zip(found, work, strict=True):
             self._acceptance.note_outcome(len(guessed), len(kept) - outputs)
 
     def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
-        """Copy the winning chain in `cell`, now the last committed token and the trunk, to the path."""
+        """Copy the winning chain in `cell` to the path."""
         path, start = self._paths.get(tree.request), tree.base - 1
         count = common_prefix_length(self._chains.get(cell, []), tokens)
         if path is not None and count and path.agreed(tree, tree.tokens) >= start and path.grow(start + count):
@@ -202,7 +190,6 @@ class SmallerDraft:
             path.tokens[start:] = tokens[:count]
 
     def forget_chains(self, cells: Sequence[int]) -> None:
-        """Forget the chains in these cells, which other chains will use."""
         for cell in cells:
             self._chains.pop(cell, None)
 
@@ -266,16 +253,13 @@ class SmallerDraft:
         return frontier.cell is None or longest <= self.drafter.max_position
 
     def _guesses_below(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> list[list[int]]:
-        """Return the next smaller draft's guesses at each frontier, one less than wanted: this draft adds its own."""
         lower = [Frontier(f.tree, f.text, f.left - 1, f.fork, f.cell) for f in frontiers]
         if self.below is not None:
             self.below.propose(trees, lower)
         return [frontier.guessed for frontier in lower]
 
     def _chunks(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> dict[int, _Chunk]:
-        """Return, by request, the tokens of each path to compute now, those of its frontier included.
-
-        A path without pages is left out."""
+        """Return by request the tokens of each path to compute now, with its frontier's."""
         growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
         chunks, budget = {}, PATH_TOKENS
         for tree in trees:

@@ -1,4 +1,4 @@
-"""Chooses the outcomes that get a chain, and the chains that the next step grows (by `ssd.draft.gains`)."""
+"""Chooses the outcomes that get a chain, and the chains that the next step grows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _LEAST = 1e-6
 
 
 class Growing(NamedTuple):
-    """Growing chains of one sequence."""
-
     tree: Tree
     chains: list[Chain]
 
@@ -31,8 +29,8 @@ class Growing(NamedTuple):
 class ChainScheduler:
     """Shares cells of `chain_cache` and the time of steps among the chains of all sequences.
 
-    Probabilities of outcomes come from Theorem 12's laws with fan-outs, from `ssd.draft.chances` in a joint allocation.
-    `forget` is called with cells that a chain loses to another. A sequence has at most `most` chains."""
+    Probabilities of outcomes follow Theorem 12 with fan-outs, `ssd.draft.chances` in a joint allocation. `forget` is
+    called with cells that chains lose. A sequence has at most `most` chains."""
 
     def __init__(
         self,
@@ -45,16 +43,16 @@ class ChainScheduler:
         self._learner, self._chances, self._step = Learner(), Chances(), LinearFit(slope=0.0)
 
     def note_step(self, chains: int, seconds: float) -> None:
-        """Learn that a step that grew `chains` chains, and did nothing else, took `seconds`."""
+        """Learn that a step that only grew `chains` chains took `seconds`."""
         self._step.note(chains, seconds)
 
     def note_bonus(self, prepared: Sequence[int], token: int) -> None:
-        """Learn that the bonus token was `token`, when `prepared` bonus tokens, best first, had chains."""
+        """Learn the bonus `token`, when the tokens `prepared`, best first, had chains."""
         if prepared:
             self._learner.looked_up(len(prepared), 1 + prepared.index(token) if token in prepared else None)
 
     def note_outcome(self, tree: Tree, accepted: int, token: int) -> None:
-        """Learn that `accepted` tokens of the last trunk were right and `token` followed."""
+        """Learn that `accepted` tokens of the trunk were right and `token` followed."""
         tree.rates = self._chances.rates(tree.law.temperature, tree.rule.shares_noise)
         for fork, node in tree.chains.nodes.items():
             if fork == accepted:
@@ -63,17 +61,16 @@ class ChainScheduler:
                 self._chances.learn(node, node.in_flight)
 
     def end_trunk(self, tree: Tree) -> None:
-        """End a trunk for which the target waits once it is less likely than the target asks (`Verified.least`)."""
+        """End a trunk that the target waits for once it is less likely than `Verified.least`."""
         if tree.least and tree.answers is not None:
             for node in range(len(tree.chains.nodes), len(tree.trunk)):
                 _, tree.reached = self._chances.outcomes(_note_node(tree, node), tree.reached, tree.acceptance.value)
             tree.ended = tree.reached < tree.least
 
     def growing(self, trees: Collection[Tree], most: int) -> tuple[list[Growing], list[Growing]]:
-        """Choose the chains that the next step makes longer, those worth its time; return them, and the new ones.
+        """Choose at most `most` chains worth growing in the next step; return them, and the new ones.
 
-        There are at most `most`, the best. A new outcome gets a cell and a board entry when it pays; it is given up if
-        there is no room for it."""
+        A new outcome gets a cell and a board entry when it pays, and is given up if there is no room for it."""
         wanting = [(self._gain(tree, chain), tree, chain) for tree in trees for chain in self._wanting(tree)]
         wanting = [wants for wants in wanting if wants[0] > 0]
         wanting.sort(key=itemgetter(0), reverse=True)
@@ -94,7 +91,7 @@ class ChainScheduler:
         return [*(chain for chain in tree.chains if chain.cell is not None), *tree.chains.waiting]
 
     def _started(self, trees: Collection[Tree], chosen: Sequence[tuple[Tree, Chain]]) -> list[Growing]:
-        """Give new chains cells and board entries, the likeliest first; drop those for which there is no room."""
+        """Give new chains cells and board entries while there are some, the likeliest first."""
         new, ranks = dict[int, Growing](), dict[int, Counter[int]]()
         cells, begun = self._cells(trees), {id(chain) for _, chain in chosen}
         for tree, chain in sorted(chosen, key=lambda one: one[1].probability, reverse=True):
@@ -112,7 +109,7 @@ class ChainScheduler:
         return list(new.values())
 
     def _listed(self, tree: Tree) -> list[Chain]:
-        """Return chains for the F_k likeliest new outcomes of each accepted length k, none likelier than one before."""
+        """Return chains for the F_k likeliest new outcomes of each k, none likelier than one before."""
         listed = listed_outcomes(tree)
         if not listed:
             return []
@@ -129,7 +126,7 @@ class ChainScheduler:
     def _allocate(self, tree: Tree) -> None:
         """Let chains wait for the new outcomes among the `budget` likeliest of the whole trunk.
 
-        Older chains not among these lose their cells. Chains with draft probabilities stay: the arena has them for
+        Older chains not among these lose their cells, unless they have draft probabilities: the arena has room for
         `budget` entries alone."""
         new = []
         for fork in _new_forks(tree):
@@ -153,9 +150,9 @@ class ChainScheduler:
         tree.chains.waiting = [chain for chain in kept if chain.entry == _NEXT]
 
     def _cells(self, trees: Collection[Tree]) -> Callable[[float], int | None]:
-        """Return a function that takes a cell for a chain: a free one, or that of a less likely chain.
+        """Return a function that takes a free cell, or that of a less likely chain, which stops growing.
 
-        Call it with falling probabilities. A chain that loses its cell stops growing; its tokens stay on the board."""
+        Call it with falling probabilities."""
         losers: list[Chain] | None = None
 
         def cell(probability: float) -> int | None:
@@ -177,16 +174,14 @@ class ChainScheduler:
         return cell
 
     def _gain(self, tree: Tree, chain: Chain) -> float:
-        """Return the gain of another token of a chain; 0 for a chain that is long enough.
-
-        A chain grows by one token more than the lookahead: if it wins, the candidates after all of it are known."""
+        # K + 1 tokens are grown: if the chain wins, the candidates after all of its tokens are known.
         if chain.computed > tree.lookahead or tree.base + chain.fork + chain.computed >= self._max_position:
             return 0.0
         return gain(chain.probability, chain.computed, tree.acceptance.value)
 
 
 def listed_outcomes(tree: Tree) -> list[tuple[int, int]]:
-    """Return (fork, token) of each outcome to prepare by fan-outs, at nodes that have become predictable."""
+    """Return (fork, token) of each outcome to prepare by fan-outs, at nodes newly predictable."""
     found: list[tuple[int, int]] = []
     for fork in _new_forks(tree):
         guess, fan_out = tree.guesses[fork], tree.speculation.fan_out

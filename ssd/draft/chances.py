@@ -1,4 +1,4 @@
-"""Turns candidates' scores into probabilities of the target's next token, calibrated by earlier outcomes."""
+"""Turns candidates' scores into probabilities of the target's next token, calibrated by outcomes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ _COPIED, _LONGER = (0.3, 0.75), (0.1, 0.04)
 class Node(NamedTuple):
     """The draft's knowledge of the token after a number of trunk tokens.
 
-    `candidates` are ranked by `scores`, best first: logits at temperature 0, else logits over temperature, with the
-    target's noise if the rule `shares_noise`. `in_flight` is the trunk token there, if the target verifies one.
-    `copied` is the token that followed an earlier occurrence of the last tokens."""
+    `scores` of `candidates`, best first: logits at temperature 0, else over temperature, with the target's noise if the
+    rule `shares_noise`. `in_flight` is the trunk token being verified there. `copied` is the token of prompt lookup."""
 
     candidates: Sequence[int]
     scores: Sequence[float]
@@ -35,28 +34,25 @@ class Node(NamedTuple):
 
     @property
     def first(self) -> int | None:
-        """Return the token whose probability comes first: the draft's best; without shared noise the tested one."""
+        """Return the draft's best token; without shared noise the tested one."""
         return self.candidates[0] if self.shares_noise else self.in_flight
 
 
 class Calibration:
-    """Maps predicted probabilities to frequencies, linearly between twelve points in log-odds.
-
-    At first it is the identity. Below the lowest point frequencies are proportional to predictions."""
+    """Maps predicted probabilities to frequencies, linearly between twelve points in log-odds."""
 
     def __init__(self) -> None:
         self.rates = [_probability(point) for point in _POINTS]
         self._counts = [float(_SAMPLES)] * len(_POINTS)
 
     def __call__(self, predicted: float) -> float:
-        """Return how often such a prediction comes true."""
         if predicted <= _LEAST:
             return self.rates[0] * predicted / _LEAST
         index, share = _place(predicted)
         return self.rates[index] * (1 - share) + self.rates[index + 1] * share
 
     def note(self, predicted: float, true: bool) -> None:
-        """Learn if a prediction came true. The two points beside it share the sample."""
+        """Learn if a prediction came true; the two points beside it share the sample."""
         index, share = _place(predicted)
         for point, weight in ((index, 1 - share), (index + 1, share)):
             self._counts[point] += weight
@@ -79,7 +75,7 @@ def _place(predicted: float) -> tuple[int, float]:
 
 
 class _Law:
-    """The calibrations of one way to sample: of the first token, of the others, and of repetitions."""
+    """The calibrations of one way to sample: of the first token, of others, of repetitions."""
 
     def __init__(self) -> None:
         self.first, self.others = Calibration(), Calibration()
@@ -91,16 +87,16 @@ class _Law:
 
 
 class Chances:
-    """Learns from all sequences of a draft: apart from greedy ones, from others with shared noise, from the rest."""
+    """Learns from all sequences of a draft: greedy ones, others with shared noise, and the rest apart."""
 
     def __init__(self) -> None:
         self._laws = defaultdict[tuple[bool, bool], _Law](_Law)
 
     def of(self, node: Node) -> dict[int, float]:
-        """Return each token's probability to come next: the one in flight as accepted, others as the bonus token.
+        """Return each token's probability to come next.
 
-        The first token has its calibrated share of the softmax over the candidates. If it is wrong, each other one has
-        its calibrated share of the rest."""
+        The first token has its calibrated share of the softmax over the candidates, each other token its calibrated
+        share of the rest."""
         law = self._law(node)
         share, others = _split(_shares(node), node.first)
         found = {} if node.first is None else {node.first: law.first(share)}
@@ -112,17 +108,16 @@ class Chances:
         return found
 
     def outcomes(self, node: Node, reached: float, acceptance: float) -> tuple[dict[int, float], float]:
-        """Return the probability of each bonus token at a node, and the probability of reaching the next node.
+        """Return the probability of each bonus token at a node, and that of reaching the next node.
 
-        `reached` is the probability that all trunk tokens before are right. The next node is reached if the token in
-        flight is right, too; `acceptance` is its probability if it is no candidate."""
+        `reached`: probability that all trunk tokens before are right. `acceptance`: of the token in flight, if no
+        candidate."""
         likely = self.of(node)
         # A token in flight that the target proposed itself need not be a candidate.
         accepted = acceptance if node.in_flight is None else likely.pop(node.in_flight, acceptance)
         return {token: reached * chance for token, chance in likely.items() if chance > 0}, reached * accepted
 
     def learn(self, node: Node, token: int) -> None:
-        """Learn which token came."""
         law, first = self._law(node), node.first
         share, others = _split(_shares(node), first)
         if first is not None:
@@ -135,7 +130,7 @@ class Chances:
             law.copied[_kind(node)].note(float(node.copied.token == token))
 
     def rates(self, temperature: float, shares_noise: bool) -> Sequence[float]:
-        """Return how often first tokens are right, at the log-odds from -6 to 5; it changes with what is learned."""
+        """Return how often first tokens are right, at log-odds from -6 to 5; later learning changes the list."""
         return self._laws[temperature > 0, shares_noise].first.rates
 
     def _law(self, node: Node) -> _Law:

@@ -18,10 +18,9 @@ _LONGEST_S = 0.1
 class DepthPolicy:
     """Chooses how many depths each step of a draft computes.
 
-    More depths save the host's work between two of them. But only after the last depth the draft publishes tokens and
-    reads the target's messages. So a step should end before the next outcome comes: a round is expected to be
-    as short as the shortest of the last eight. A depth is expected to take its mean time beside a verification, on one
-    GPU several times its time alone. `ends`: a step ends by itself where the target wants no more tokens."""
+    More depths save the host's work, but the draft publishes tokens and reads messages only after the last. So a step
+    should end before the next outcome, expected after the shortest of the last eight rounds. `ends`: a step ends by
+    itself where the target wants no more tokens."""
 
     def __init__(self, ends: bool) -> None:
         self._ends = ends
@@ -40,10 +39,9 @@ class DepthPolicy:
         (self._alone_s if self._alone else self._depth_s).note(seconds / depths)
 
     def depths(self, trees: Collection[Tree], now: float) -> int:
-        """Return how many depths the next step should compute, at least 1.
+        """Return how many depths the next step should compute.
 
-        For a waiting target it is the whole trunk in `sd`, else one depth, since the target waits for few tokens. If
-        steps do not end by themselves, one drafts a trunk that may end only as far as it is probably right. No step
+        For a waiting target it is the whole trunk in `sd`, as far as it is probably right, else one depth. No step
         should take longer than _LONGEST_S or half a round: the target may wait no longer for a token."""
         waiting = [tree for tree in trees if tree.answers is not None]
         self._alone = bool(waiting)
@@ -59,7 +57,6 @@ class DepthPolicy:
 
 
 def _likely(tree: Tree) -> int:
-    """Return how many more tokens of a trunk are right with the probability that the target asks for, at least 1."""
     rate = min(max(tree.acceptance.value, 0.01), 0.99)
     return max(1, int(math.log(min(1.0, tree.least / max(1e-9, tree.reached))) / math.log(rate)))
 

@@ -1,4 +1,4 @@
-"""Runs one draft model: its pages and chain cache, its forward, and the sampler that turns logits into guesses."""
+"""Runs one draft model: its pages, chain cache and forward, and the sampler of guesses."""
 
 from __future__ import annotations
 
@@ -30,24 +30,19 @@ from ssd.speculation.sampling import Asked, Noise, argmax, ranked, saguaro, scor
 
 
 class PathRow(NamedTuple):
-    """Tokens of one sequence's path, over its pages."""
-
     tree: Tree
     row: Row
 
 
 class ChainRows(NamedTuple):
-    """Tokens of one sequence's chains, over the chain cache."""
-
     tree: Tree
     tokens: ChainTokens
 
 
 class LogitRows(NamedTuple):
-    """The rows of logits of one sequence: each predicts the token at its absolute position in `positions`.
+    """Rows of logits of one sequence, which predict the tokens at absolute `positions`.
 
-    `nodes` has the number of draft tokens before each. If the sequence has a grammar, `drafts` has these draft tokens;
-    None where they are not known."""
+    `nodes`: number of draft tokens before each; with a grammar `drafts` has these tokens, or None if unknown."""
 
     tree: Tree
     positions: Sequence[int]
@@ -58,10 +53,9 @@ class LogitRows(NamedTuple):
 class Drafter:
     """Owns a draft model with its page pool and chain cache.
 
-    Guessed ids are below the target's `vocab_size`. All drafters of a device share `noise`, except one that predicts a
-    short list of ids. `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs later forwards in one step.
-    It `ends` where the target wants no more tokens (`Tree.least`). `block`: how many tokens one pass of its `several`
-    predicts; 0 if each needs a pass. `most_tokens`: a step of more is several forwards."""
+    `recurrent`: see `ssd.draft.tree.Tree`. `goes_on`: its `several` runs later forwards in one step. It `ends` where
+    the target wants no more tokens (`Tree.least`). `block`: tokens that one pass predicts; 0 if each needs a pass.
+    `most_tokens`: a step of more is several forwards."""
 
     recurrent, ends = False, True
     block = 0
@@ -90,19 +84,16 @@ class Drafter:
         return self._step is not None and not self.runner.overlaps
 
     def blank_guess(self) -> Guess:
-        """Return a guess without information, from which chains can fork."""
         return Guess(0, [0])
 
     def ready(self, tree: Tree, tokens: list[int]) -> list[int]:
-        """Return as many of the next path `tokens` as the next forward can compute."""
+        """Return those of the next path `tokens` that the next forward can compute."""
         return tokens
 
     def forward(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], meanwhile: Task = nothing
     ) -> Iterator[Guess]:
-        """Run a forward; return a guess for every output of the paths' rows, then for every token of the chains.
-
-        Calls `meanwhile` while the device computes, if the runner overlaps, else afterwards."""
+        """Run a forward; return a guess for every output of the paths, then for every token of the chains."""
         context = self._context(paths, chains)
         tokens = [token for _, row in paths for token in row.token_ids]
         tokens += [token for _, own in chains for token in own.tokens]
@@ -124,10 +115,10 @@ class Drafter:
     def several(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int], meanwhile: Task = nothing
     ) -> list[list[Guess]] | None:
-        """Run several forwards, one after the other, without a step between; return None if this one cannot.
+        """Run several forwards, each over the tokens that the one before guessed; None if this drafter cannot.
 
-        Returns the guesses for each path's outputs, and for the one token of each chain. After the last of each
-        follow `more` guesses: the next forward computes the token of the guess before."""
+        Returns guesses by path and chain: a path with two outputs and `more` 2 has guesses a, b, c, d, where the second
+        forward computes b, and the third c."""
         if not self.goes_on or self._step is None or chains or len(paths) != 1:
             return None
         step, (tree, row) = self._step, paths[0]
@@ -159,11 +150,9 @@ class Drafter:
     def _placed(
         self, paths: Sequence[PathRow], chains: Sequence[ChainRows]
     ) -> tuple[Sequence[PathRow], Sequence[ChainRows]]:
-        """Move rows to other positions; a hook for drafters that need that."""
         return paths, chains
 
     def _parts(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[Tensor]:
-        """Return the features of the token before each token of the rows, in parts; a hook for EAGLE-3 heads."""
         return []
 
     def _context(self, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> TreeContext:
@@ -174,13 +163,10 @@ class Drafter:
         return context
 
     def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
-        """Add to the guesses the features that a forward `made` of their tokens, at the indices `wanted`; a hook."""
         return guesses
 
     def promote(self, table: PageTable, start: int, cell: int, count: int, slot: int = 0) -> None:
-        """Copy the first `count` tokens of a chain to a path from position `start` on; its pages must be there.
-
-        `slot` is the sequence's, where layers have states."""
+        """Copy the first `count` tokens of a chain to a path's pages, from position `start` on."""
         slots = self.runner.cache.slots(table.pages, start, start + count)
         self.chain_cache.promote(cell, count, self.runner.cache, slots)
         if self.runner.state_cache is not None:
@@ -188,7 +174,7 @@ class Drafter:
 
 
 def _states(cache: StateCache, paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> StateBatch:
-    """Return the states of a forward: a chain's are that of its path after the committed tokens, and the changes since.
+    """Return the states of a forward; a chain's are the committed path's and the changes since.
 
     The first row of a sequence brings its state up to its committed tokens."""
     batch, first = StateBatch(cache), 0
@@ -208,7 +194,6 @@ def _states(cache: StateCache, paths: Sequence[PathRow], chains: Sequence[ChainR
 
 
 def _use(tree: Tree, stop: int) -> StateUse:
-    """Return the use of a sequence's state by a row up to position `stop`; it is noted as done."""
     use = tree.table.use_state(min(stop, tree.base))
     assert use is not None, "a draft with states"
     tree.table.state_computed(use.written)
@@ -227,7 +212,7 @@ def wanted_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[int
 
 
 def logit_rows(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> list[LogitRows]:
-    """Return the positions and draft tokens of a forward's guesses, sequence by sequence."""
+    """Return the rows of logits of a forward, sequence by sequence."""
     rows = [
         LogitRows(tree, row.predicted, [p - tree.base for p in row.predicted], _path_drafts(tree, row))
         for tree, row in paths
@@ -243,7 +228,6 @@ def rows_of(paths: Sequence[PathRow], chains: Sequence[ChainRows]) -> int:
 
 
 def _path_drafts(tree: Tree, row: Row) -> list[list[int] | None]:
-    """Return the draft tokens before each output of a path's row; [] without a grammar."""
     if tree.grammar is None:
         return []
     known = max(0, row.start - tree.base)
@@ -272,22 +256,19 @@ def _chain_drafts(tree: Tree, own: ChainTokens) -> list[list[int] | None]:
 
 
 def candidates_of(trees: Iterable[Tree]) -> int:
-    """Return how many candidates a guess needs: the largest fan-out, and one more since one may be in flight."""
+    """Return how many candidates a guess needs: the largest fan-out, and one in flight."""
     return 1 + max(most_candidates(tree.speculation.fan_out) for tree in trees)
 
 
 def ranked_guesses(
     ids: Sequence[list[int]], scores: Sequence[list[float]], features: Sequence[Tensor] = ()
 ) -> list[Guess]:
-    """Return a guess for each row, with the best of its `ids` as token and its feature, if there are any."""
     rows = zip_longest(ids, scores, features)
     return [Guess(own[0], own, feature=feature, scores=best) for own, best, feature in rows]
 
 
 class DraftSampler:
-    """Turns logits into guesses: the next token, and the candidates for a bonus token.
-
-    It uses the noise of the target's draws, which chains, rounds and drafters share."""
+    """Turns logits into guesses, with the noise of the target's draws."""
 
     def __init__(self, vocabulary: DraftVocabulary) -> None:
         self._vocabulary, self._noise = vocabulary, vocabulary.noise
@@ -297,7 +278,7 @@ class DraftSampler:
         return not any(own.tree.law.filters or reads_logits(own.tree) for own in rows)
 
     def asks(self, rows: Sequence[LogitRows]) -> tuple[list[Ask], int]:
-        """Return an `Ask` to our kernels for each row of logits, and how many candidates they should find."""
+        """Return an `Ask` to our kernels for each row of logits, and the number of candidates."""
         self._prepare(rows)
         found: list[Ask] = []
         for own in rows:
@@ -313,9 +294,7 @@ class DraftSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor] = ()) -> list[Guess]:
-        """Return a guess for each row of `logits` (`DraftVocabulary.logits`).
-
-        `rows` and `texts` are by sequence: positions of its logits, and ids of its text; no `texts` if it has none."""
+        """Return a guess for each row of `logits` (`DraftVocabulary.logits`)."""
         if not len(logits):
             return []  # prompt chunks only
         own_texts = [*texts] if texts else [None] * len(rows)
@@ -357,7 +336,7 @@ class DraftSampler:
         return noise
 
     def _masked(self, logits: Tensor, rows: Sequence[LogitRows], texts: Sequence[Tensor | None]) -> Tensor:
-        """Return `logits` with -inf for tokens that grammars forbid; the same tensor if no grammar is known."""
+        """Return `logits` with -inf for tokens that grammars forbid."""
         start, masked = 0, logits
         for own, text in zip(rows, texts, strict=True):
             stop = start + len(own.positions)
@@ -371,7 +350,7 @@ class DraftSampler:
         return masked
 
     def _drawn(self, scaled: Tensor, rows: LogitRows, text: Tensor | None, guesses: Sequence[Guess]) -> list[Guess]:
-        """Return the guesses with tokens drawn by Saguaro sampling and with their draft probabilities."""
+        """Return the guesses with draft probabilities and tokens drawn by Saguaro sampling."""
         tree = rows.tree
         fan_out = tree.speculation.fan_out or (max(1, tree.speculation.budget // (tree.lookahead + 1)),)
         fan_outs = [fan_out_at(node, tree.lookahead, fan_out) for node in rows.nodes]
@@ -399,6 +378,6 @@ def _shares(rows: LogitRows) -> bool:
 
 
 def possible(guess: Guess) -> Guess:
-    """Return the guess with the candidates that grammar and filters allow, or else with the first one."""
+    """Return the guess with only the candidates that grammar and filters allow, but at least one."""
     count = max(1, sum(score > -math.inf for score in guess.scores))
     return guess._replace(candidates=guess.candidates[:count], scores=guess.scores[:count])

@@ -1,10 +1,8 @@
-"""Runs an EAGLE-3 or MTP head as a drafter: each token's row also needs the features of the token before it.
+"""Runs an EAGLE-3 or MTP head as a drafter: a token's row also needs features of the token before.
 
-Features of committed tokens are the target's (`ssd.ipc.features`); for draft tokens the head uses its own. So one
-forward computes a path up to the last committed token, and each later forward one token. Rows computed from the head's
-own features are computed again from the target's once their tokens are committed (`Tree.outcome`).
-
-The first token of a text has no token before it, and no row. The row of token p lies at position p - 1."""
+Features of committed tokens are the target's, those of draft tokens the head's own: one forward computes a path up to
+the last committed token, each later forward one token. Rows from the head's own features are computed again once
+committed. The first token of a text has no row; the row of token p lies at position p - 1."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from ssd.speculation.noise import NoiseCache
 
 
 class HeadContext(TreeContext):
-    """The context of a head's forward (`ssd.models.eagle3.FeatureContext`); `made` keeps the head's features."""
+    """The context of a head's forward; `made` keeps the head's features."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ def warm_up(runner: Runner, rows: int) -> None:
 
 
 class FeatureDrafter(Drafter):
-    """A drafter that reads hidden states of the target, which publishes them in `features`."""
+    """A drafter that reads hidden states of the target in `features`."""
 
     recurrent = True
 
@@ -100,8 +98,6 @@ class FeatureDrafter(Drafter):
 
 
 class HeadDrafter(FeatureDrafter):
-    """Owns a head with its pages and chain cache."""
-
     goes_on = False  # a forward reads what the one before has made
 
     @property

@@ -1,4 +1,4 @@
-"""The draft's step: compute paths, fork chains, run one forward, publish its tokens at once."""
+"""The draft's step: compute paths, fork chains, run forwards, publish their tokens at once."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _USUAL_ROWS = 4
 
 
 class DraftEngine:
-    """Owns the trees of all sequences and the drafters that grow them; publishes their tokens on the board.
+    """Owns the trees of all sequences and the drafters that grow them.
 
-    The draft's process passes it the target's messages (`handle`) and calls `step` until there is nothing to do. It
-    must never wait for the target. Its state can always be built again from the committed tokens."""
+    The draft's process passes it messages (`handle`) and calls `step` until there is nothing to do. It never waits for
+    the target. Its state can always be built again from the committed tokens."""
 
     tree_type: type[Tree] = Tree
     most_chains = MAX_CHAINS
@@ -65,10 +65,7 @@ class DraftEngine:
         trace: TraceRing = NO_TRACE,
         team: CoreTeam | None = None,
     ) -> None:
-        """Take `runners`, smallest first; the last one decides what is published.
-
-        `vocab_size`: the target's. `draft_probs`: given if a rule may need them. `features`: given if the draft
-        reads hidden states of the target. `team`: given if both models share cores."""
+        """Take `runners`, smallest first; the last one decides what is published."""
         self._board, self._epoch, self._trace, self._team = board, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
         smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
@@ -87,15 +84,13 @@ class DraftEngine:
         )
 
     def prepare(self) -> None:
-        """Load the tokenizer for grammars; call it before there are requests."""
+        """Load the tokenizer for grammars, before there are requests."""
         self._grammars.prepare()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def handle(self, message: Admit | Outcomes | Launched | Retune | Release | Rehearse) -> None:
-        """Apply a message; drop each sequence whose tree it contradicts.
-
-        The target continues such a sequence without a draft."""
+        """Apply a message; drop sequences whose tree it contradicts: they go on without a draft."""
         if self._rehearsal is not None:
             self._rehearsal.close()
             self._rehearsal = None
@@ -182,7 +177,7 @@ class DraftEngine:
     # -- work -------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one or more forwards for all trees; return False if there is nothing to do before the next message."""
+        """Run forwards for all trees; return False if nothing is to do before the next message."""
         began = time.perf_counter()
         if self._rehearsal is not None:
             rows = self._rehearsal.step()
@@ -213,7 +208,6 @@ class DraftEngine:
             self._team.use(all_cores=in_turn)
 
     def _fork(self, most: int) -> list[Growing]:
-        """Start chains for the likeliest outcomes that are known; return the chains that this step grows, to `most`."""
         growing, started = self._scheduler.growing(self.trees.values(), most)
         for tree, chains in started:
             # Posted without tokens: the target learns which outcomes were prepared, even those that come too late.
@@ -221,7 +215,7 @@ class DraftEngine:
         return growing
 
     def _publish(self, paths: Sequence[PathRow], growing: Sequence[Growing], found: Sequence[list[Guess]]) -> None:
-        """Extend paths and chains by the guesses of a forward, and publish the tokens that the target can use."""
+        """Extend paths and chains by the guesses of a forward, and publish usable tokens."""
         rest = iter(found)
         for (tree, row), guesses in zip(paths, rest, strict=False):
             grew = tree.extended(len(row.token_ids), guesses[: row.outputs])
@@ -251,7 +245,7 @@ class DraftEngine:
             self._publisher.chains(tree, news)
 
     def _note_step(self, seconds: float, depths: int, paths: Sequence[PathRow], found: Sequence[list[Guess]]) -> None:
-        """Learn the time of a step; report it on the board with the mean tokens added to chains, else to paths."""
+        """Learn a step's time; report it with the mean tokens added to chains, else to paths."""
         chains = found[len(paths) :]
         if chains and not paths:
             self._scheduler.note_step(len(chains), seconds / depths)
@@ -289,7 +283,6 @@ def _drafter(
 
 
 def _corrected(tree: Tree, chain: Chain, guesses: Sequence[Guess]) -> list[Guess]:
-    """Return the guesses after a chain as the text corrects them, up to the first that differs from the draft's own."""
     found, text = list[Guess](), [*tree.trunk[: chain.fork], *chain.tokens]
     for guess in guesses:
         found.append(tree.corrected(guess, text))

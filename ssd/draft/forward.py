@@ -1,4 +1,4 @@
-"""One step of a draft: its rows, and a forward over them, or several, one after the other."""
+"""One step of a draft: its rows, and one or more forwards over them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from ssd.system import failpoints
 def forward(
     drafter: Drafter, paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task, depths: int
 ) -> tuple[list[list[Guess]], int]:
-    """Compute path rows and the last token of each growing chain; return guesses and the number of forwards.
+    """Compute path rows and each growing chain's last token; return guesses and the number of forwards.
 
-    The guesses are those for each path's outputs, then for each chain's last token. Each later forward adds one where a
-    guess is wanted, and so does each right token of `_foreseen`. At most `depths` forwards run, one after the other;
-    `meanwhile` runs while a device computes."""
+    Guesses are for each path's outputs, then for each chain's last token; each of at most `depths` forwards and each
+    right token of `_foreseen` adds one."""
     foreseen = [
         [] if drafter.block else _foreseen(drafter, tree, chain) for tree, chains in growing for chain in chains
     ]
@@ -41,8 +40,8 @@ def forward(
 def confirmed(guesses: Iterable[Guess], work: Iterable[tuple[int, Sequence[int]]]) -> list[list[Guess]]:
     """Return the guesses that hold, by frontier.
 
-    `work` has for each frontier, in the order of the rows, the number of its own outputs and the guessed tokens after
-    them. Of these the leading right ones hold, and the guess after them."""
+    `work` has for each frontier its number of outputs, and the tokens guessed after them. If x, y, z were guessed and
+    the forward says x, y, q, r, then x, y and q hold."""
     rest, found = iter(guesses), list[list[Guess]]()
     for outputs, guessed in work:
         own = list(islice(rest, outputs + len(guessed)))
@@ -54,10 +53,9 @@ def confirmed(guesses: Iterable[Guess], work: Iterable[tuple[int, Sequence[int]]
 
 
 def path_rows(trees: Iterable[Tree], drafter: Drafter, drop: Callable[[int], None]) -> list[PathRow]:
-    """Return rows over each sequence's next path tokens without keys and values.
+    """Return rows over each sequence's next path tokens, the shortest first: no long prompt delays others.
 
-    The sequence with the fewest comes first, so that a long prompt does not delay a sequence whose target waits. `drop`
-    is called with a request if there are no pages for its tokens."""
+    `drop` is called with a request that gets no pages."""
     rows, budget = list[PathRow](), PATH_TOKENS
     for tree in sorted(trees, key=lambda tree: wanted(tree) - tree.computed):
         tokens = drafter.ready(tree, pending(tree, budget))
@@ -77,10 +75,9 @@ def path_rows(trees: Iterable[Tree], drafter: Drafter, drop: Callable[[int], Non
 
 
 def wanted(tree: Tree) -> int:
-    """Return the length of the path that needs keys, values and guesses.
+    """Return the length of the path that needs keys, values and guesses; 0 while the draft rests.
 
-    In `sd` no guess is wanted after the last draft token: the next outcome decides the token there. Nothing is wanted
-    while the draft rests."""
+    In `sd` no guess is wanted after the last draft token: the next outcome decides the token there."""
     if tree.rests:
         return 0
     most = tree.most - 1 if tree.speculation.mode == "sd" else tree.verified
@@ -88,19 +85,17 @@ def wanted(tree: Tree) -> int:
 
 
 def pending(tree: Tree, most: int) -> list[int]:
-    """Return the next path tokens without keys and values that one forward can compute, at most `most`."""
+    """Return at most `most` next path tokens without keys and values."""
     return tree.path[tree.computed : min(wanted(tree), tree.computed + most)]
 
 
 def outputs(tree: Tree, count: int) -> int:
-    """Return how many of the next `count` path tokens need guesses: the last committed one and those after it."""
+    """Return how many of the next `count` path tokens need guesses: none before the last committed one."""
     return max(0, min(count, tree.computed + count - tree.base + 1))
 
 
 def path_room(drafter: Drafter, path: PathRow) -> int:
-    """Return how many tokens may be guessed at the end of a trunk, after the token of this forward.
-
-    None unless the target waits for the trunk."""
+    """Return how many tokens may be guessed behind a trunk's next token; 0 unless the target waits."""
     tree, length = path.tree, len(path.tree.trunk)
     if tree.in_flight is not None or path.row.stop != tree.base + length:
         return 0
@@ -126,7 +121,7 @@ def chain_rows(growing: Sequence[Growing], guessed: Iterable[Sequence[int]]) -> 
 
 
 def reserved(path: PathRow, more: int) -> int:
-    """Reserve pages for `more` tokens behind a path's row; return `more`, or 0 without pages."""
+    """Reserve pages for `more` tokens behind a path's row; return `more`, or 0."""
     try:
         path.tree.table.grow(path.row.stop + more)
     except OutOfPages:
@@ -135,13 +130,11 @@ def reserved(path: PathRow, more: int) -> int:
 
 
 def _later_forwards(drafter: Drafter, paths: Sequence[PathRow], growing: Sequence[Growing], most: int) -> list[int]:
-    """Return how many of `most` later forwards each path and chain takes part in; reserve pages for them."""
     found = [reserved(path, min(most, path_room(drafter, path))) for path in paths]
     return found + [min(most, chain_room(drafter, tree, chain)) for tree, chains in growing for chain in chains]
 
 
 def _foreseen(drafter: Drafter, tree: Tree, chain: Chain) -> list[int]:
-    """Return the tokens already drafted (`Tree.ahead`) that may follow a chain's tokens; [] if there are none."""
     own = len(chain.tokens)
     if chain.fork != tree.in_flight or tree.ahead[:own] != chain.tokens:
         return []

@@ -1,8 +1,6 @@
 """Computes the gain of more draft tokens: of chains, and of a smaller draft's guesses.
 
-A cascade is speculative decoding of the draft itself (Chen et al., arXiv 2312.11462, "vertical cascade"). Its drafts
-share the noise of the sampler: a guess is accepted if it is the larger draft's own token. So the smaller draft changes
-when a token is published, never which."""
+A cascade (Chen et al., arXiv 2312.11462) shares noise: a guess is accepted if it is the larger draft's own token."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ssd.speculation.theory import LinearCost, expected_tokens
 def outcome_probability(
     accepted: int, in_flight: int, rank: int, acceptance: float, misses: tuple[float, float]
 ) -> float:
-    """Return the probability of `accepted` right draft tokens of `in_flight`, then the `rank`-th candidate.
+    """Return the probability of `accepted` right tokens of `in_flight`, then the `rank`-th candidate.
 
     Ranks begin at 1. Tokens are accepted independently with probability `acceptance` (arXiv 2603.03251, Section 4). The
     first F candidates miss the bonus token with probability c F^-r, `misses` = (c, r)."""
@@ -25,17 +23,14 @@ def outcome_probability(
 
 
 def gain(probability: float, depth: int, acceptance: float) -> float:
-    """Return the expected tokens from the next token of a chain with `depth` draft tokens.
-
-    It counts if the chain's outcome occurs, with `probability`, and all `depth` + 1 tokens are accepted."""
+    """Return the expected tokens from a chain's next token."""
     return probability * acceptance ** (depth + 1)
 
 
 def worth_growing(gains: Sequence[float], step: LinearCost) -> int:
     """Return how many chains the next tree step should grow for the most expected tokens per second.
 
-    `gains` are in falling order; the first chains are grown. `step` is the seconds of a step by its chains. If a chain
-    costs nothing, all chains grow."""
+    `gains` fall. `step` is the seconds of a step by its chains. Chains that cost nothing all grow."""
     best, most, total = 0, 0.0, 0.0
     for count, more in enumerate(gains, 1):
         total += more
@@ -46,13 +41,13 @@ def worth_growing(gains: Sequence[float], step: LinearCost) -> int:
 
 
 def drafting_speed(length: int, acceptance: float, forward: LinearCost, chains: int, token_s: float) -> float:
-    """Return the tokens per second of each of `chains` chains, if a forward verifies `length` guesses of each.
+    """Return each chain's tokens per second, if a forward verifies `length` guesses of each.
 
-    A guess is accepted with probability `acceptance`. `forward` is the larger draft's time by rows of the batch,
-    `token_s` the seconds of one more guess for all chains."""
+    `forward` is the larger draft's time by rows of the batch, `token_s` the seconds of one more guess for all
+    chains."""
     return expected_tokens(acceptance, length) / (forward.at(chains * (1 + length)) + length * token_s)
 
 
 def best_length(acceptance: float, forward: LinearCost, chains: int, token_s: float, most: int) -> int:
-    """Return the length, 0 to `most`, with the highest `drafting_speed`; 0 if the smaller draft does not pay."""
+    """Return the length, 0 to `most`, with the highest `drafting_speed`."""
     return max(range(most + 1), key=lambda length: drafting_speed(length, acceptance, forward, chains, token_s))

@@ -1,4 +1,4 @@
-"""The draft's copy of a sequence's grammar. Without it, the sequence's guesses are not restricted."""
+"""The draft's copy of a sequence's grammar; without it guesses are not restricted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("ssd.draft")
 
 
 class DraftGrammar:
-    """The grammar of a sequence's tokens after the first `prompt_length`; it applies once it is `compiled`."""
+    """The grammar of a sequence's tokens after its prompt; it applies once it is `compiled`."""
 
     def __init__(self, compiled: Future[Grammar], prompt_length: int) -> None:
         self._compiled: Future[Grammar] | None = compiled
@@ -26,10 +26,9 @@ class DraftGrammar:
         self._state: GrammarState | None = None
 
     def possible(self, tokens: Sequence[int], drafts: Sequence[Sequence[int] | None]) -> Tensor | None:
-        """Return the tokens possible after the committed `tokens` and each draft: bool [n, V] on the CPU.
+        """Return the tokens possible after `tokens` and each draft: bool [n, V] on the CPU, or None.
 
-        A row is all True if nothing is known of it, as after a draft that is impossible itself. None: no row is
-        known."""
+        A row of which nothing is known is all True. None: no row is known."""
         state = self._ready()
         if state is None:
             return None
@@ -46,7 +45,7 @@ class DraftGrammar:
         return torch.from_numpy(state.unpacked(np.stack([free if bits is None else bits for bits in found])))
 
     def allows(self, tokens: Sequence[int], draft: Sequence[int], token: int) -> bool:
-        """Return True unless `token` is known to be impossible after the committed `tokens` and `draft`."""
+        """Return True unless `token` is known to be impossible after `tokens` and `draft`."""
         row = self.possible(tokens, [draft])
         return row is None or (token < row.shape[1] and bool(row[0, token]))
 

@@ -77,7 +77,7 @@ def merge(first: list[int], second: list[int]) -> list[int]:
 
 
 def main(child: Child) -> None:
-    """Load, join the target, and draft until the target needs no draft or the supervisor ends this process."""
+    """Load, join the target, and draft until this process is needed no more."""
     torch.set_grad_enabled(False)
     failpoints.arm_from_environment(child.config.failpoints)
     runners = load(child.config, child.loading)
@@ -114,7 +114,7 @@ def load(config: EngineConfig, progress: Progress = unseen, vocabulary: Vocabula
 
 
 def take_memory(runners: Sequence[Runner]) -> None:
-    """Write all caches in host memory once, so that the process has its full size before the first request."""
+    """Write all caches in host memory once: the process has its full size before the first request."""
     for cache in (runner.cache for runner in runners if runner.model.device.type == "cpu"):
         cache.keys.zero_()
         cache.values.zero_()
@@ -140,9 +140,9 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
 
 
 def _likeliest(config: EngineConfig, runner: Runner) -> list[int]:
-    """Return the tokens that a draft finds likeliest after each of `_TEXT`, as far as its cache has room.
+    """Return the likeliest tokens after each of `_TEXT`, as far as the cache has room.
 
-    There are none if it has states or reads hidden ones, or if the target's tokenizer cannot be read."""
+    There are none if the draft has states or reads hidden ones, or if the target's tokenizer cannot be read."""
     model = runner.model
     if isinstance(model, BlockDraft | PairModel) or model.shape.states:
         return []
@@ -232,7 +232,7 @@ def _load(
 
 
 class _Draft:
-    """The process's loop: reads the target's messages, runs a step, and tells the supervisor that it is alive."""
+    """The process's loop: reads messages, runs a step, and tells the supervisor that it is alive."""
 
     def __init__(self, child: Child, socket: zmq.Socket[Any], runners: list[Runner], board: BoardWriter) -> None:
         self._child, self._socket, self._runners, self._board = child, socket, runners, board

@@ -1,4 +1,4 @@
-"""Publishes the tokens of trunks and chains on the board, and under the ratio rule their draft probabilities."""
+"""Publishes tokens on the board, and under the ratio rule their draft probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ssd.ipc.draft_probs import DraftProbsArena
 
 
 class Publisher:
-    """Owns the chains whose new tokens are not on the board yet. `DraftEngine` and its steps call it.
+    """Owns the chains whose new tokens are not on the board yet.
 
     Chains are published at once, or if the `runner` overlaps, while it computes the next tokens (`post`)."""
 
@@ -20,7 +20,6 @@ class Publisher:
         self._unposted: dict[Tree, dict[int, Chain]] = {}  # by entry
 
     def trunk(self, tree: Tree) -> None:
-        """Publish the trunk if the target waits for it."""
         if tree.answers is not None and tree.trunk:
             trunk = [tree.guesses[index] for index in range(min(len(tree.trunk), tree.lookahead))]
             self._write_probs(tree, TRUNK, tree.answers, 0, trunk)
@@ -29,7 +28,7 @@ class Publisher:
             self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]], places)
 
     def chain(self, tree: Tree, chain: Chain, before: int) -> None:
-        """Write the draft probabilities of a chain's tokens after the first `before`, under the ratio rule."""
+        """Write the draft probabilities of a chain's tokens after `before`, under the ratio rule."""
         if tree.rule.needs_draft_probs:
             key, guesses = tree.key(chain.fork, chain.tokens[0]), chain.guesses[before : tree.lookahead]
             self._write_probs(tree, chain.entry, key, before, guesses)
@@ -40,7 +39,6 @@ class Publisher:
             self.post()
 
     def post(self) -> None:
-        """Publish all tokens that are not published yet."""
         if self._unposted:
             self._show_probs()
         for tree, own in self._unposted.items():
@@ -53,7 +51,6 @@ class Publisher:
         self._board.flush()
 
     def forget(self, tree: Tree) -> None:
-        """Do not publish the chains of a sequence any more."""
         self._unposted.pop(tree, None)
 
     def _write_probs(self, tree: Tree, entry: int, key: Key, start: int, guesses: Sequence[Guess]) -> None:
@@ -63,6 +60,6 @@ class Publisher:
             self._draft_probs.write(tree.slot, entry, key, start, tokens, probs)
 
     def _show_probs(self) -> None:
-        """Make written draft probabilities visible; call this before their tokens are published."""
+        """Make written draft probabilities visible, before their tokens are published."""
         if self._draft_probs is not None:
             self._draft_probs.show()

@@ -11,9 +11,7 @@ from ssd.ipc.messages import Admit
 
 
 class Rehearsal:
-    """Owns `rows` chains of one token each, behind `text` tokens if pages and context suffice.
-
-    Each `step` guesses `depths` tokens after every chain. Holds cells and pages until `close`."""
+    """Owns `rows` chains of one token behind `text` tokens, if there is room, until `close`."""
 
     def __init__(self, drafter: Drafter, rows: int, text: int) -> None:
         self._drafter, self.depths = drafter, min(drafter.block or 1, MAX_LOOKAHEAD)
@@ -36,7 +34,7 @@ class Rehearsal:
         self._rows = [ChainRows(self._tree, tokens)]
 
     def step(self) -> int:
-        """Run a forward; return how many tokens it guessed, 0 if there was no room for any chain."""
+        """Run a forward; return how many tokens it guessed, 0 if there was no room."""
         chains = len(self._cells)
         if chains and self._drafter.block:
             self._drafter.several([], self._rows, [self.depths - 1] * chains)

@@ -1,12 +1,9 @@
-"""Runs draft steps in a few static shapes, so that on a GPU a whole step is one launch of a CUDA graph.
+"""Runs draft steps in a few static shapes: on a GPU a whole step is one launch of a CUDA graph.
 
-The graph holds the forward, the noise of the target's draws, and the ranking of candidates. Shapes are padded like
-those of `ssd.execution.static`. A prompt is cut into rows of a shape, and a step of more tokens than the largest shape
-has runs in several, so nothing is launched kernel by kernel or compiled while a target waits. Everything but the
-capture also runs on a CPU.
-
-A step may have several forwards: the same graph runs again for the likeliest tokens, which stay on the device. Where a
-target in `sd` waits for all K, and K is given, the K - 1 later forwards are one graph."""
+The graph holds the forward, the noise of the target's draws, and the ranking. A step of more tokens than the largest
+shape runs in several: nothing is launched kernel by kernel while a target waits. In a step of several forwards the
+graph runs again for the likeliest tokens, which stay on the device; where a target in `sd` waits for a given K, all
+later forwards are one graph."""
 
 from __future__ import annotations
 
@@ -47,11 +44,10 @@ from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, war
 
 
 class _RankedStep:
-    """A step in one shape; `run` launches it, and `more` then the later forwards of a speculation of K tokens.
+    """A step in one shape; `run` launches it, and `more` the later forwards of K tokens.
 
-    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, and their `scores`. `hidden`
-    [tokens, width] are the hidden states of the tokens. A greedy step also copies its logits to the first rows of
-    `kept`."""
+    It leaves the likeliest `ids` int64 [tokens, count] after each token, best first, their `scores`, and `hidden`
+    states [tokens, width]. A greedy step also copies its logits to `kept`."""
 
     def __init__(self, runner: TreeRunner, batch: TreeTensors, kept: Tensor, drawing: Drawing) -> None:
         self._runner, self._batch, self._kept, self._drawing = runner, batch, kept, drawing
@@ -78,7 +74,7 @@ class _RankedStep:
     def go_on(self, forwards: int, forward: Callable[[], None]) -> None:
         """Run `forward` for the likeliest tokens, `forwards` times, with the inputs that `fill_next` sent.
 
-        The runner keeps the results of all forwards, which the next one overwrites."""
+        The runner keeps the results, which the next forward overwrites."""
         runner, batch = self._runner, self._batch
         size = (len(batch.columns) - 1) * batch.tokens
         for index in range(forwards):
@@ -89,8 +85,6 @@ class _RankedStep:
 
 
 class _ShapeSteps:
-    """The tensors of one shape, and the steps that read them."""
-
     def __init__(self, runner: TreeRunner, shape: GraphShape, kept: Tensor) -> None:
         self.shape, self.batch = shape, TreeTensors(*shape.sizes, runner.model)
         drawings = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
@@ -100,8 +94,8 @@ class _ShapeSteps:
 class TreeRunner(Runner):
     """A draft's runner whose steps have static shapes, captured on a GPU if `capture`.
 
-    The draft predicts `guessed` ids that are in the target's vocabulary: `ids`, or the first ones. Ids of a sequence's
-    text (`ssd.draft.vocabulary`) get no logits here. The next step overwrites the logits."""
+    The draft predicts `guessed` ids of the target's vocabulary: `ids`, or the first ones; ids of a text get no logits.
+    The next step overwrites the logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: str = "auto", *, capture: bool = True) -> None:
         sizes = cells(config), MAX_LOOKAHEAD + 1
@@ -155,9 +149,9 @@ class TreeRunner(Runner):
     ) -> list[tuple[Ranked, Tensor | None]]:
         """Run a step; return for each of its forwards the likeliest ids after each token, best first.
 
-        An EAGLE-3 head also returns the features that it makes of the tokens, [tokens, width]; `parts` are those that
-        it reads. Later forwards compute the tokens that follow (`TreeRow.more`). All are launched before the host reads
-        any. A token's results of forwards that it had no part in have no meaning."""
+        A head also returns the features that it makes, [tokens, width]. Later forwards compute the tokens that follow
+        (`TreeRow.more`), and are launched before the host reads any; a token without a part in a forward has no
+        result."""
         drawing, found = drawing_of(row.tree.law for row in rows), list[list[tuple[Ranked, Tensor | None]]]()
         for batch, shape, own in self._with_features(rows, parts):
             found.append(self._ranked(batch, shape, drawing, own, meanwhile))
@@ -173,7 +167,6 @@ class TreeRunner(Runner):
         features: Tensor | None,
         meanwhile: Task,
     ) -> list[tuple[Ranked, Tensor | None]]:
-        """Do `ranked` for one batch."""
         step, count, made = self._run(rows, shape, drawing, features)
         meanwhile()
         if not any(any(row.more) for row in rows):
@@ -189,9 +182,7 @@ class TreeRunner(Runner):
         return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=False)]
 
     def _read(self, ids: Tensor) -> Any:
-        """Return ids as lists.
-
-        Raises SsdError, which ends the draft, for an id outside of the target's vocabulary."""
+        """Return ids as lists. Raises SsdError, which ends the draft, for an id outside of the vocabulary."""
         return read_ids(ids, self._vocab_size, refuse=True)
 
     def keep(self, step: _RankedStep, index: int) -> None:
@@ -200,17 +191,17 @@ class TreeRunner(Runner):
             kept[index].copy_(found)
 
     def _found(self, step: _RankedStep) -> list[Tensor]:
-        """Return the kept results of a step's forwards: ids and scores [forwards, tokens, count], a head's features."""
+        """Return a step's kept ids and scores [forwards, tokens, count], and a head's features."""
         rows, count = step.ids.shape
         return [self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count], *self._kept_hidden[:, :, :rows]]
 
     def _of_trunks(self, shape: GraphShape) -> bool:
-        """Return True if a shape may hold the trunks of all sequences after a round: one or two tokens of each."""
+        # After a round a trunk has one or two tokens.
         return self.later > 0 and shape.tokens <= 2 * shape.rows < 4 * self._sequences
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[TreeRow], parts: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor | None]:
-        """Run a step; return its logits [tokens, outputs] and, for an EAGLE-3 head, the features that it makes."""
+        """Run a step; return its logits [tokens, outputs] and, for a head, the features that it makes."""
         logits, features = list[Tensor](), list[Tensor]()
         for batch, shape, own in self._with_features(rows, parts):
             _, count, made = self._run(batch, shape, Drawing.GREEDY, own)
@@ -230,7 +221,7 @@ class TreeRunner(Runner):
     def _run(
         self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, features: Tensor | None = None
     ) -> tuple[_RankedStep, int, Tensor | None]:
-        """Launch a batch; return its step, the number of its tokens and, for an EAGLE-3 head, the features it makes."""
+        """Launch a batch; return its step, the number of its tokens and, for a head, the features it makes."""
         batch, step = self._steps[shape].batch, self._steps[shape].ranked[drawing]
         count = sum(len(row.token_ids) for row in rows)
         if features is not None:
@@ -243,7 +234,7 @@ class TreeRunner(Runner):
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
-        """Run, and capture, every static shape, whatever `rows` is: no forward is without one."""
+        """Run, and capture, every static shape: no forward is without one."""
         captured = GraphPool(self.model.device).capture if self._capture else once
         # The largest first: smaller ones fit into its memory.
         for steps in sorted(self._steps.values(), key=lambda steps: -steps.batch.tokens):
@@ -264,7 +255,7 @@ def _joined(batches: Sequence[tuple[Ranked, Tensor | None]]) -> tuple[Ranked, Te
 
 
 class StaticDrafter(Drafter):
-    """A drafter in static shapes. Grammars and draft probabilities need the logits after the graph has run."""
+    """A drafter in static shapes; grammars and draft probabilities need logits after the graph."""
 
     runner: TreeRunner
     goes_on, ends = True, False
@@ -320,4 +311,4 @@ class StaticDrafter(Drafter):
 
 
 class StaticHeadDrafter(StaticDrafter, HeadDrafter):
-    """An EAGLE-3 head in static shapes: it sends the features before a step and keeps those that the step makes."""
+    """An EAGLE-3 head in static shapes."""

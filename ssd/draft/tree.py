@@ -32,10 +32,10 @@ _ACCEPTANCE, _SAMPLES, _SMOOTHING = 0.5, 8, 0.05
 
 
 class Guess(NamedTuple):
-    """A prediction after a token: the next `token`, and `candidates` for a bonus token, best first, with `scores`.
+    """A prediction: the next `token`, and `candidates` for a bonus token, best first.
 
-    `token` was drawn from `draft_probs` [V]; None if no rule needs them. It need not be a candidate if it repeats
-    earlier text. `feature` [width] is an EAGLE-3 head's feature of the token before it."""
+    `draft_probs` [V] drew the token; None if no rule needs them. A copied token need not be a candidate. `feature`
+    [width] is an EAGLE-3 head's."""
 
     token: int
     candidates: list[int]
@@ -48,9 +48,9 @@ class Guess(NamedTuple):
 class Chain:
     """A speculation for the outcome (`fork`, tokens[0]); `tokens` are t*, c_1, c_2, ...
 
-    The first `computed` tokens have keys and values in `cell` of the chain cache; `cell` is None once a likelier chain
-    took it. `guesses[i]` predicts the token after tokens[i]. `entry` is the number of its board entry, `probability`
-    that of its outcome. t* is the `rank`-th, from 1, of `fan_out` bonus tokens that have a chain at this fork."""
+    The first `computed` tokens have keys and values in `cell`, which is None once a likelier chain took it.
+    `guesses[i]` predicts the token after tokens[i]. `entry`: its number on the board. t* is the `rank`-th, from 1, of
+    `fan_out` bonus tokens with a chain at this fork."""
 
     fork: int
     tokens: list[int]
@@ -64,11 +64,10 @@ class Chain:
 
 
 class Chains:
-    """Owns the chains of one trunk, in the order of their board entries, and the nodes at which they fork.
+    """Owns the chains of one trunk, in the order of their board entries.
 
-    Chains are `waiting` until a step grows them. `entries` counts the board entries that chains got. `nodes` are by
-    fork, those that a joint allocation has seen. `reached` is the probability that the trunk tokens before the next
-    fork are right."""
+    Chains are `waiting` until a step grows them. `nodes` by fork: those that a joint allocation has seen. `reached`:
+    the probability that the trunk tokens before the next fork are right."""
 
     def __init__(self) -> None:
         self._chains, self.waiting = list[Chain](), list[Chain]()
@@ -79,30 +78,25 @@ class Chains:
         return iter(self._chains)
 
     def add(self, chain: Chain) -> None:
-        """Give a chain the next board entry."""
         chain.entry, self.entries = self.entries, self.entries + 1
         self._chains.append(chain)
 
     def of(self, accepted: int, token: int) -> Chain | None:
-        """Return the chain that was prepared for an outcome, if there is one."""
         return next((chain for chain in self if chain.fork == accepted and chain.tokens[0] == token), None)
 
     def new_forks(self, known: int, guesses: Mapping[int, Guess]) -> Iterator[int]:
-        """Yield the forks after at most `known` tokens that have got a guess since the last call."""
+        """Yield the forks within `known` tokens that have got a guess since the last call."""
         while self._forks <= known and self._forks in guesses:
             yield self._forks
             self._forks += 1
 
     def clear(self) -> list[Chain]:
-        """Begin with a new trunk; return the chains of the old one."""
         over, self._chains, self.waiting, self._forks = self._chains, [], [], 0
         self.entries, self.nodes, self.reached = 0, {}, 1.0
         return over
 
     def cut(self, kept: int, next_token: int | None) -> list[Chain]:
-        """Keep the chains that fork after at most `kept` trunk tokens, before `next_token`; return the others.
-
-        A chain whose first token is `next_token` is not kept, either."""
+        """Keep chains that fork before trunk token `kept`, or there without `next_token`; return the others."""
         over = [c for c in self if _is_cut(c, kept, next_token)]
         self._chains = [chain for chain in self if chain not in over]
         self.waiting = [chain for chain in self.waiting if not _is_cut(chain, kept, next_token)]
@@ -113,7 +107,7 @@ class Chains:
         return over
 
     def advance(self, count: int, passed: float) -> list[Chain]:
-        """Begin the trunk `count` tokens later, which had the probability `passed`; return the chains before that."""
+        """Begin the trunk `count` tokens later, of probability `passed`; return the chains before."""
         over = [chain for chain in self if chain.fork < count]
         self._chains = [chain for chain in self if chain.fork >= count]
         self.waiting = [chain for chain in self.waiting if chain.fork >= count]
@@ -133,18 +127,16 @@ def _is_cut(chain: Chain, kept: int, next_token: int | None) -> bool:
 
 
 class Tree:
-    """Owns the path of one sequence, from which its `chains` fork; `DraftEngine` applies the target's messages to it.
+    """Owns the path of one sequence, from which its `chains` fork; `DraftEngine` applies messages to it.
 
-    `trunk` are the draft tokens after the committed ones: the target verifies them now, or waits for them after a miss.
-    `in_flight` is the number of trunk tokens being verified; None while the target waits.
-    `ahead` are draft tokens behind the trunk, where a launch has cut it short (`Launch.tokens`).
+    `trunk`: draft tokens after the committed ones, verified now or waited for after a miss. `in_flight` of them are
+    being verified; None while the target waits. `ahead`: draft tokens behind the trunk, which a launch has cut short.
     `guesses[k]` predicts the token after k trunk tokens. The first `computed` tokens of `path` have keys and values.
-    With `shares_cores` the draft `rests` in `sd` while the target verifies tokens of its own.
-    `ended`: no more tokens follow in the trunk, as `reached`, the probability that all are right, is below `least`.
-    `acceptance` is the acceptance rate of the sequence. `grammar` restricts its output.
+    With `shares_cores` the draft `rests` in `sd` while the target verifies tokens of its own. `ended`: the trunk's
+    probability `reached` is below `least`, so no more tokens follow.
 
-    `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own. Once
-    committed, they are computed again from the target's (named by `tags`). The first token has no row."""
+    `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own states, and
+    again from the target's (named by `tags`) once committed. The first token has no row."""
 
     def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
@@ -174,7 +166,7 @@ class Tree:
 
     @property
     def joint(self) -> bool:
-        """Return True if chains are allocated jointly: to the likeliest outcomes of the whole trunk, without F_k."""
+        """Return True if chains go to the likeliest outcomes of the whole trunk, without F_k."""
         return self.speculation.mode == "ssd" and not self.speculation.fan_out
 
     @property
@@ -187,7 +179,7 @@ class Tree:
 
     @property
     def verified(self) -> int:
-        """Return how many trunk tokens the target verifies now, or may verify when it takes the trunk."""
+        """Return how many trunk tokens the target verifies now, or may when it takes the trunk."""
         return len(self.trunk) if self.in_flight is None else self.in_flight
 
     @property
@@ -196,14 +188,13 @@ class Tree:
         return len(self.trunk) if self.ended else self.lookahead
 
     def key(self, accepted: int, token: int) -> Key:
-        """Return the board's key of an outcome of the verification in flight."""
         return Key(self._epoch, self.request, self.round, self.base, accepted, token)
 
     def outcome(self, row: Verified) -> Chain | None:
         """Commit an outcome; return the winning chain, if one was prepared.
 
-        The caller must copy its keys and values to the pages before it clears the chains. Raises ValueError for an
-        outcome of another round, or with more accepted tokens than are in flight."""
+        The caller must copy its keys and values to the pages before it clears the chains. Raises ValueError for another
+        round, or more accepted tokens than are in flight."""
         known, accepted, token = self.verified, row.accepted, row.token
         if row.round != self.round or accepted > known:
             raise ValueError(f"outcome {row} does not follow round {self.round} with {known} tokens in flight")
@@ -223,7 +214,7 @@ class Tree:
         return winner
 
     def launched(self, row: Launch) -> list[Chain]:
-        """Note that the target verifies the first trunk tokens now, or its own tokens, which become the trunk.
+        """Note that the target verifies the first trunk tokens now, or its own, which become the trunk.
 
         Returns the chains that do not fork from the trunk."""
         if row.round != self.round or self.in_flight is not None:
@@ -242,7 +233,7 @@ class Tree:
         return list(row.tokens) or self.trunk
 
     def retune(self, speculation: Speculation) -> None:
-        """Use another K and other fan-outs from now on. Existing chains stay; `sd` gives up those that wait."""
+        """Use another K and other fan-outs; chains stay, but `sd` gives up those that wait."""
         if speculation.mode != "ssd":
             self.chains.waiting = []
         self.speculation, self.lookahead = speculation, speculation.num_speculative_tokens
@@ -251,7 +242,7 @@ class Tree:
     def extended(self, count: int, guesses: list[Guess]) -> bool:
         """Note that the next `count` path tokens are computed; return True if the trunk grew.
 
-        `guesses[-1]` predicts the token after the last of them, the guesses before it those after earlier ones."""
+        `guesses` are those after the last of these tokens, in order."""
         self.computed += count
         for offset, guess in enumerate(reversed(guesses)):
             node = self.computed - offset - self.base
@@ -271,9 +262,9 @@ class Tree:
         return True
 
     def corrected(self, guess: Guess, drafts: Sequence[int]) -> Guess:
-        """Return the guess after the committed tokens and `drafts`, with the token of a long repetition, if any.
+        """Return the guess after `drafts`, with the token of a long repetition, which is right far more often.
 
-        That token is right far more often than the draft's. A rule may need the token that was drawn."""
+        A rule may need the token that was drawn instead."""
         if not self.rule.allows_copies or not self.joint:
             return guess
         copied = copied_after(self, drafts, LONGEST)
@@ -281,7 +272,7 @@ class Tree:
 
 
 def copied_after(tree: Tree, drafts: Sequence[int], shortest: int = SHORTEST) -> Copied | None:
-    """Return what followed the last committed tokens and `drafts` earlier in the text, if the grammar allows it."""
+    """Return what followed the last tokens and `drafts` earlier in the text, if the grammar allows it."""
     tree.lookup.extend(tree.tokens[len(tree.lookup) :])
     copied = tree.lookup.after(drafts, shortest)
     if copied is None or tree.grammar is None or tree.grammar.allows(tree.tokens, drafts, copied.token):

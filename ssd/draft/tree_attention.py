@@ -1,6 +1,4 @@
-"""Attention of a draft step: paths attend over pages, chains over the shared path and their own cell.
-
-Chains have no pages. Their keys and values lie in the `ChainCache`, which is small, dense and reused every round."""
+"""Attention of a draft step: paths attend over pages, chains over the shared path and their own cell."""
 
 from __future__ import annotations
 
@@ -29,10 +27,9 @@ from ssd.models.interface import Shape
 
 
 class ChainCache:
-    """Owns keys and values of chains, in `blocks` [layers, cells, depth, kv_heads, head_dim]: one cell per chain.
+    """Owns keys and values of chains, one cell each: `blocks` [layers, cells, depth, kv_heads, head_dim].
 
-    All cells are free at first, but for the last `kept` ones, which are never taken. They must hold finite numbers:
-    attention multiplies masked places by 0."""
+    The last `kept` cells are never taken. Cells must hold finite numbers: attention multiplies masked places by 0."""
 
     def __init__(self, blocks: Sequence[Block], kept: int = 0) -> None:
         self.blocks = blocks
@@ -44,13 +41,13 @@ class ChainCache:
     def new(
         cls, shape: Shape, cells: int, depth: int, dtype: torch.dtype, device: torch.device, kept: int = 0
     ) -> ChainCache:
-        """Make a cache with memory of its own, of `cells` and the `kept` ones; `dtype` is that of the pages."""
+        """Make a cache with memory of its own, in the pages' `dtype`."""
         keys, values = (allocate(shape, (cells + kept, depth), _zeros, dtype, device)[1] for _ in range(2))
         return cls(list(zip(keys, values, strict=True)), kept)
 
     @cached_property
     def slots(self) -> array[int]:
-        """Return the slot numbers of all cells, cell after cell, for our kernels."""
+        """Return the slot numbers of all cells, for our kernels."""
         return array("q", range(self.cells * self.depth))
 
     def take(self) -> int | None:
@@ -60,7 +57,7 @@ class ChainCache:
         self._free.extend(cells)
 
     def promote(self, cell: int, count: int, cache: KVCache, slots: Sequence[int]) -> None:
-        """Copy the first `count` tokens of a cell to cache slots: the winning chain is not computed again."""
+        """Copy the first `count` tokens of a cell to cache slots."""
         where = uploaded(torch.tensor(slots), cache.keys.device)
         for block, own in zip(cache.blocks, self.blocks, strict=True):
             for kind, cells in zip(block, own, strict=True):
@@ -69,7 +66,6 @@ class ChainCache:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros. On a CPU, cells that were never used take no memory."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -79,9 +75,9 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 class ChainTokens:
     """The chain tokens of one sequence in a batch, chain after chain.
 
-    All chains share the path in `pages`: `base` committed tokens, then trunk tokens up to the deepest fork. By token,
-    `forks` has the number of trunk tokens that it sees, `cells` and `depths` the place of its keys and values, and
-    `seen` how many places of its cell it sees."""
+    All chains share the path in `pages`: `base` committed tokens, then trunk tokens. By token: `forks`, the trunk
+    tokens that it sees; `cells` and `depths`, where its keys and values are; `seen`, the places of its cell that it
+    sees."""
 
     def __init__(self, pages: Sequence[int], base: int) -> None:
         self.pages, self.base = pages, base
@@ -92,9 +88,7 @@ class ChainTokens:
         self.tokens: list[int] = []
 
     def add(self, fork: int, cell: int, depth: int, tokens: Sequence[int], causal: int | None = None) -> None:
-        """Add the tokens of a chain from its `depth`-th on.
-
-        Each sees the chain up to itself; those behind the first `causal` ones see all of these tokens."""
+        """Add the tokens of a chain from its `depth`-th on; those behind `causal` ones see all of them."""
         causal, stop = len(tokens) if causal is None else causal, depth + len(tokens)
         self.forks += [fork] * len(tokens)
         self.cells += [cell] * len(tokens)
@@ -104,15 +98,14 @@ class ChainTokens:
 
     @property
     def positions(self) -> list[int]:
-        """Return the absolute position of each token."""
         return [self.base + fork + depth for fork, depth in zip(self.forks, self.depths, strict=True)]
 
 
 class TreeContext:
     """The forward context of a draft step: paged rows first, then the chain tokens of every sequence.
 
-    A chain token attends to the shared path and to its own chain separately; log-sum-exp merges the two. So the path is
-    read once per sequence, not once per chain."""
+    A chain token attends to the shared path and to its chain separately, merged by log-sum-exp: the path is read once
+    per sequence."""
 
     parts: Sequence[Tensor] = ()
     """Features that an EAGLE-3 head reads, one part after the other: [n, width], or [width] of one token."""
@@ -129,7 +122,6 @@ class TreeContext:
         chain_cache: ChainCache,
         attention: PagedAttention | None = None,
     ) -> None:
-        """Take `attention`, the backend for the shared paths; without one they are read span by span."""
         self._paged, self._cache, self._chain_cache, self._attention = paged, cache, chain_cache, attention
         self._scale, self._chains = cache.head_dim**-0.5, chains
         kernels = bool(chains) and attention is None and cache.served
@@ -146,7 +138,6 @@ class TreeContext:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Return the positions of all tokens (`ForwardContext`); kernels of a whole decoder do not read them."""
         return torch.cat((self._paged.positions, self._numbers("positions")))
 
     @cached_property
@@ -273,7 +264,7 @@ class TreeContext:
 
 
 class _Places(NamedTuple):
-    """The places that our kernels read for each chain token: its sequence's path `shared`, and its `own` chain.
+    """Places that kernels read for each chain token: its path `shared`, and its `own` chain.
 
     Its keys and values go to the last place of `stored`, which is `own` if no token sees later ones."""
 
@@ -295,7 +286,7 @@ def _places(chains: Sequence[ChainTokens], cache: KVCache, chain_cache: ChainCac
 
 
 class _SharedSpan(NamedTuple):
-    """The number of a sequence's chain tokens, the span of their shared path, and the mask over its last keys."""
+    """The number of a sequence's chain tokens, the span of their path, and the mask over its last keys."""
 
     tokens: int
     span: Span

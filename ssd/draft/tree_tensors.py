@@ -1,8 +1,7 @@
 """The input tensors of a draft's step in a static shape (`ssd.draft.static_shapes`).
 
-Path and chain tokens are treated alike: each sees tokens of its sequence's pages and tokens of one cell of the chain
-cache (a path token none of these). The cells lie after the pages in the same cache, as pages of another size. So all
-tokens are stored at once, and one backend reads both parts."""
+Every token sees tokens of its sequence's pages and of one cell (a path token: none). Cells lie after the pages in the
+same cache, as pages of another size: all tokens are stored at once, and one backend reads both parts."""
 
 from __future__ import annotations
 
@@ -29,9 +28,8 @@ from ssd.speculation.noise import halves
 class TreeRow(NamedTuple):
     """Tokens of one sequence in a row of a batch, with numbers for each token.
 
-    `positions` and `slots` say where it stands and where its keys and values go. It sees `seen` tokens of `pages` and
-    `own` tokens of its cell in `cells`. `more` tokens follow it in the same step, each the likeliest after the one
-    before."""
+    A token's keys and values go to its slot. It sees `seen` tokens of `pages` and `own` tokens of its cell. `more`
+    tokens follow it in the same step, each the likeliest after the one before."""
 
     tree: Tree
     pages: Sequence[int]
@@ -45,9 +43,7 @@ class TreeRow(NamedTuple):
 
 
 class TreeCache:
-    """The layout of a drafter's `cache`: pages, a dummy page, cells, and a dummy cell.
-
-    It has `num_pages` pages, and `cells` cells of `depth` tokens. The dummy cell is never written."""
+    """The layout of a drafter's `cache`: pages, a dummy page, cells, a dummy cell never written."""
 
     def __init__(self, cache: KVCache, num_pages: int, cells: int, depth: int) -> None:
         self.cache, self.dummy_page, self.dummy_cell, self.depth = cache, num_pages, cells, depth
@@ -62,7 +58,6 @@ class TreeCache:
         return num_pages + 1 + -(-(cells + 1) * depth // page_size)
 
     def chain_cache(self) -> ChainCache:
-        """Return the cells, all free, as a chain cache."""
         blocks = [
             [kind[:, self._first : self._stop].unflatten(1, (-1, self.depth))[:, : self.dummy_cell] for kind in block]
             for block in self.cache.blocks
@@ -76,7 +71,7 @@ class TreeCache:
         return keys[where], values[where]
 
     def path(self, tree: Tree, row: Row, longest: int, more: int = 0) -> list[TreeRow]:
-        """Return rows of at most `longest` path tokens; `more` tokens follow the last."""
+        """Return rows of at most `longest` path tokens; `more` tokens follow the last one."""
         count = len(row.token_ids)
         slots = self.cache.slots(row.pages, row.start, row.stop)
         pages = row.pages[: -(-(row.stop + more) // self.cache.page_size)]
@@ -110,8 +105,7 @@ def _cut(tree: Tree, pages: Sequence[int], longest: int, *columns: Sequence[int]
 class TreeTensors(BatchTensors):
     """The tensors of a step's rows in one shape.
 
-    `features` [tokens, width] are those of the tokens before, for an EAGLE-3 head. Its row of a token lies at the
-    position before the token's."""
+    `features` [tokens, width], for an EAGLE-3 head, are of the tokens before; rows lie one position earlier."""
 
     columns = (*BatchTensors.columns, "seen", "cells", "own")
 
@@ -142,10 +136,10 @@ class TreeTensors(BatchTensors):
         )
 
     def fill_next(self, rows: Sequence[TreeRow], numbers: Upload, cache: TreeCache, warm: bool) -> int:
-        """Write the inputs of the later forwards to `numbers` and send them; return the number of these forwards.
+        """Write the inputs of the later forwards to `numbers` and send them; return the number of forwards.
 
-        They are all columns but the ids, forward by forward, for the tokens that follow those of `fill_rows`. A token
-        without followers left is stored on the dummy page."""
+        Forward i has, for each token of `fill_rows`, all columns but `ids` of the i-th token that follows it. A token
+        with fewer followers is stored on the dummy page."""
         more = np.array([count for row in rows for count in row.more])
         forwards, used, columns = int(more.max()), len(more), len(self.columns) - 1
         numbers.wait()
@@ -170,16 +164,13 @@ class TreeTensors(BatchTensors):
         return forwards
 
     def go_on(self, tokens: Tensor, numbers: Tensor, features: Tensor) -> None:
-        """Copy `tokens` int64 [tokens], and the `numbers` that `fill_next` sent for them, to the inputs.
-
-        `features` [tokens, width] are those of the tokens before, for an EAGLE-3 head."""
+        """Copy `tokens` int64 [tokens], `numbers` of `fill_next` and `features` [tokens, width] to the inputs."""
         if self.features is not None:
             self.features.copy_(features)
         self.ids.copy_(tokens)
         self._upload.device[self.tokens :][: len(numbers)].copy_(numbers)
 
     def tree_context(self, table: Tensor, cache: TreeCache, attention: PagedAttention) -> StaticTreeContext:
-        """Return a new context that reads these tensors."""
         column, device = self._device, self.ids.device
         shared = self._rows(table, cache.cache, column["seen"], causal=False)
         own = PagedRows(
@@ -196,9 +187,7 @@ class TreeTensors(BatchTensors):
 
 
 def _draws(rows: Sequence[TreeRow], ahead: int) -> list[Draw]:
-    """Return the draw of the token after each token, which stands `ahead` positions after the token's row.
-
-    Chains of one sequence share the draw at equal positions."""
+    """Return the draw of the token after each token; chains of a sequence share it."""
     found: dict[tuple[int, int], Draw] = {}
     for row in rows:
         for position in row.positions:
@@ -209,9 +198,7 @@ def _draws(rows: Sequence[TreeRow], ahead: int) -> list[Draw]:
 
 
 class StaticTreeContext(TableContext):
-    """The forward context of a static step; a ragged one has `ssd.draft.tree_attention.TreeContext`.
-
-    Every token attends to its path and to its cell; log-sum-exp merges the parts."""
+    """The forward context of a static step; a ragged one has `TreeContext`."""
 
     def __init__(
         self,

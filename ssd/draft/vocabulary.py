@@ -1,7 +1,7 @@
-"""The ids that a draft predicts: a list, and the ids of the sequence's own text that are not listed.
+"""The ids that a draft predicts: a list, and the unlisted ids of the sequence's own text.
 
-A short list makes the draft's output layer cheap (FR-Spec, arXiv 2502.14856). The text's own ids are added since rare
-names and numbers of a prompt occur in its answer again."""
+A short list makes the output layer cheap (FR-Spec, arXiv 2502.14856). Rare names and numbers of a prompt occur in its
+answer again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NONE = array("q")
 
 
 class TextIds:
-    """The last `MOST_TEXT` different `ids` of a text that are not listed, oldest first.
+    """The last `MOST_TEXT` different unlisted `ids` of a text, oldest first.
 
     `listed` has a byte for each id: 0 if the id may be among `ids`."""
 
@@ -35,7 +35,7 @@ class TextIds:
         self.ids = array("q")
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the tokens that are new since the last call; `tokens` is the whole text."""
+        """Add the tokens of the whole text `tokens` that are new since the last call."""
         new = [token for token in tokens[self._read :] if not self._listed[token]]
         self._read = len(tokens)
         if new:
@@ -49,11 +49,10 @@ class TextIds:
 class DraftVocabulary:
     """Maps between columns of a draft's logits and token ids.
 
-    The first `listed` columns are for `ids` int64 [listed]; for the first ids if it is None. `noise` has their noise.
-    All ids are below the target's `vocab_size`; a list with others raises `UsageError`."""
+    The first `listed` columns are for `ids` int64 [listed]; None: for the first ids. `noise` is theirs. A list with ids
+    beyond the target's `vocab_size` raises `UsageError`."""
 
     def __init__(self, model: Model, vocab_size: int, noise: NoiseCache) -> None:
-        """Take `noise`, the cache of the whole vocabulary, which other drafts share."""
         self._model, self.size = model, vocab_size
         head = cast(Head | None, getattr(model, "head", None))
         self.ids = None if head is None else head.ids
@@ -70,7 +69,7 @@ class DraftVocabulary:
         self._known = None if table is None else self._listed_bytes(min(len(table), vocab_size))
 
     def _listed_bytes(self, rows: int) -> bytes:
-        """Return a byte for each id: 0 if it is not listed but below `rows`, the rows of the table; else 1."""
+        """Return a byte for each id: 0 if unlisted and below `rows` of the table, else 1."""
         known = torch.ones(self.size, dtype=torch.uint8)
         known[:rows] = 0
         known[: self.listed if self.ids is None else 0] = 1
@@ -79,7 +78,7 @@ class DraftVocabulary:
         return known.numpy().tobytes()
 
     def text(self, tree: Tree) -> array[int]:
-        """Return the ids of a sequence's committed text that are ranked beside the listed ones."""
+        """Return the ids of a sequence's committed text that are ranked too."""
         if self._known is None:
             return _NONE
         found = self._texts.get(tree)
@@ -95,10 +94,9 @@ class DraftVocabulary:
         return [torch.tensor(ids, dtype=torch.long, device=device) for ids in found] if any(found) else []
 
     def logits(self, hidden: Tensor, counts: Sequence[int], texts: Sequence[Tensor]) -> Tensor:
-        """Return logits [n, listed + longest text] of hidden states [n, width].
+        """Return logits [n, listed + longest text] of hidden states [n, width], -inf after a shorter text.
 
-        `counts` has the number of rows of each of the `texts`. Columns after a shorter text are -inf. Without texts the
-        shape is [n, listed]."""
+        `counts` has the number of rows of each of the `texts`. Without texts the shape is [n, listed]."""
         logits = self._model.logits(hidden)[:, : self.listed]
         if not texts:
             return logits
@@ -109,7 +107,7 @@ class DraftVocabulary:
         return torch.cat((logits, torch.cat(padded)), dim=1)
 
     def names(self, places: Sequence[list[int]], texts: Sequence[Tensor]) -> list[list[int]]:
-        """Return the ids of columns `places` of `logits`; `texts` has the text of each row, or is empty."""
+        """Return the ids of columns `places` of `logits`; `texts`: of each row, or none."""
         if self.ids is None and not texts:
             return list(places)
         found = torch.tensor(places)
@@ -121,7 +119,7 @@ class DraftVocabulary:
         return cast(list[list[int]], names.tolist())
 
     def columns(self, wide: Tensor, text: Tensor | None) -> Tensor:
-        """Return the columns of listed ids and of a text from `wide`, which has a column for each id."""
+        """Return the columns of listed ids and of a text from `wide`, which has all ids."""
         part = wide[:, : self.listed] if self.ids is None else wide[:, self.ids.to(wide.device)]
         return part if text is None else torch.cat((part, wide[:, text.to(wide.device)]), dim=1)
 
