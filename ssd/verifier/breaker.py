@@ -1,5 +1,6 @@
-"""Decides when a draft is left alone and when it is tried again: a circuit breaker, by a cumulative sum test (Page,
-1954). Pure: it is told of rounds and their times, and reads no clock."""
+"""Decides when a draft is left alone and tried again, by a cumulative sum test (Page, 1954).
+
+It reads no clock."""
 
 from __future__ import annotations
 
@@ -37,10 +38,10 @@ _PROOF = 2
 class Seen:
     """Evidence of one round about the draft, which tracked `rows` of its outcomes.
 
-    `shown`: the board had something for a row. `ticked`: the draft's progress counter has moved. `reading`: the draft
-    may still compute the text of a request. `lost`: seconds of waiting in vain, or beyond what was expected to pay.
-    `rejected`: something on the board was not sound. `drafted` rows verified tokens of the draft; `accepted` tokens
-    were right. `gain`: verifications won by the draft against plain decoding; None if not measured."""
+    `shown`: the board had something for a row. `ticked`: the draft made progress. `reading`: it may still compute a
+    text. `lost`: seconds waited in vain, or beyond what should pay. `rejected`: something on the board was unsound.
+    `drafted` rows verified draft tokens; `accepted` tokens were right. `gain`: verifications won against plain
+    decoding, if measured."""
 
     rows: int = 0
     shown: bool = False
@@ -54,15 +55,15 @@ class Seen:
 
     @property
     def cost(self) -> float:
-        """Return the cost of the draft's tokens less what they brought, in verifications, without waits."""
+        """Return the cost of the draft's tokens less their gain, in verifications, without waits."""
         return self.rejected + (_VERIFIED * self.drafted - self.accepted) / self.rows
 
 
 class Breaker:
-    """A circuit breaker: closed while the draft is of use, open while it is not, half open while one request tries.
+    """A circuit breaker: closed while the draft is of use, else open, half open while one request tries.
 
-    The session tells it of every round. `reason` says why it is open. If that is a stall of the draft, it closes with
-    the draft's next progress. Times are in seconds. Without a draft each verification brings a token for every row."""
+    The session tells it of every round. `reason`: why it is open; after a stall it closes with the draft's next
+    progress."""
 
     def __init__(self) -> None:
         self.state: State = "closed"
@@ -74,12 +75,12 @@ class Breaker:
 
     @property
     def patient(self) -> bool:
-        """Return True if the target may wait as long as usual: the draft is in use and has lost no time."""
+        """Return True if the draft is in use and has lost no time."""
         return self.state == "closed" and self._debt == 0
 
     @property
     def stalled(self) -> bool:
-        """Return True while the draft in use has made no progress for so short a time that it keeps its requests."""
+        """Return True while the draft made no progress for so short a time that it keeps its requests."""
         return self.state == "open" and self._stalled and (self._now or 0.0) < self._try_at
 
     @property
@@ -87,11 +88,11 @@ class Breaker:
         return self.state == "closed" and self._next_back_off <= _FORGIVEN_S
 
     def admits(self, tracked: int) -> bool:
-        """Return True if the draft, which tracks `tracked` requests, may be told of another one."""
+        """Return True if the draft, which tracks `tracked` requests, may be told of another."""
         return self.state == "closed" or (self.state == "half_open" and tracked == 0)
 
     def round(self, seen: Seen, now: float, verify_s: float) -> None:
-        """Note a round that ended at `now`, and update the state. A verification takes `verify_s`."""
+        """Note a round that ended at `now`; a verification takes `verify_s`."""
         lasted = 0.0 if self._now is None else min(now - self._now, _ROUND_S)
         self._now = now
         if self.state == "open":
@@ -121,7 +122,6 @@ class Breaker:
                 self._in_state = 0.0
 
     def try_again(self) -> None:
-        """Let the draft show with one request that it is of use again."""
         self._enter("half_open")
 
     def _proved(self, seen: Seen) -> bool:

@@ -12,20 +12,19 @@ log = logging.getLogger("ssd.target")
 
 
 class CoreChoice:
-    """Brings `CoreCount` to the cores of `team`. `tuning`, if there is one, learns nothing from rounds of a trial."""
+    """Brings `CoreCount` to the cores of `team`; `tuning` learns nothing from rounds of a trial."""
 
     def __init__(self, team: CoreTeam, tuning: Tuning | None) -> None:
         self._team, self._tuning, self._count = team, tuning, CoreCount(team.all)
 
     def begin(self, tokens: int) -> None:
-        """Choose the cores for a verification of `tokens` tokens, if the target has all of them."""
+        """Choose the cores for `tokens` tokens, if the target has all of them."""
         if self._team.alone:
             self._team.limit(self._count.cores(tokens))
         if self._tuning is not None:
             self._tuning.on_trial = self._team.alone and self._count.trying
 
     def end(self, seconds: float) -> None:
-        """Learn that this verification took `seconds`."""
         if not self._team.alone:
             return
         before = self._count.count

@@ -1,8 +1,7 @@
 """Sends messages to the draft, reads what it publishes, and decides whether to use it.
 
 The target leaves a draft that is stopped, slow or wrong before it has cost more than half a second, and tries it again
-after a back-off. A draft that only lost its core for a moment stays in use. `TrackedRequests` and
-`ssd.verifier.breaker` decide that."""
+after a back-off."""
 
 from __future__ import annotations
 
@@ -37,9 +36,8 @@ _PAUSE_S, _AGAIN_S = 1.0, 0.05
 class TrackedRequest:
     """A request that the draft was told of.
 
-    `awaited`: the target may wait for it before the draft has shown anything of it. `seen`: the draft has shown
-    something of it. `shown_at`: when it last did; until then, when the target first looked. `in_vain`: seconds of waits
-    in vain since then."""
+    `awaited`: the target may wait before the draft has shown (`seen`) anything of it. `shown_at`: when it last did;
+    until then, when the target first looked. `in_vain`: seconds waited in vain since."""
 
     awaited: bool
     in_vain: float = 0.0
@@ -48,9 +46,9 @@ class TrackedRequest:
 
 
 class TrackedRequests:
-    """The requests that the draft was told of, and what it has shown of each. Times are in seconds.
+    """The requests that the draft was told of, and what it has shown of each; times in seconds.
 
-    The draft reads requests of these `owners`; None: all."""
+    `owners`: it reads only their requests; None: all."""
 
     owners: Items[str] | None = None
 
@@ -66,53 +64,48 @@ class TrackedRequests:
 
     @property
     def reading(self) -> bool:
-        """Return True if the draft may still compute a text: it has shown nothing of some request."""
+        """Return True if the draft has shown nothing of some request: it may still compute a text."""
         return not all(tracked.seen for tracked in self._tracked.values())
 
     def read(self, owner: str) -> bool:
-        """Return True if the draft reads requests of this owner."""
         return self.owners is None or owner in self.owners
 
     def add(self, request: int, awaited: bool) -> None:
-        """Note that the draft was told of a request; see `TrackedRequest.awaited`."""
         again = self._given_up.pop(request, None) is not None
         self._tracked[request] = TrackedRequest(awaited, _IN_VAIN_S - _AGAIN_S if again else 0.0)
 
     def remove(self, request: int) -> bool:
-        """Stop tracking a request, and return True if it was tracked."""
         return self._tracked.pop(request, None) is not None
 
     def forget(self, request: int) -> bool:
-        """Drop all that is known of a request that has ended, and return True if it was tracked."""
+        """Drop all that is known of a request; return True if it was tracked."""
         self._given_up.pop(request, None)
         return self.remove(request)
 
     def clear(self) -> list[int]:
-        """Stop tracking all requests, and return them."""
         tracked, self._tracked = list(self._tracked), {}
         return tracked
 
     def may_return(self, request: int, now: float) -> bool:
-        """Return True if the draft may be told of a request at the time `now`."""
+        """Return True if the draft may be told of a request now."""
         return request not in self._tracked and self._given_up.get(request, now) <= now
 
     def resume(self, now: float) -> None:
-        """Begin to count anew at `now`: the draft was stalled."""
+        """Begin to count anew: the draft was stalled."""
         for tracked in self._tracked.values():
             tracked.in_vain, tracked.shown_at = 0.0, now
 
     def worth_waiting(self, request: int) -> bool:
-        """Return True if the target may wait for the request."""
         tracked = self._tracked.get(request)
         return tracked is not None and (tracked.seen or tracked.awaited)
 
     def unseen_s(self, request: int, now: float) -> float:
-        """Return the seconds for which a request has shown nothing; 0 if the draft does not know it."""
+        """Return the seconds for which a request has shown nothing; 0: unknown to the draft."""
         tracked = self._tracked.get(request)
         return 0.0 if tracked is None or tracked.shown_at is None else now - tracked.shown_at
 
     def showed(self, request: int, anything: bool, waited: float, now: float) -> bool:
-        """Note if the draft had anything at `now`, after `waited` seconds; return False if the request is given up."""
+        """Note if the draft had anything after `waited` seconds; return False if the request is given up."""
         tracked = self._tracked[request]
         if anything:
             tracked.seen, tracked.in_vain, tracked.shown_at = True, 0.0, now
@@ -131,10 +124,9 @@ class TrackedRequests:
 
 
 class DraftSession:
-    """Owns the connection to the draft: sends messages and reads the board. The proposer and its missed rows call it.
+    """Owns the connection to the draft. The proposer and its missed rows call it.
 
-    `send` posts a message without blocking and returns True if it went out. Some rules need `draft_probs`. The draft
-    serves requests in the `modes`. `seen` collects what the present round shows."""
+    `send` posts a message without blocking and returns True if it went out. The draft serves the `modes`."""
 
     def __init__(
         self,
@@ -156,18 +148,18 @@ class DraftSession:
 
     @property
     def state(self) -> DraftState:
-        """Return "up", "down" or "parked"; "open" or "half_open" while the breaker limits the draft's use."""
+        """Return the draft's state; "open" or "half_open" while the breaker limits its use."""
         if not self._hears:
             return "parked" if self._parked else "down"
         return "up" if self.breaker.state == "closed" else self.breaker.state
 
     @property
     def stalled(self) -> bool:
-        """Return True while the draft has made no progress since the target waited for it in vain, or left it alone."""
+        """Return True without progress since the draft was awaited in vain, or left alone."""
         return self.breaker.state == "open" or self.board.telemetry().progress == self._silent_since
 
     def still_s(self, now: float) -> float:
-        """Return the seconds for which the target, which looks at least once a round, has seen no progress."""
+        """Return the seconds for which the target, looking once a round, has seen no progress."""
         if (progress := self.board.telemetry().progress) != self._moved[1]:
             self._moved = now, progress
         return now - self._moved[0]
@@ -177,8 +169,7 @@ class DraftSession:
     def join(self, epoch: int, reads: Items[str] | None = None) -> bool:
         """Start with a draft that said hello; return False, and ignore it, if a younger one has joined.
 
-        From now on only its epoch counts. It `reads` only requests of these owners; None: all. It is told of the
-        running sequences one by one (`untracked`)."""
+        It `reads` only requests of these owners; None: all."""
         if epoch < (self.epoch or 0):
             return False
         if epoch == self.epoch:
@@ -193,31 +184,29 @@ class DraftSession:
         return True
 
     def park(self) -> None:
-        """Tell the draft, which no request uses, to end its process. Another one may join later."""
+        """Tell the draft to end its process. Another one may join later."""
         if self._hears and self._send(Leave()):
             self._hears, self._parked = False, True
             self._told_to_rejoin = True  # a parked draft does not rejoin
             self.announce()
 
     def change(self, reads: Items[str] | None, lost: Items[int]) -> None:
-        """Note what the draft `reads` from now on (see `join`), and stop tracking requests that it has `lost`.
-
-        It may be told of these again."""
+        """Note whose requests the draft `reads` now, and requests that it has `lost` and may be told again."""
         self.tracked.owners = reads
         for request in lost:
             self.tracked.remove(request)
 
     def tell(self, message: Message) -> None:
-        """Post to the draft. After a lost message its state is wrong: it must start over when it reads again."""
+        """Post to the draft; after a lost message it must start over when it reads again."""
         if self._hears and not self._send(message):
             self._hears = False
             self.tracked.clear()
 
     def track(self, sequence: Sequence, awaited: bool, round: int | None = None, length: int | None = None) -> bool:
-        """Tell the draft of a sequence whose next verification has no draft tokens; return True if it was told.
+        """Tell the draft of a sequence whose next verification has no draft tokens; return True if told.
 
-        `awaited`: the target may wait for it before the draft has shown anything of it. `round`, `length`: send the
-        first `length` tokens only, the text before the verification `round`."""
+        `awaited`: see `TrackedRequest`. `round`, `length`: send the text before that verification, of `length`
+        tokens."""
         if not self._hears or not self.breaker.admits(len(self.tracked)) or not self.tracked.read(sequence.owner):
             return False
         self.tell(
@@ -239,16 +228,15 @@ class DraftSession:
         return self._hears
 
     def release(self, requests: Items[int], ended: bool = True) -> None:
-        """Tell the draft to forget requests. They have `ended`, or go on without it."""
+        """Tell the draft to forget requests that `ended` or go on without it."""
         remove = self.tracked.forget if ended else self.tracked.remove
         if released := [request for request in requests if remove(request)]:
             self.tell(Release(released))
 
     def untracked(self, sequences: Items[Sequence]) -> Sequence | None:
-        """Return the next sequence to tell the draft of, or None.
+        """Return the next sequence to tell of, or None: one at a time, as the draft computes its text.
 
-        It is told of one at a time, as it must compute the text of each. A draft that has lost messages is told to
-        start over instead."""
+        A draft that has lost messages is told to start over instead."""
         if self._hears:
             # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
             found = (s for s in sequences if s.speculation.mode in self.modes and not s.proposal)
@@ -261,9 +249,7 @@ class DraftSession:
     # -- what the draft shows -------------------------------------------------------------------------------------
 
     def find(self, sequence: Sequence, key: Key, most: int) -> Cached | None:
-        """Propose at most `most` tokens for the outcome `key`, if the board has more than are proposed already.
-
-        Return what the board has, None if it has nothing."""
+        """Propose up to `most` tokens for `key`, if the board has more than proposed; return what it has."""
         found = self.board.find(sequence.slot, key, most)
         if found is None or len(found.ids) <= len(sequence.proposal):
             return found
@@ -279,22 +265,20 @@ class DraftSession:
         return found
 
     def showed(self, request: int, anything: bool, waited: float = 0.0) -> None:
-        """Note whether the draft had something for a request, after `waited` seconds.
-
-        A request that is given up is released, and told again later."""
+        """Note if the draft had anything for a request; one given up is released, and told again later."""
         self.seen.shown |= anything
         if self.breaker.state != "open" and not self.tracked.showed(request, anything, waited, self._now):
             self.tell(Release([request]))
 
     def note_wait(self, seconds: float, in_vain: bool) -> None:
-        """Note the lost `seconds` of a wait. After one `in_vain` the draft is `stalled` until it makes progress."""
+        """Note the lost `seconds` of a wait; `in_vain`: the draft is `stalled` until it makes progress."""
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
 
     def judge(self, now: float, verify_s: float) -> None:
-        """End a round at `now`: tell the breaker what it showed. A verification takes `verify_s` seconds.
+        """End a round: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
-        If the breaker is open, release all tracked requests, unless the draft is stalled: it has their texts."""
+        If the breaker is open, release all requests, unless the draft is stalled: it has their texts."""
         self._now = now
         self.still_s(now)
         progress, rejected = self.board.telemetry().progress, self.board.rejected
@@ -309,10 +293,7 @@ class DraftSession:
             self.tell(Release(tracked))
 
     def announce(self) -> None:
-        """Log a change of state.
-
-        The supervisor logs that a draft comes or goes. Changes of the breaker are logged at most once a minute,
-        with the current state."""
+        """Log a change of state: the breaker's at most once a minute."""
         before, state = self._announced, self.state
         if state in (before, "half_open"):
             return

@@ -1,4 +1,4 @@
-"""One step of the target: settle, schedule, verify, commit, look up. No process, socket or board in here."""
+"""One step of the target: settle, schedule, verify, commit, look up. No process, socket or board."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ssd.verifier.verification import Verification, VerifiedBatch
 
 
 class _Committed(NamedTuple):
-    """A row's outcome (None for a prefill chunk), its new `tokens` up to the request's end, and why it ended."""
+    """A row's outcome (None for a prefill chunk), its new `tokens`, and why its request ended."""
 
     result: Result | None
     tokens: list[int]
@@ -29,10 +29,9 @@ class _Committed(NamedTuple):
 
 
 class TargetEngine:
-    """Owns the committed tokens of all requests and the loop over them, which the target process calls step by step.
+    """Owns the committed tokens of all requests; the target process calls it step by step.
 
-    Draft tokens come from the `proposer`, forwards are run by the `verification`. `stop_token_ids` are the model's
-    end-of-sequence ids."""
+    `stop_token_ids`: the model's end-of-sequence ids. `state_slots`: the runner's."""
 
     def __init__(
         self,
@@ -43,7 +42,6 @@ class TargetEngine:
         cores: CoreChoice | None = None,
         state_slots: Items[int] | None = None,
     ) -> None:
-        """Make the engine; `state_slots` are the runner's."""
         salt = f"{config.digest}/{config.dtype}/{config.quantize}/{config.activations}"
         self.pool = PagePool(config.num_pages, config.page_size, salt, state_slots)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
@@ -56,7 +54,7 @@ class TargetEngine:
         self._took = (0, 0.0, 0.0)  # the last step's tokens, seconds of verification, seconds of waiting
 
     def prepare(self) -> None:
-        """Load what the first grammar would need; called before there are requests."""
+        """Load what the first grammar would need, before there are requests."""
         self._compiling.prepare()
 
     def submit(self, submit: Submit) -> None:
@@ -70,14 +68,14 @@ class TargetEngine:
             self._compiling.add(sequence, submit.params.structured)
 
     def abort(self, request: int) -> None:
-        """Forget a request; called between steps, so that no step in flight can touch its pages."""
+        """Forget a request; called between steps, so that no step can touch its pages."""
         self._compiling.discard(request)
         sequence = self.scheduler.find(request)
         if sequence is not None:
             self._forget([sequence])
 
     def abort_all(self) -> None:
-        """Forget every request, as the frontend that asked for them is gone; called between steps."""
+        """Forget every request; called between steps."""
         self._compiling.discard()
         self._forget([*self.scheduler.running, *self.scheduler.waiting])
 
@@ -86,11 +84,9 @@ class TargetEngine:
         return bool(self.scheduler.running or self.scheduler.waiting or self._compiling.waiting)
 
     def note_compile(self) -> None:
-        """Count a kernel that was compiled late (`ssd.kernels.gpu.watch_compiles`)."""
         self._late_compiles += 1
 
     def load(self) -> Load:
-        """Return the present load, and what the last step took."""
         tokens, verify, waited = self._took
         counters = self.proposer.counters
         return Load(
@@ -115,7 +111,7 @@ class TargetEngine:
     def step(self, host_work: Task = nothing) -> list[Emission]:
         """Advance every sequence that the batch has room for, and return what clients must be told.
 
-        Call `host_work` exactly once: during a wait for draft or device if there is one, else before the forward."""
+        Call `host_work` exactly once: during a wait for draft or device, or before the forward."""
         refused = self._admit()
         host_work = Once(host_work)
         waited = self.proposer.settle(self.scheduler.running, host_work)
@@ -134,7 +130,7 @@ class TargetEngine:
         return refused + self._emissions(verified, committed)
 
     def _admit(self) -> list[Emission]:
-        """Admit requests that can begin, and return the errors of those whose grammars cannot be compiled."""
+        """Admit requests that can begin, and return the errors of grammars that cannot be compiled."""
         refused = []
         idle = not self.scheduler.running and not self.scheduler.waiting
         for sequence in self._compiling.take(wait=idle) if self._compiling.waiting else ():
@@ -157,7 +153,7 @@ class TargetEngine:
         return batch
 
     def _account(self, verified: VerifiedBatch, waited: float) -> None:
-        """Add up where the time went: every second of a round is verification, waiting for the draft, or overhead."""
+        """Add up where the time went: verification, waiting for the draft, overhead."""
         verify, between = verified.ended - verified.began, verified.began - self._forward_ended - waited
         self._took = (sum(len(part.row.token_ids) for part in verified.batch), verify, waited)
         if self._cores is not None:
@@ -170,9 +166,9 @@ class TargetEngine:
         self._forward_ended = verified.ended
 
     def _commit(self, verified: VerifiedBatch) -> list[_Committed]:
-        """Append the tokens that each row emits to its sequence, as far as the request goes.
+        """Append each row's tokens to its sequence, up to the request's end.
 
-        The pages of a prefill chunk can be found in the prefix cache at once, as others may wait for them."""
+        Pages of a prefill chunk can be found in the prefix cache at once: others may wait for them."""
         committed = []
         in_flight: Items[Cached | None] = verified.in_flight or [None] * len(verified.batch)
         rows = zip(verified.batch, verified.samples, verified.outcomes, in_flight, strict=True)
@@ -197,7 +193,7 @@ class TargetEngine:
         return committed
 
     def _emissions(self, verified: VerifiedBatch, committed: Items[_Committed]) -> list[Emission]:
-        """Return what clients are told of a step, and forget ended requests after sharing their pages."""
+        """Return what clients are told, and forget ended requests after sharing their pages."""
         logprobs = verified.logprobs([row.tokens for row in committed])
         now = time.perf_counter()
         emissions, over = [], []

@@ -1,4 +1,4 @@
-"""Requests that wait until their grammars are compiled, which is done beside the loop."""
+"""Requests that wait until their grammars are compiled beside the loop."""
 
 from __future__ import annotations
 
@@ -18,29 +18,23 @@ _PATIENCE_S = 0.005
 
 
 class GrammarQueue:
-    """The requests whose grammars are being compiled: `waiting`."""
-
     def __init__(self, config: EngineConfig, ends: Iterable[int]) -> None:
         known = Path(config.target), config.vocab_size, frozenset(ends)
         self._compiler = BackgroundCompiler(lambda: GrammarCompiler(*known))
         self.waiting: dict[Sequence, Future[Grammar]] = {}
 
     def prepare(self) -> None:
-        """Load what compiling needs, before there are requests."""
         self._compiler.prepare()
 
     def add(self, sequence: Sequence, asked: Structured) -> None:
         self.waiting[sequence] = self._compiler.compile(asked, (sequence.owner, sequence.params.cache_salt))
 
     def discard(self, request: int | None = None) -> None:
-        """Forget a request, or all of them."""
         for sequence in [s for s in self.waiting if request in (None, s.request)]:
             del self.waiting[sequence]
 
     def take(self, wait: bool) -> list[Sequence]:
-        """Remove and return the requests whose grammars are compiled, or cannot be: then they have a `failure`.
-
-        `wait`: there is no other work, so wait a moment for the next one."""
+        """Remove and return requests with a compiled grammar or a `failure`; `wait` a moment for one."""
         if wait:
             futures.wait(self.waiting.values(), _PATIENCE_S, futures.FIRST_COMPLETED)
         done = [sequence for sequence, future in self.waiting.items() if future.done()]

@@ -1,8 +1,7 @@
-"""A draft in the target's process and stream, for mode `sd` on one GPU: no message, no board, no second context.
+"""A draft in the target's process and stream, for mode `sd` on one GPU: no message, no board.
 
-The device goes from an outcome to the next batch by itself: it finds the outcome, runs the draft for each of K tokens,
-and builds the batch of them. Each token is drawn with the target's own noise, so at any temperature it is accepted if
-both models draw the same. A wrong, bad or missing draft token costs the time of its forward, never an id."""
+The device goes from an outcome to the next batch by itself: it finds the outcome, runs the draft for K tokens with the
+target's noise, and builds the batch. A wrong or missing draft token costs a forward, never an id."""
 
 from __future__ import annotations
 
@@ -39,12 +38,11 @@ _DRAWINGS = Drawing.GREEDY, Drawing.WARM, Drawing.FILTERED
 
 
 def _size(rows: int) -> int:
-    """Return the least power of two that is not below a number of rows."""
     return 1 << (rows - 1).bit_length()
 
 
 class InlineRunner(StaticRunner):
-    """The draft's runner. It draws ids of the target's vocabulary, or of the list of a draft that has one."""
+    """The draft's runner; it draws ids of the target's vocabulary, or of its list."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self.pages = config.inline_num_pages or config.draft_num_pages
@@ -66,9 +64,7 @@ class InlineRunner(StaticRunner):
 
 
 class _Loop:
-    """The forwards of up to `rows` rows in one kind of drawing: the `first`, and `one` or the `rest` of the later ones.
-
-    Each is a captured graph, or a plain function."""
+    """Captured forwards of `rows` rows in one kind of drawing: the `first`, then `one` or the `rest`."""
 
     def __init__(self, draft: InlineDraft, rows: int, drawing: Drawing) -> None:
         self._draft, self._rows, self._drawing = draft, rows, drawing
@@ -98,22 +94,20 @@ class _Loop:
 
 
 class _Text:
-    """A request's text as the draft has read it: `computed` tokens have keys and values. `full`: it had no room."""
+    """A request's text as the draft has read it: `computed` tokens; `full`: it had no room."""
 
     def __init__(self, table: PageTable, tokens: Sequence[int]) -> None:
         self.table, self.full = table, False
         self.computed = table.adopt_prefix(tokens)
 
     def share(self, tokens: Sequence[int]) -> None:
-        """Let other texts find the pages of the committed `tokens`."""
         self.table.share_computed(tokens, min(self.computed, len(tokens) - 1))
 
 
 class InlineDraft:
     """Owns the draft's model, its KV cache and what it has read of each request.
 
-    `drafted` int64 [rows, 3 + most] are the results of `run` (see `ssd.kernels.rounds.begin_draft`). After an error it
-    is not used for a while."""
+    `drafted` int64 [rows, 3 + most]: results of `run` (`ssd.kernels.rounds.begin_draft`). After an error it rests."""
 
     def __init__(self, config: EngineConfig, runner: InlineRunner) -> None:
         self.runner, self.vocabulary, self.known = runner, config.vocab_size, runner.model.shape.vocab_size
@@ -126,7 +120,7 @@ class InlineDraft:
 
     @torch.inference_mode()
     def prepare(self, rows: Tensor, decided: Callable[[], Tensor], layout: RowLayout) -> None:
-        """Make, and on a GPU capture, the forwards that read a device scheduler's `rows` and what it has `decided`."""
+        """Make, and on a GPU capture, forwards that read a scheduler's `rows` and what it `decided`."""
         self.rows, self.decided, self.layout = rows, decided, layout
         self.drafted, self.work = torch.zeros_like(decided()), torch.zeros_like(decided())
         captured = GraphPool(self.runner.model.device).capture if self.runner.capture else once
@@ -140,19 +134,18 @@ class InlineDraft:
 
     @property
     def failed(self) -> bool:
-        """Return True for a while after an error."""
         return time.monotonic() < self._again
 
     @torch.inference_mode()
     def forwards(self) -> dict[int, Callable[[], None]]:
-        """Return a later forward of each size of a batch, to be timed: it has no row."""
+        """Return a later forward of each size of a batch, without rows, to be timed."""
         self.work[:, 2] = -1
         return {rows: loop.one for (rows, drawing), loop in self._loops.items() if drawing is Drawing.GREEDY}
 
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def read(self, requests: Sequence[Request]) -> list[Request]:
-        """Read the new tokens of texts, except the last one of each; return the requests that are read to the end.
+        """Read the new tokens of texts but the last one of each; return the requests read to the end.
 
         Prompts are read in parts of at most `max_num_batched_tokens` tokens in all."""
         rows, ready, room = list[Row](), list[Request](), self._most_tokens
@@ -179,17 +172,16 @@ class InlineDraft:
         return ready
 
     def has_read(self, request: Request) -> bool:
-        """Return True if the draft has read all but what a verification of the request's proposal may add."""
+        """Return True if the draft has read all but what verifying the request's proposal may add."""
         text = self._texts.get(request.request)
         return text is not None and text.computed >= len(request.tokens) - 1 + max(1, len(request.proposal))
 
     def is_full(self, request: Request) -> bool:
-        """Return True if there was no room for the request's text when it was last read."""
         text = self._texts.get(request.request)
         return text is not None and text.full
 
     def makes_room(self, request: Request, stop: int) -> bool:
-        """Return True if there are pages for `stop` tokens of a request's text; else give its pages back."""
+        """Return True if there are pages for `stop` tokens of a text; else give its pages back."""
         return self._grown(self._texts[request.request], stop)
 
     def _grown(self, text: _Text, stop: int) -> bool:
@@ -204,7 +196,7 @@ class InlineDraft:
         return not text.full
 
     def committed(self, request: Request, drafted: int) -> None:
-        """Note a request's new tokens, and that the device has `drafted` tokens behind them, where it drafts ahead."""
+        """Note a request's new tokens; where the device drafts ahead, `drafted` tokens follow."""
         text = self._texts.get(request.request)
         if text is not None and not text.full:
             known = len(request.tokens) - 1
@@ -221,7 +213,7 @@ class InlineDraft:
 
     @torch.inference_mode()
     def run(self, rows: Sequence[tuple[int, int]], most: int, drawing: Drawing) -> None:
-        """Launch the forwards of up to `most` draft tokens for rows, each given by its slot and its request."""
+        """Launch the forwards of up to `most` draft tokens for rows of (slot, request)."""
         known = [(slot, text.table.pages) for slot, request in rows if (text := self._texts.get(request)) is not None]
         if most and not self.failed:
             try:
@@ -234,7 +226,7 @@ class InlineDraft:
         self.drafted[:, 2].zero_()  # no draft tokens
 
     def fail(self) -> None:
-        """Log the present exception, forget all texts, and leave the draft alone: twice as long as the last time."""
+        """Log the present exception, forget all texts, rest twice as long as last time."""
         log.exception("the draft failed; decoding goes on without it for %.0f s", self._pause)
         self._again, self._pause = time.monotonic() + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
         for text in self._texts.values():

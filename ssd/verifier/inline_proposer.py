@@ -1,4 +1,4 @@
-"""Gets draft tokens from a draft in the target's process (`ssd.verifier.inline_draft`)."""
+"""Gets draft tokens from a draft in the target's process."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _ACCEPTANCE, _SMOOTHING = 0.5, 0.01  # an acceptance rate until it is measured, 
 def inline(
     config: EngineConfig, plain: PlainVerification, board: BoardReader, memory: SuffixMemory | None
 ) -> InlineProposer | None:
-    """Load the draft into this process, and return what proposes its tokens.
+    """Load the draft into this process, and return what proposes its tokens; None without room.
 
-    Returns None, and logs why, if the device has no room for it. Raises UsageError for a model that cannot draft."""
+    Raises UsageError for a model that cannot draft."""
     target = plain.runner
     assert isinstance(target, StaticRunner), "a target in static shapes"
     try:
@@ -56,9 +56,7 @@ def inline(
 
 
 class RoundTimes:
-    """Seconds of verifications, and of the draft's forwards (`drafting`) by the number of rows, measured at the start.
-
-    Texts have one token then, so long ones make both longer."""
+    """Seconds of verifications and of the draft's forwards (`drafting`) by rows, behind short texts."""
 
     @torch.inference_mode()
     def __init__(self, runner: StaticRunner, draft: InlineDraft) -> None:
@@ -76,12 +74,12 @@ class RoundTimes:
                 costs.append(measured[shape])
 
     def best(self, rows: int, acceptance: float) -> int:
-        """Return the K, at most `AUTO_LOOKAHEAD`, that brings most tokens per second in a batch of `rows` rows."""
+        """Return the K that brings most tokens per second in a batch of `rows` rows."""
         most = max(1, min(AUTO_LOOKAHEAD, len(self._verifying[self._size(rows)]) - 1))
         return max(range(1, most + 1), key=lambda k: expected_tokens(acceptance, k) / self._round_s(rows, k))
 
     def pricing(self, rows: int, acceptance: float, lookahead: int) -> Callable[[int], float]:
-        """Return the price in tokens of more tokens of a row: what a row brings in its part of their time."""
+        """Return the price in tokens of more tokens of a row: what a row brings in their time."""
         costs = self._verifying[self._size(rows)]
         speed = expected_tokens(acceptance, lookahead) / self._round_s(rows, lookahead)
         return lambda more: speed * (costs[min(more, len(costs) - 1)] - costs[0])
@@ -110,9 +108,8 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 class InlineProposer(Proposer):
     """Drafts for requests in mode `sd`: behind each verification on the device, else before the next one.
 
-    The latter is so for a request's first round, and wherever verifications do not overlap. `times` choose K where a
-    request leaves it open, and price guesses. `memory`: guesses from earlier texts, which are verified instead of the
-    draft's tokens where they should bring more. Tokens that a grammar forces come before both."""
+    Before: in a request's first round, and where verifications do not overlap. `times` choose an open K, and price
+    guesses of the `memory`, which replace draft tokens where they should bring more. Forced tokens come before both."""
 
     def __init__(
         self,
@@ -216,7 +213,7 @@ class InlineProposer(Proposer):
         return min(self._most(sequence), sequence.acceptable)
 
     def _better_guess(self, sequence: Sequence) -> Guess | None:
-        """Return the memory's guess, of a row of a graph at most, if it should bring more than the draft's tokens."""
+        """Return the memory's guess if it should bring more than draft tokens, cut to a graph's row."""
         guess, gain, acceptance = None, 0.0, self._acceptance.value
         if self._memory is not None:
             lookahead = self._lookahead(sequence) if self._wants(sequence) else 0
@@ -230,7 +227,7 @@ class InlineProposer(Proposer):
         return guess._replace(tokens=guess.tokens[: LONGEST_ROW - 1])
 
     def _propose(self, sequences: Items[Sequence]) -> None:
-        """Let the draft read the new tokens of sequences, and draft for each that it has read to the end."""
+        """Let the draft read new tokens, and draft for each sequence read to the end."""
         try:
             ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]

@@ -35,8 +35,8 @@ def load(
 ) -> tuple[Runner, frozenset[int]]:
     """Load the model with its cache; return its runner and its end-of-sequence ids.
 
-    `progress` is told how much of the weights has been read. Rank 0 warms the runner up; the other ranks then run what
-    rank 0 tells them, or capture the same graphs. Raises UsageError for a model that cannot be run as configured."""
+    Rank 0 warms the runner up; other ranks run what rank 0 tells them, or capture the same graphs. Raises UsageError
+    for a model that cannot be run as configured."""
     dummy = config.load_format == "dummy"
     checkpoint = inspect(Path(config.target), weights=not dummy)
     dtype, device = getattr(torch, config.dtype), device_of_rank(config, ranks.rank)
@@ -83,7 +83,7 @@ def load(
 
 
 def load_draft(config: EngineConfig) -> InlineRunner:
-    """Load the draft of a target in this process. Raises UsageError for a model that cannot draft for the target."""
+    """Load a draft into the target's process. Raises UsageError for a model that cannot draft for it."""
     assert config.draft is not None
     failpoints.reach("draft.load")
     dummy, longest = config.load_format == "dummy", config.max_model_len + 2 * (MAX_LOOKAHEAD + 1)
@@ -102,7 +102,7 @@ def load_draft(config: EngineConfig) -> InlineRunner:
 
 
 def _check_plain(config: EngineConfig, cause: str) -> None:
-    """Log why a target is served with `ar` where more was asked for; raise UsageError where it must be told so."""
+    """Log why a target is served with `ar`; raise UsageError where more was asked for explicitly."""
     if config.kv_cache_dtype != "auto" or config.deterministic:
         option = "--deterministic" if config.deterministic else f"--kv-cache-dtype {config.kv_cache_dtype}"
         raise UsageError(f"{config.target} has no paged keys and values, which {option} needs: {cause}")
@@ -120,8 +120,8 @@ def _shows(runner: Runner, layers: tuple[int, ...]) -> bool:
 
 
 def device_of_rank(config: EngineConfig, rank: int) -> torch.device:
-    """Return the device of a rank: the CPU for all, or neighbouring GPUs from the configured one on.
+    """Return the device of a rank: the CPU, or neighbouring GPUs from the configured one on.
 
-    Where ranks are on other machines, a process sees only the GPU of its rank."""
+    Where ranks are on other machines, a process sees only its GPU."""
     device, place = device_of(config.device), rank if rank in config.ranks else 0
     return device_of(f"cuda:{(device.index or 0) + place}") if place and device.type == "cuda" else device

@@ -1,4 +1,4 @@
-"""Guesses from what requests said before: the tokens that followed the end of a text in the texts of its scope.
+"""Guesses from what requests said before: tokens that followed the end of a text in other texts.
 
 The method is that of SuffixDecoding (Oliaro et al., arXiv 2411.04975), with links in a ring instead of suffix trees."""
 
@@ -52,7 +52,7 @@ def agreement(votes: int, places: int) -> int:
 
 
 class _Remembered:
-    """A sequence's text in the store, and the guess after its last tokens, with the chance of each token."""
+    """A sequence's text in the store, and the guess after it, with the chance of each token."""
 
     def __init__(self, text: StoredText) -> None:
         self.text = text
@@ -60,7 +60,7 @@ class _Remembered:
         self.chances: Items[Mean] = ()
 
     def extend(self, tokens: Items[int]) -> bool:
-        """Add new tokens of a sequence, and learn how far the guess was right; return True if all are added."""
+        """Add new tokens, learn how far the guess was right; return True if all are added."""
         if not len(self.text):
             self.text.begin(tokens)
         new = tokens[len(self.text) : len(self.text) + _AT_ONCE]
@@ -74,10 +74,10 @@ class _Remembered:
 
 
 class SuffixMemory:
-    """Keeps prompts and answers of this engine's requests, the newest in at most `size` bytes, and guesses from them.
+    """Keeps texts of this engine's requests, the newest in at most `size` bytes. The proposer calls it.
 
-    The proposer calls it. With the scope "key" a text finds only those of the same client's key and `cache_salt`, with
-    "engine" all. A request with `store` false is neither kept nor helped."""
+    With the scope "key" a text finds only texts of the same client's key and `cache_salt`. A request with `store` false
+    is neither kept nor helped."""
 
     def __init__(self, size: int, scope: MemoryScope = "key") -> None:
         self._store, self._scope, self._secret = SuffixStore(size), scope, secrets.token_bytes(16)
@@ -89,9 +89,7 @@ class SuffixMemory:
 
     @classmethod
     def of(cls, config: EngineConfig) -> SuffixMemory | None:
-        """Return the memory that a configuration asks for; None if it asks for none, or without compiled kernels.
-
-        Raises UsageError if the system does not give so much memory."""
+        """Return the memory that is configured; None without compiled kernels. Raises UsageError without room."""
         if not config.suffix_memory:
             return None
         if library.functions() is None:
@@ -103,7 +101,7 @@ class SuffixMemory:
             raise UsageError(f"no room for --suffix-memory {config.suffix_memory}: {error}") from None
 
     def guess(self, row: Sequence, pricing: Callable[[], Callable[[int], float]]) -> Guess | None:
-        """Add a sequence's new tokens, and return a guess of the next ones; None if none are worth their price."""
+        """Add a sequence's new tokens, and guess the next ones; None if none are worth their price."""
         if not row.params.store:
             return None
         remembered = self._remembered(row)
@@ -118,7 +116,7 @@ class SuffixMemory:
         return Guess(found.tokens[:count], accepted, gain) if count else None
 
     def release(self, rows: Items[Sequence]) -> None:
-        """Store the rest of the texts of sequences that ended or lost their pages, and forget the sequences."""
+        """Store the rest of the texts of sequences, and forget the sequences."""
         for row in rows:
             if row.params.store and (row.round > 0 or row.request in self._rows):
                 remembered = self._remembered(row)

@@ -1,6 +1,4 @@
-"""Decides what a row does after a cache miss: wait for fresh draft tokens, guess without a model, or go on.
-
-A `MissPolicy` decides that for all requests of one `--backup`. `MissedRows` does the waiting."""
+"""Decides what a row does after a cache miss: wait for the draft, guess without a model, or go on."""
 
 from __future__ import annotations
 
@@ -47,11 +45,10 @@ _PRICED_FOR = 8  # rounds for which prices are kept
 
 
 class WaitCosts:
-    """Prices waits for the draft and more tokens to verify, by the pair's `estimates` and the state of the round.
+    """Prices waits for the draft and more tokens to verify, by the pair's `estimates`.
 
-    `ready`: number of draft tokens of each row that does not wait. `verified`: tokens so far in the next verification
-    of `batch` rows. `away_s`: seconds of the round trip to a draft on another machine. `weighed`: by request, the
-    figures of this round's waits, as `Mark.NO_GAIN` has them."""
+    `ready`: draft tokens of each row that does not wait. `verified`: tokens so far in the next verification of `batch`
+    rows. `away_s`: seconds of the round trip to a remote draft. `weighed`: figures for `Mark.NO_GAIN`, by request."""
 
     def __init__(self, estimates: Estimates) -> None:
         self.estimates, self.away_s = estimates, 0.0
@@ -62,9 +59,7 @@ class WaitCosts:
         self._priced_at = 0
 
     def pricing(self) -> Callable[[int], float]:
-        """Return a function that gives the price in tokens of verifying `more` tokens.
-
-        The price is what the whole batch brings in the additional time; 0 while that is unknown."""
+        """Return the price in tokens of verifying `more` tokens: what the batch brings in their time, or 0."""
         if self.estimates.rounds // _PRICED_FOR != self._priced_at:
             self._priced, self._priced_at = {}, self.estimates.rounds // _PRICED_FOR
         key = self.batch, self.verified, self.estimates.works_ahead
@@ -85,11 +80,11 @@ class WaitCosts:
         return speed if self.batch == 1 else speed / min(1.0, _AMONG_OTHERS * self.estimates.tokens_a_row)
 
     def draft_gain(self, drafted: int) -> float:
-        """Return the tokens that `drafted` tokens of the draft are expected to bring beyond their price."""
+        """Return what `drafted` tokens of the draft should bring beyond their price."""
         return expected_tokens(self.estimates.acceptance.value, drafted) - 1 - self.pricing()(drafted)
 
     def least(self, lookahead: int) -> float:
-        """Return the probability of all draft tokens below which another one does not pay in `sd`, for a row alone.
+        """Return the probability of a single row's trunk below which another token does not pay in `sd`.
 
         A token costs a draft step, and its share of a verification of `lookahead` draft tokens."""
         step = self.estimates.costs.of("step")
@@ -98,9 +93,7 @@ class WaitCosts:
         return min(max(0.0, price / max(1e-9, self.estimates.acceptance.value)), 1.0)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
-        """Return for each request the draft tokens worth waiting for; 0 if waiting does not pay.
-
-        A row that does not wait brings `otherwise` tokens."""
+        """Return by request the draft tokens worth waiting for; no wait brings `otherwise` tokens."""
         longest, known = max((sequence.lookahead for sequence in rows), default=0), self.estimates
         verify = known.costs.of("verify_beside") or LinearCost(known.verify_s.value, 0.0)
         wait = depth_worth_waiting_for(
@@ -121,7 +114,7 @@ class WaitCosts:
 
 
 class Guess(NamedTuple):
-    """Tokens to verify. `accepted` of them are expected to be right, which brings `gain` tokens beyond their price."""
+    """Tokens to verify: `accepted` of them should be right, for `gain` tokens beyond their price."""
 
     tokens: Items[int]
     accepted: float
@@ -129,28 +122,27 @@ class Guess(NamedTuple):
 
 
 class MissPolicy:
-    """Decides what a row does after a miss. This one is `none`: the row goes on with its bonus token alone.
+    """Decides what a row does after a miss. This is `none`: the row goes on with its bonus token alone.
 
-    One instance serves all requests of its name. A plugin subclasses `JustInTime` or this in one file, overrides what
-    differs, and registers the class under the entry-point group `ssd.backups`; then `--backup NAME` chooses it. The
-    whole batch waits for its methods, and they must not raise."""
+    One instance serves all requests of its name. A plugin subclasses `JustInTime` or this, and registers the class
+    under `ssd.backups`. The whole batch waits for its methods, and they must not raise."""
 
     uses_draft = True  # False: the target works without a draft, and K is no bound
     uses_cache = True  # False: outcomes are not looked up, as the draft works in turn with the target
     decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
-        """Return by request how many fresh draft tokens the missed rows wait for."""
+        """Return by request how many fresh draft tokens the rows wait for."""
         return {}
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
-        """Return why the row should neither wait nor propose now: a proposal's price and worth in tokens; () if it may.
+        """Return () if the row may wait or propose, else a proposal's price and worth in tokens.
 
         Only called if `decides_later`."""
         return ()
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
-        """Return tokens to verify for a row that got none from the draft. Called at the launch.
+        """Return tokens to verify for a row without draft tokens, at its launch.
 
         Their source is "lookup", unless this method sets `sequence.source`."""
         return []
@@ -158,18 +150,18 @@ class MissPolicy:
     def gain(self, request: int) -> float | None:
         """Return the tokens that the last `propose` should bring beyond their price.
 
-        A guess of the suffix memory that promises more is verified instead. None: this policy's tokens come first."""
+        A guess of the memory that promises more is verified instead. None: this policy's tokens come first."""
         return None
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
-        """Learn what came after `propose`: the round verified `drafted` of its tokens, and brought `tokens`."""
+        """Learn that a round verified `drafted` proposed tokens, and brought `tokens`."""
 
     def forget(self, request: int) -> None:
-        """Drop all that is known of a request that has ended."""
+        """Drop all that is known of a request."""
 
 
 class JustInTime(MissPolicy):
-    """`jit`: waits for as many draft tokens as raise the tokens per second of the batch."""
+    """`jit`: waits for the draft tokens that raise the batch's tokens per second."""
 
     decides_later = True
 
@@ -178,7 +170,7 @@ class JustInTime(MissPolicy):
 
 
 class WaitForK(MissPolicy):
-    """Mode `sd`: every outcome is a miss, and waits for K draft tokens, or until the draft has ended."""
+    """Mode `sd`: every outcome waits for K draft tokens, or until the draft has ended."""
 
     uses_cache, decides_later = False, True
 
@@ -190,9 +182,8 @@ class WaitForK(MissPolicy):
 class _Guesser:
     """The speculator of a sequence, None once it has failed.
 
-    `kind`: of the sequence's sampling law. `known`: tokens that the speculator was given. `guess`: its last
-    proposal. `gain`: tokens that its proposals were expected to bring lately beyond their price. `present_gain`:
-    that of the last proposal, or of a grammar's tokens."""
+    `known`: tokens that it was given. `guess`: its last proposal. `gain`: what proposals should have brought lately
+    beyond their price; `present_gain`: the last one, or a grammar's tokens."""
 
     speculator: Speculator | None
     kind: int = 0
@@ -209,8 +200,8 @@ class _Guesser:
 class ModelFree(MissPolicy):
     """`ngram` and plugins' speculators: verifies what the speculator proposes, without waiting.
 
-    `make` returns a new speculator, which learns the text of one sequence when it is first asked. A request whose
-    speculator raises goes on without it. Tokens that a grammar forces come first: they are always right."""
+    `make` returns a new speculator. A request whose speculator raises goes on without it. Tokens that a grammar forces
+    come first: they are always right."""
 
     decides_later = True
 
@@ -230,9 +221,9 @@ class ModelFree(MissPolicy):
         self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
-        """Return both if verifying one token costs more than the best proposal brings, or asking than came of it.
+        """Return price and worth where no proposal pays; now and then (), to learn if that has changed.
 
-        Now and then return (), to learn if it still does."""
+        They are of verifying one token and its best chance, or of asking for a proposal and its recent gain."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return ()
         guesser, asking = self._guessers.get(sequence.request), _ASKING_S * costs.estimates.speed(costs.batch)
@@ -242,9 +233,7 @@ class ModelFree(MissPolicy):
         return (price, worth) if price >= worth else ()
 
     def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
-        """Return the tokens that the grammar forces, else those of the speculator.
-
-        Where K is chosen automatically, return only as many as are worth their price."""
+        """Return the tokens that the grammar forces, else the speculator's; with an open K those that pay."""
         try:
             if sequence.request not in self._guessers:
                 self._guessers[sequence.request] = _Guesser(self._make() if self._make else None, sequence.kind)
@@ -277,7 +266,7 @@ class ModelFree(MissPolicy):
         return None if guesser is None else guesser.present_gain
 
     def note(self, request: int, drafted: int, tokens: Items[int]) -> None:
-        """Learn how often guesses are right, unverified ones too as far as the true tokens are known."""
+        """Learn how often guesses are right, also unverified ones where the true tokens are known."""
         guesser = self._guessers[request]
         if drafted:
             self.tokens.note(len(tokens))
@@ -292,7 +281,7 @@ class ModelFree(MissPolicy):
 
 
 def forced_tokens(sequence: Sequence) -> list[int]:
-    """Return the next tokens of a sequence that its grammar leaves no choice about."""
+    """Return the next tokens that a sequence's grammar leaves no choice about."""
     if sequence.grammar is None:
         return []
     most = min(MAX_LOOKAHEAD, sequence.acceptable)
@@ -300,7 +289,7 @@ def forced_tokens(sequence: Sequence) -> list[int]:
 
 
 class Auto(ModelFree):
-    """`auto`: waits where that brings more tokens per second than prompt lookup has brought (Theorem 17)."""
+    """`auto`: waits where that brings more than prompt lookup has brought (Theorem 17)."""
 
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
         return ()  # it may wait
@@ -312,13 +301,13 @@ class Auto(ModelFree):
 
 
 class Lookup(ModelFree):
-    """Mode `ngram`: the target works without a draft, and verifies what prompt lookup proposes."""
+    """Mode `ngram`: verifies what prompt lookup proposes, without a draft."""
 
     uses_cache = uses_draft = False
 
 
 def load_policy(mode: Mode, backup: str) -> MissPolicy:
-    """Return a new policy for a mode, or for `--backup` in mode `ssd`. A plugin that fails becomes `none`."""
+    """Return a policy for a mode, or for `--backup` in mode `ssd`; a plugin that fails becomes `none`."""
     if mode in ("sd", "ngram"):
         return WaitForK() if mode == "sd" else Lookup()
     built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
@@ -331,7 +320,7 @@ def load_policy(mode: Mode, backup: str) -> MissPolicy:
 
 
 class MissedRow(NamedTuple):
-    """A row without draft tokens, the key under which the draft will answer it, and the memory's guess.
+    """A row without draft tokens, the key of the draft's answer, and the memory's guess.
 
     `held`: its outcome, if the draft has not been told that yet."""
 
@@ -345,8 +334,7 @@ class MissedRow(NamedTuple):
 class MissedRows:
     """Owns the rows of a round that missed, from their outcomes to their launch. The proposer calls it.
 
-    By request: `rows` that wait for their launch; seconds `waited` by rows whose draft works ahead; `asked`, the
-    policies that were called to `propose` tokens."""
+    By request: `rows`; seconds `waited` by rows whose draft works ahead; policies `asked` to propose."""
 
     def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
@@ -360,11 +348,10 @@ class MissedRows:
             known.pop(request, None)
 
     def note_reason(self, request: int, reason: Mark, *figures: float) -> None:
-        """Record why a row that missed does not wait for the draft, or for any more of it."""
         self._trace.note(reason, request, *figures)
 
     def needs_no_draft(self, request: int) -> bool:
-        """Return True if a row in `sd` has a guess, so that it will probably not wait for the draft."""
+        """Return True if a row in `sd` has a guess, and probably does not wait."""
         row = self.rows.get(request)
         return row is not None and row.guess is not None and not row.policy.uses_cache
 
@@ -381,7 +368,7 @@ class MissedRows:
             self.rows = {request: row._replace(held=None) for request, row in self.rows.items()}
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
-        """Wait as long as it pays; tell the draft what the missed rows of the running `sequences` verify now."""
+        """Wait as long as it pays; tell the draft what the missed rows verify now."""
         depths = self._depths(sequences, began)
         if depths:
             self._tell_held()
@@ -433,7 +420,7 @@ class MissedRows:
         return {request: depth for request, depth in depths.items() if depth > 0}
 
     def _wait(self, depths: dict[int, int], began: float) -> None:
-        """Poll the board until every row has all its tokens or nothing comes any more; keep whatever is there."""
+        """Poll the board until every row has all its tokens or nothing comes any more."""
         known, away_s, deepest = self._costs.estimates, self._costs.away_s, max(depths.values())
         expected_s = 4 * deepest * known.token_s.value * self._session.breaker.patient
         patience, limit = max((known.verify_s.value, 0), (expected_s, 1))  # as `Mark.SILENT` numbers the limits
@@ -464,7 +451,7 @@ class MissedRows:
         self._judge([row for row, _ in waiting], got, began)
 
     def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
-        """Note what a wait since `began` showed of the draft, which brought at most `got` tokens for a row."""
+        """Note what a wait since `began` showed of the draft; a row got at most `got` tokens."""
         session, known, seconds = self._session, self._costs.estimates, time.perf_counter() - began
         if not got:
             self._silent_at = began + seconds
@@ -479,7 +466,7 @@ class MissedRows:
         session.note_wait(max(0.0, seconds - paid), in_vain=not got)
 
     def _launch(self, row: MissedRow) -> Launch:
-        """Return what a row verifies now: the draft's tokens, else those of the memory or of its policy."""
+        """Return what a row verifies: the draft's tokens, else the memory's or its policy's."""
         sequence, own = row.sequence, list[int]()
         sequence.source = "draft" if sequence.proposal else "lookup"  # `propose` may name another one
         if not sequence.proposal:

@@ -1,9 +1,8 @@
 """Overlap scheduling: the next verification is launched before the host has read the present one.
 
-A verification can be followed if its outcomes alone decide the next batch: all running sequences are in it and decode,
-each by its own samples. The device builds the next batch itself (`DeviceScheduler`), from the outcomes and from the
-draft tokens published for them. A request that ends with its outcome has computed one row for nothing. The keys and
-values of that row lie behind the committed tokens, and the next owner of the pages overwrites them."""
+That is possible if outcomes alone decide the next batch: all running sequences are in this one and decode by their own
+samples. A request that ends with its outcome has computed one row for nothing; the next owner of its pages overwrites
+the row's keys and values."""
 
 from __future__ import annotations
 
@@ -63,11 +62,11 @@ Ask = Callable[[Sequence], Asked | None]
 
 
 class FollowedRow(NamedTuple):
-    """A row of one committed token and draft tokens; a row of the next verification follows it.
+    """A row of one committed token and draft tokens, which a row of the next verification follows.
 
-    `first`: where its tokens begin in the batch. `round_key`: epoch, request and round of its outcome. `most`: bound on
-    the next row's draft tokens. `left`: draft tokens of both rows that can be accepted before the text is full.
-    `text`: set if the logits are adjusted. `inline`: its draft tokens are those of a draft in this process."""
+    `first`: index of its tokens in the batch. `round_key`: epoch, request and round of its outcome. `most`: bound on
+    the next row's draft tokens. `left`: draft tokens of both rows that can be accepted before the text is full. `text`:
+    set if the logits are adjusted."""
 
     row: Row
     law: Law
@@ -84,15 +83,14 @@ class FollowedRow(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Return the most tokens that can have keys and values after the next row: it needs pages for them."""
+        """Return the most tokens with keys and values after the next row: it needs their pages."""
         return min(self.row.stop + 1 + self.most, self.row.start + 2 + self.left)
 
 
 class DeviceScheduler:
     """Launches verifications on `runner`, at most one behind the one that the host waits for.
 
-    The draft tokens of a next verification come from the `board`, or from a `draft` on the same device: all from one
-    of them."""
+    All draft tokens of a verification are on the `board`, or of a `draft` on the same device."""
 
     def __init__(self, runner: StaticRunner, board: DeviceBoard, draft: InlineDraft | None = None) -> None:
         device = runner.model.device
@@ -134,14 +132,14 @@ class DeviceScheduler:
         return tokens is not None
 
     def shape(self, rows: Items[int]) -> GraphShape | None:
-        """Return the smallest shape for rows of at most these lengths; None if none is large enough."""
+        """Return the smallest shape for rows of at most these lengths, or None."""
         return smallest_fitting(rows, self._runner.steps)
 
     @torch.inference_mode()
     def launch_next(self, rows: Items[FollowedRow], shape: GraphShape) -> None:
-        """Start the verification that follows `rows` of the running one; the running one's other rows end with it.
+        """Start the verification that follows `rows` of the running one, whose other rows end with it.
 
-        The caller ensures that it fits `shape`, and that the rows have pages up to their `stop`."""
+        It must fit `shape`, and the rows must have pages up to their `stop`."""
         size, step = self._runner.cache.page_size, self._runner.steps[shape]
         self._runner.tables.tell((each.row.slot, each.row.pages[: -(-each.stop // size)]) for each in rows)
         table = self._runner.adjustments if any(each.text for each in rows) else None
@@ -157,7 +155,7 @@ class DeviceScheduler:
         self._running = step.tokens(drawing_of((each.law for each in rows), table is not None))
 
     def _decide_and_draft(self, rows: Items[FollowedRow]) -> None:
-        """Find the outcomes of `rows`, and their draft tokens; send both to the host."""
+        """Find the outcomes of `rows`, draft after them; send both to the host."""
         most = max(each.most for each in rows)
         self._inline = self._draft is not None and any(each.inline for each in rows)
         if most and not self._inline:
@@ -177,9 +175,9 @@ class DeviceScheduler:
             self._arrived.record()
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
-        """Return the samples of the verification before the running one, and the draft tokens in the running one.
+        """Return the samples of the verification before the running one, and the draft tokens in the latter.
 
-        Wait for the former. It has `rows` followed rows; the entry is -1 where there were no draft tokens for a row."""
+        Waits for the samples. It has `rows` followed rows; an entry is -1 where a row has no draft tokens."""
         found = self._of_rows(rows)
         if self._inline:
             drafts = [Cached(0 if depth else -1, ids[:depth]) for _, _, depth, *ids in found]
@@ -189,7 +187,6 @@ class DeviceScheduler:
         return read_ids(self._report[: self._parts[0]], self._board.reader.vocab_size), drafts
 
     def _of_rows(self, rows: int) -> list[list[int]]:
-        """Wait for the report, and return what it has of each row."""
         if self._arrived is not None:
             self._arrived.synchronize()
         found: list[list[int]] = self._report[self._parts[0] :].view(self._most_rows, -1)[:rows].tolist()
@@ -197,9 +194,9 @@ class DeviceScheduler:
 
     @torch.inference_mode()
     def draft(self, rows: Items[FollowedRow], last: Items[int]) -> list[list[int]]:
-        """Return `most` draft tokens behind the `last` token of each text, for a host that waits; none if that fails.
+        """Return `most` draft tokens behind the `last` token of each text; none if the draft fails.
 
-        No verification may run: `rows` are as if one did whose outcomes are these tokens."""
+        No verification may run: `rows` are as if one had these tokens as outcomes."""
         self._fill(rows)
         self._tokens[: len(last)].copy_(uploaded(torch.tensor(last), self._tokens.device))
         self._decide_and_draft(rows)
@@ -208,7 +205,7 @@ class DeviceScheduler:
         return [ids[: 0 if failed else row.most] for row, (_, _, _, *ids) in zip(rows, found, strict=True)]
 
     def samples(self) -> list[int]:
-        """Wait for the running verification, and return the samples of all its tokens."""
+        """Wait for the running verification, and return all its samples."""
         tokens: list[int] = read_ids(self._running, self._board.reader.vocab_size)
         return tokens
 
@@ -243,7 +240,6 @@ class DeviceScheduler:
         note_outcomes(self._rows.device, self._decided, table.words, NUMBERS, _ROW)
 
     def _make_batch(self, step: Step) -> None:
-        """Write the next batch's tensors from the outcomes."""
         (_, tokens, longest), tables, rows = step.shape, self._runner.tables, min(step.shape.rows, self._most_rows)
         build(
             self._rows.device[:rows],
@@ -258,7 +254,7 @@ class DeviceScheduler:
 
 
 class _RunningRow(NamedTuple):
-    """A row of the verification that runs: its draft tokens, and where its tokens begin in the batch."""
+    """A row of the running verification: its draft tokens, and the index of its tokens in the batch."""
 
     sequence: Sequence
     drafts: Cached
@@ -266,9 +262,9 @@ class _RunningRow(NamedTuple):
 
 
 class OverlappedVerification:
-    """Launches at most one verification behind the one that the engine waits for, of at most `max_tokens` tokens.
+    """Launches at most one verification behind the one that the engine waits for.
 
-    `plain` runs batches that cannot be followed, and all batches while `policy` says that overlap does not pay."""
+    `plain` runs batches that cannot be followed, and all while `policy` says that overlap does not pay."""
 
     def __init__(
         self, plain: PlainVerification, device: DeviceScheduler, ask: Ask, max_tokens: int, policy: OverlapPolicy
@@ -293,7 +289,7 @@ class OverlappedVerification:
         return self._plain.retried(verified)
 
     def drop(self) -> None:
-        """Forget the running verification: it began with tokens that are discarded."""
+        """Forget the running verification: it began with discarded tokens."""
         self._running, self._overlapped = [], False
 
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
@@ -310,7 +306,7 @@ class OverlappedVerification:
     def _run(self, batch: list[Scheduled], running: int, host_work: Task) -> VerifiedBatch | None:
         """Verify a batch on the device, and launch the next one behind it if possible.
 
-        Return None, with nothing launched, for a new batch that cannot be followed or has no static shape."""
+        Return None for a new batch that cannot be followed or has no static shape."""
         began = self._ended if self._overlapped else time.perf_counter()
         lengths = [len(part.row.token_ids) for part in batch]
         firsts = [row.first for row in self._running] or _starts(lengths)
@@ -345,7 +341,7 @@ class OverlappedVerification:
     def _followed(
         self, batch: Items[Scheduled], laws: Items[Law], firsts: Items[int], texts: Items[Text | None]
     ) -> list[FollowedRow]:
-        """Return the rows as the device is told of them; empty if the batch cannot be followed."""
+        """Return the rows for the device; empty if the batch cannot be followed."""
         rows: list[FollowedRow] = []
         for part, law, first, text in zip(batch, laws, firsts, texts or [None] * len(batch), strict=True):
             sequence = part.sequence
@@ -380,10 +376,9 @@ def overlapped(
 ) -> Verification:
     """Return an `OverlappedVerification` for a target on a GPU with static shapes; elsewhere `plain`.
 
-    Also `plain`: with a draft that reads hidden states, as the next forward overwrites them; with several ranks, as the
-    host tells each what to run next; with SSD_OVERLAP=0 in the environment; and if the board's memory cannot be
-    page-locked. It is locked only if there is a draft's process, which writes to it. `inline`: the scheduler of a draft
-    in this process."""
+    Also `plain`: with a draft that reads hidden states, which the next forward overwrites; with several ranks, which
+    the host tells what to run; with SSD_OVERLAP=0; and if a board that a draft's process writes cannot be
+    page-locked."""
     runner = plain.runner
     cuda = runner.model.device.type == "cuda"
     alone = config.features is None and config.tensor_parallel_size == 1

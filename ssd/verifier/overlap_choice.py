@@ -1,8 +1,7 @@
 """Decides when overlap scheduling pays (`ssd.verifier.overlap`).
 
-With overlap no time is lost between two verifications. But a row that misses goes on with its bonus token alone, as the
-target does not wait for a fresh draft. Theorem 7 (arXiv 2603.03251) with measured values says which brings more tokens
-per second."""
+It saves time between verifications, but a row that misses goes on with its bonus token alone. Theorem 7 (arXiv
+2603.03251) compares the speeds."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ _UNDRAFTED: tuple[Mode, ...] = ("ar",)
 
 
 class OverlapPolicy:
-    """Learns from rounds if overlap pays. All are of decoding batches in which some row may be looked up.
+    """Learns from decoding rounds if overlap pays.
 
-    Nothing is looked up for rows in the modes `boardless`: without draft tokens, or with a draft in this process."""
+    Rows in the modes `boardless` are not looked up: without draft tokens, or with a draft in this process."""
 
     def __init__(self, boardless: Collection[Mode] = _UNDRAFTED) -> None:
         self._boardless = boardless
@@ -26,9 +25,7 @@ class OverlapPolicy:
         self._verify, self._between = Mean(0.0, _SMOOTHING), Mean(0.0, _SMOOTHING)
 
     def note_row(self, hit: bool, tokens: int, overlapped: bool) -> None:
-        """Note that a row brought `tokens` tokens.
-
-        `overlapped`: it was launched before the previous outcome was known."""
+        """Note that a row brought `tokens` tokens; `overlapped`: launched before the last outcome was known."""
         self._hits.note(float(hit))
         if hit:
             self._on_hit.note(tokens)
@@ -36,23 +33,19 @@ class OverlapPolicy:
             self._on_miss.note(tokens)
 
     def note_round(self, verify_s: float, between_s: float) -> None:
-        """Note the seconds of a verification that was not overlapped, and of the gap before it, waits included."""
+        """Note the seconds of a verification without overlap, and of the gap before it."""
         self._verify.note(verify_s)
         self._between.note(between_s)
 
     def allows(self, modes: Iterable[Mode]) -> bool:
-        """Return True if a batch of requests in these modes may overlap.
-
-        A batch in which nothing is looked up waits for nothing, so it loses nothing by overlap."""
+        """Return True if a batch in these modes may overlap; one without look-ups loses nothing by it."""
         return not any(map(self.looks_up, modes)) or self.pays
 
     def looks_up(self, mode: Mode) -> bool:
-        """Return True if rows in a mode are looked up."""
         return mode not in self._boardless
 
     @property
     def pays(self) -> bool:
-        """Return True if overlap brings more tokens per second."""
         if self._between.count < _ENOUGH:
             return False
         hits = self._hits.value

@@ -1,4 +1,4 @@
-"""The target process: sockets around `TargetEngine`. Single-threaded; requests are read between steps."""
+"""The target process: sockets around `TargetEngine`. Single-threaded; reads requests between steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main(child: Child) -> None:
 
 
 def messages(step: Step) -> list[Step]:
-    """Cut a step into messages: one, unless several prompts have log-probabilities, or many have embeddings.
+    """Cut a step into messages, if several prompts have log-probabilities, or many embeddings.
 
     The log-probabilities of one prompt may fill half a message."""
     scored = [[emission] for emission in step.emissions if emission.prompt_logprobs]
@@ -135,7 +135,7 @@ class Target:
             self._read()
 
     def _prepare(self, experience: Experience) -> None:
-        """Measure missing costs while there is no request; if none has come, save what was learned."""
+        """Measure missing costs while there is no request; save what was learned."""
         joined, costs = bool(self._draft), experience.tuning.estimates.costs
         begins = joined or (costs.inline is not None and not costs.tables["verify"].known)
         if experience.wanting and begins and self._board is not None:
@@ -150,7 +150,7 @@ class Target:
         experience.save()
 
     def turn(self) -> None:
-        """Read what has arrived and take a step; without work, wait a moment for it."""
+        """Read what has arrived and take a step; without work, wait a moment."""
         self._child.beat()
         if not self.engine.busy:
             self._child.trace.enter(State.IDLE)
@@ -181,9 +181,7 @@ class Target:
             board.session.park()
 
     def _deliver(self) -> None:
-        """Send the last step to the frontend, unless that is done.
-
-        If the frontend has died, its requests are orphaned: `turn` aborts them."""
+        """Send the last step to the frontend; if that has died, `turn` aborts its requests."""
         if self._emissions is None:
             return
         step, self._emissions = Step(self._emissions, self.engine.load()), None
@@ -195,7 +193,7 @@ class Target:
         self._load = step.load
 
     def _read(self) -> None:
-        """Handle every message that is there. Only the frontend that said hello last may ask for anything."""
+        """Handle all messages; only the frontend that said hello last may ask for anything."""
         for peer, epoch, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
                 self._hello(peer, epoch, message)

@@ -34,8 +34,7 @@ _STEADY = 8
 class Result(NamedTuple):
     """The outcome of one verification, which `sequence` has committed already.
 
-    `base` tokens were committed before it, `drafted` draft tokens from `source` were verified, and `cache` is what the
-    speculation cache had for it. `taken`: the next verification runs already, with these draft tokens."""
+    `base` tokens were committed before it. `taken`: draft tokens of the next verification, which runs already."""
 
     sequence: Sequence
     round: int
@@ -50,7 +49,7 @@ class Result(NamedTuple):
 class Asked(NamedTuple):
     """The draft tokens of a row in the verification after a running one, at most `most`.
 
-    They are on the board, by a draft of this `epoch`, or `inline`: those of a draft in this process."""
+    They are on the board, by a draft of this `epoch`, or `inline`, by a draft in this process."""
 
     epoch: int = 0
     most: int = 0
@@ -58,9 +57,9 @@ class Asked(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Totals so far: tree `steps` of the draft, their seconds, its late `compiles`, and unsound entries `rejected`.
+    """Totals so far: the draft's tree `steps`, their seconds, late `compiles`, unsound entries `rejected`.
 
-    `stale` look-ups found only outdated entries. `link`: figures of the link to a draft on another machine."""
+    `stale` look-ups found only outdated entries. `link`: to a remote draft."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -71,18 +70,16 @@ class Counters(NamedTuple):
 
     @property
     def mean_step_seconds(self) -> float:
-        """Return the mean seconds of a tree step, 0 if there was none."""
         return self.step_seconds / max(1, self.steps)
 
 
 class Proposer:
-    """Fills `Sequence.proposal` and names its `source`, nothing else. The engine calls it. This one is plain decoding.
+    """Fills `Sequence.proposal` and names its `source`, nothing else. This one is plain decoding.
 
-    No method may block beyond a short deadline."""
+    The engine calls it. No method may block for long."""
 
     @property
     def state(self) -> DraftState:
-        """Return the draft's state; see `DraftSession.state`."""
         return "down"
 
     @property
@@ -91,7 +88,7 @@ class Proposer:
 
     @property
     def plan(self) -> str:
-        """Return the tuner's choice and the reason in a sentence; empty if it has chosen nothing."""
+        """Return the tuner's choice and reason in a sentence; empty if there is none."""
         return ""
 
     def asks(self, sequence: Sequence) -> Asked | None:
@@ -99,17 +96,17 @@ class Proposer:
         return Asked()
 
     def admit(self, sequence: Sequence) -> None:
-        """Note that a sequence begins, or begins again: only its committed tokens are known."""
+        """Note that a sequence begins, or begins again with its committed tokens."""
 
     def outcomes(self, results: Items[Result]) -> None:
         """Propose what is cached for the outcomes of one step."""
 
     def settle(self, sequences: Items[Sequence], meanwhile: Task = nothing) -> float:
-        """Wait for missing proposals before a launch as long as it pays, and return the seconds waited."""
+        """Wait for missing proposals before a launch as long as it pays; return the seconds."""
         return 0.0
 
     def replan(self) -> None:
-        """Judge the plan that was followed, and choose the next one: milliseconds of host work now and then."""
+        """Judge the present plan, and choose the next: milliseconds of host work now and then."""
 
     def release(self, sequences: Items[Sequence]) -> None:
         """Forget sequences that ended or lost their pages."""
@@ -119,24 +116,23 @@ class Proposer:
         return False
 
     def leave(self, sequences: Items[Sequence]) -> None:
-        """Forget sequences that a draft in this process does not serve, or not any more."""
+        """Forget sequences that a draft in this process does not serve."""
 
 
 class Policies:
-    """Owns the miss policies in use, one for each mode and `--backup`."""
+    """Owns the miss policies in use, by mode and `--backup`."""
 
     def __init__(self) -> None:
         self._policies: dict[tuple[Mode, str], MissPolicy] = {}
 
     def of(self, speculation: Speculation) -> MissPolicy:
-        """Return the policy that decides about a row after a miss."""
         name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
         if name not in self._policies:
             self._policies[name] = load_policy(*name)
         return self._policies[name]
 
     def need_times(self, sequence: Sequence) -> bool:
-        """Return True if the row's backup or plan uses measured times."""
+        """Return True if the row's policy or plan uses measured times."""
         mode = sequence.speculation.mode
         return sequence.tuned or mode == "ar" or self.of(sequence.speculation).decides_later
 
@@ -148,8 +144,9 @@ class Policies:
 class Introductions:
     """Tells the draft of each sequence: when the sequence begins to use it, or with an outcome.
 
-    A draft that shares cores (`team`) hears of every sequence with its first outcome. A draft with its own cores hears
-    of it when it begins, or with an outcome if it was lost. It hears so of one a round, as it must compute its text."""
+    A draft that shares cores (`team`) hears of a sequence with its first outcome. A draft with its own cores hears when
+    a sequence begins, or with an outcome if the sequence was lost. Outcomes introduce one sequence a round, as its text
+    must be computed."""
 
     def __init__(self, session: DraftSession, policies: Policies, team: CoreTeam | None) -> None:
         self.session, self.team, self._policies = session, team, policies
@@ -162,7 +159,7 @@ class Introductions:
             self.session.track(sequence, awaited)
 
     def with_outcomes(self, results: Items[Result]) -> Sequence | None:
-        """Tell the draft of a sequence as it was before its present outcome; return the sequence if it was told."""
+        """Tell the draft of one sequence as it was before its present outcome; return that sequence."""
         free = [result.sequence for result in results if result.taken is None or not result.taken.ids]
         sequence = self.session.untracked(free)
         if sequence is None:
@@ -174,7 +171,7 @@ class Introductions:
         return sequence
 
     def settle(self, sequences: Items[Sequence]) -> bool:
-        """Return True if the draft works ahead of a sequence in the next verification; else use its cores too."""
+        """Return True if the draft works ahead in the next verification; else use its cores too."""
         tracked = self.session.tracked
         drafts = self.session.breaker.state != "open"
         ahead = drafts and any(s.request in tracked and s.speculation.mode == "ssd" for s in sequences)
@@ -184,7 +181,7 @@ class Introductions:
 
 
 class PlanFollower:
-    """Brings tuned sequences to the tuner's present plan; `plan` describes it and its reason in a sentence.
+    """Brings tuned sequences to the tuner's present plan; `plan` says it in a sentence.
 
     `inline` drafts for modes that the draft's process does not serve."""
 
@@ -199,11 +196,10 @@ class PlanFollower:
         self._followed: tuple[PlanKey, Setting, int] | None = None  # and the number of rows
 
     def planned(self, sequence: Sequence) -> Speculation:
-        """Return the speculation that a sequence follows by the tuner's present plan."""
         return self._tuning.current(sequence.asked, sequence.kind) if sequence.tuned else sequence.speculation
 
     def wants_draft(self, sequences: Items[Sequence]) -> bool:
-        """Return True if a sequence uses the draft's process, or its plan would if there were one."""
+        """Return True if a sequence uses the draft's process, or would by its plan."""
         serves = self._session.modes
         if any(sequence.speculation.mode in serves for sequence in sequences):
             return True
@@ -213,7 +209,7 @@ class PlanFollower:
         return parked and any(self._tuning.mode_with(drafted, one) in serves for one in asked)
 
     def follow(self, sequences: Items[Sequence]) -> None:
-        """Give every sequence the tuner's present plan; tell the draft of new numbers."""
+        """Give every sequence the tuner's present plan; tell the draft."""
         self._unchanged = self._unchanged + 1 if self._rows == len(sequences) else 0
         self._rows = len(sequences)
         tuned = [sequence for sequence in sequences if sequence.tuned]
@@ -244,7 +240,6 @@ class PlanFollower:
         self._followed = PlanKey.of(tuned[-1].asked), setting_of(tuned[-1].speculation), len(sequences)
 
     def _drafted(self, called: bool = False) -> tuple[Mode, ...]:
-        """Return the modes whose draft can be used now, or when a parked one was `called`."""
         usable = called or self._session.state in ("up", "half_open") or self._session.breaker.stalled
         inline = self._inline.state == "up"
         return tuple(mode for mode in DRAFTED if (usable if mode in self._session.modes else inline))
@@ -266,10 +261,9 @@ class PlanFollower:
 
 
 class RoundEvidence:
-    """Tells the tuner, the session and the policies of missed rows how long each round took and how much it brought.
+    """Tells tuner, session and policies what each round took and brought.
 
-    `learns`: some row's backup or plan uses measured times. `remote`: the draft is on another machine, where waits and
-    late tokens are normal, so the breaker is told the measured gain."""
+    `learns`: some row uses measured times. `remote`: waits are normal, so the breaker is told the measured gain."""
 
     def __init__(
         self, tuning: Tuning, introductions: Introductions, misses: MissedRows, remote: bool, inline: Proposer
@@ -282,14 +276,14 @@ class RoundEvidence:
         self._runs_since: float | None = None
 
     def settled(self, rows: int, began: float) -> float:
-        """Note that a round of `rows` rows is settled, which began at `began`; return the seconds taken."""
+        """Note that `rows` rows are settled; return the seconds since `began`."""
         ended = time.perf_counter()
         # An overlapped verification has been running since the previous outcomes.
         self._settled, self._settled_at, self._waited = rows, self._runs_since or ended, ended - began
         return self._waited
 
     def verified(self, now: float, results: Items[Result], ending: Container[int]) -> None:
-        """Learn from a verification that ended at `now`; the draft might end the speculations of requests `ending`."""
+        """Learn from a verification; the draft might end speculations of requests `ending`."""
         timed = self._time(now, results) if self._settled_at and results and self.learns else None
         for result in results:
             if result.sequence.speculation.mode != "ar":
@@ -300,7 +294,7 @@ class RoundEvidence:
         self._runs_since = now if any(result.taken is not None for result in results) else None
 
     def looked_up(self, result: Result, entry: int | None, prepared: dict[int, int]) -> None:
-        """Learn which of the prepared tokens the bonus token was: that of an `entry`, or none of `prepared`."""
+        """Learn which prepared token the bonus token was: an `entry`'s, or none of `prepared`."""
         learner, accepted = self._estimates.learners[result.sequence.kind], result.outcome.accepted
         if result.round == 0 or not self.learns:
             return
@@ -311,7 +305,7 @@ class RoundEvidence:
             learner.looked_up(prepared[accepted], None)
 
     def _time(self, now: float, results: Items[Result]) -> DecodingRound | None:
-        """Note and return what a round took, if it had the same rows as the last one and all decode."""
+        """Note and return what a round took, if it decoded the rows of the round before."""
         telemetry, round_ = self._session.board.telemetry(), None
         same = [result.sequence.request for result in results] == self._running
         if same and len(results) == self._settled and all(result.round > 0 for result in results):
@@ -344,8 +338,8 @@ class RoundEvidence:
     def _note_gain(self, round_: DecodingRound) -> None:
         """Note what a round with a remote draft won against a plain round, in verifications.
 
-        Guesses without a model are neither the draft's gain nor its cost. A round counts as at most three plain ones,
-        waits apart: a descheduled process says nothing of the draft."""
+        Guesses without a model are neither gain nor cost. A round counts as at most three plain ones, waits apart: a
+        descheduled process says nothing of the draft."""
         seen, plain_s = self._session.seen, self._estimates.plain_s(round_.batch)
         if not plain_s or not seen.rows:
             return
@@ -354,10 +348,9 @@ class RoundEvidence:
         seen.gain = -waited if guessed else 1 + seen.accepted / seen.rows - taken - waited
 
     def _setting(self, rows: Items[Sequence]) -> Setting | None:
-        """Return the setting that all rows followed; None if they differed, or if one had no plan or no draft.
+        """Return the setting that all rows followed; None if they differed, or one had no plan or no draft.
 
-        A row that still waits for its introduction to the draft counts as having it: the wait is part of the plan's
-        price."""
+        A row that waits for its introduction counts as having a draft: the wait is part of the plan's price."""
         first = rows[0].speculation
         session = self._session
         at_once = self._introductions.team is None or session.state != "up"
@@ -370,7 +363,6 @@ class RoundEvidence:
         return setting_of(first)
 
     def _learn(self, result: Result, ending: bool) -> None:
-        """Record how many of the verified draft tokens were accepted."""
         sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
         learner = self._estimates.learners[sequence.kind]
         waited = self._misses.waited.pop(sequence.request, None)
@@ -397,12 +389,10 @@ class RoundEvidence:
 
 
 class BoardProposer(Proposer):
-    """Looks up on the board what a draft process has prepared for each outcome. Rows that miss go to their backup.
+    """Looks up on the board what a draft process has prepared for each outcome, else asks a backup.
 
-    `send` posts a message to the draft without blocking and returns True if it went out. The ratio rule reads
-    `draft_probs`. With a `team` both models share cores. Without one the draft reads a prompt as the target does.
-    `remote`: the draft is on another machine. `memory`: guesses for all rows, beside it. `overlaps`: see `Runner`.
-    `inline`: a draft in this process; it alone serves `sd` then, and the draft process `ssd`."""
+    `send`, `remote`, `overlaps`: see `DraftSession`, `RoundEvidence`, `Runner`. With a `team` both models share cores.
+    `inline`: a draft in this process, which alone serves `sd`, and the draft process `ssd`."""
 
     def __init__(
         self,
@@ -448,7 +438,6 @@ class BoardProposer(Proposer):
         return self.plans.plan
 
     def asks(self, sequence: Sequence) -> Asked | None:
-        """Answer `ssd.verifier.overlap.Ask`."""
         if sequence.speculation.mode not in self._own_modes:
             return self._inline.asks(sequence)
         if not self._policies.of(sequence.speculation).uses_cache:
@@ -541,8 +530,8 @@ class BoardProposer(Proposer):
     def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
         """Return the memory's guess if it should bring more than the draft's tokens, which are dropped then.
 
-        Tokens with draft probabilities stay: their number may depend on them, and the ratio rule allows no such choice.
-        If the next verification runs already, only note that the memory helps now."""
+        Tokens with draft probabilities stay: the ratio rule allows no such choice. If the next verification runs
+        already, only note that the memory helps now."""
         sequence = result.sequence
         guess, drawn = memory.guess(sequence, self._costs.pricing), sequence.draft_probs is not None
         if guess is None or drawn or guess.gain <= self._costs.draft_gain(len(sequence.proposal)):
@@ -555,7 +544,7 @@ class BoardProposer(Proposer):
         return guess
 
     def _propose(self, result: Result, key: Key) -> None:
-        """Propose what the board has for an outcome, and note what it had."""
+        """Propose what the board has for an outcome, and note that."""
         sequence, session = result.sequence, self.session
         tracked, entry, prepared = sequence.request in session.tracked, None, dict[int, int]()
         if tracked:
@@ -581,9 +570,7 @@ class BoardProposer(Proposer):
 
 
 def _may_end(sequence: Sequence, estimates: Estimates, batch: int) -> bool:
-    """Return True if the draft may end a speculation before K tokens: in `sd`, unless the request asked for K.
-
-    Not in a batch: a step for the rows that have not ended takes as long as one for all, and all rows wait for it."""
+    # Not in a batch: a step for some rows takes as long as one for all, and all rows wait for it.
     alone = estimates.ends and batch == 1
     return alone and sequence.speculation.mode == "sd" and not sequence.asked.num_speculative_tokens
 
@@ -594,10 +581,7 @@ def _memory_helped(results: Items[Result]) -> bool:
 
 
 def _verdict(sequence: Sequence, key: Key, tracked: bool, entry: int | None, prepared: dict[int, int]) -> Cache:
-    """Return the result of looking up an outcome in the cache.
-
-    `tracked`: the draft knows the sequence. `entry`: its number on the board; without a proposal it has no token yet.
-    The keys of `prepared` are the accepted lengths that have an entry."""
+    """Return the result of looking up an outcome, by its `entry` and entries `prepared` by length."""
     if key.round == 0:
         return "" if sequence.proposal else "first_round"
     if sequence.proposal:

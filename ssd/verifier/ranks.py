@@ -1,7 +1,6 @@
 """The ranks of a target over several processes: rank 0 decides what is run next, the others run it.
 
-There is one message a forward: the rows, and what is new in their page tables. Only rank 0 knows of requests, of a
-draft, and of preemptions; the others see pages."""
+There is one message a forward: the rows, and what is new in their page tables."""
 
 from __future__ import annotations
 
@@ -31,7 +30,6 @@ _IDLE_MS = 100
 
 
 def meet(child: Child) -> Ranks:
-    """Wait for the other ranks of this target."""
     config, rank = child.config, child.start.rank
     if config.tensor_parallel_size == 1:
         return SINGLE
@@ -40,12 +38,9 @@ def meet(child: Child) -> Ranks:
 
 
 def _store(child: Child) -> Store:
-    """Return the store in which the ranks of this group find each other.
-
-    It is a file in the run directory, or for several machines a store that the supervisor keeps."""
     from torch.distributed import FileStore, PrefixStore
 
-    if child.start.meeting:
+    if child.start.meeting:  # the supervisor's store, for several machines
         return PrefixStore(f"ranks/{child.start.group}", meeting.connect(child.start.meeting))
     file = Path(child.start.run_directory) / f"ranks-{child.start.group}"
     return FileStore(str(file), child.config.tensor_parallel_size)
@@ -59,7 +54,7 @@ class PageTables:
         self._tables: dict[int, list[int]] = {}
 
     def news(self, row: Row) -> RowStep:
-        """Return the message for a row, with what is new in its page table, and note that as known."""
+        """Return the message for a row, with what is new in its page table."""
         pages = list(row.pages[: -(-row.stop // self._page_size)])
         known = self._tables.get(row.slot, [])
         both = min(len(known), len(pages))
@@ -68,9 +63,7 @@ class PageTables:
         return RowStep(row.slot, row.start, list(row.token_ids), row.outputs, kept, pages[kept:])
 
     def row(self, step: RowStep) -> Row:
-        """Return the row of a message that another rank receives.
-
-        Raises SsdError if the tables do not agree."""
+        """Return the row of a message at another rank. Raises SsdError if the tables do not agree."""
         known = self._tables.get(step.slot, [])
         if step.kept > len(known):
             raise SsdError(f"rank 0 knows of {step.kept} pages of slot {step.slot} where there are {len(known)}")
@@ -79,15 +72,12 @@ class PageTables:
 
 
 def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> RankStep:
-    """Return the message for a forward of `rows`, or for samples of them under `laws`.
-
-    `known`: the page tables that the receiving ranks know too."""
+    """Return the message for a forward of `rows`, or for samples under `laws`."""
     wanted = None if laws is None else [(law.temperature, law.seed) for law in laws]
     return RankStep([known.news(row) for row in rows], wanted)
 
 
 def run(step: RankStep, runner: Runner, known: PageTables) -> None:
-    """Run a step of rank 0 at another rank."""
     rows = [known.row(row) for row in step.rows]
     if step.laws is None:
         runner.forward(rows)
@@ -96,8 +86,6 @@ def run(step: RankStep, runner: Runner, known: PageTables) -> None:
 
 
 class Leader:
-    """Sends rank 0's messages to the other ranks."""
-
     def __init__(self, child: Child) -> None:
         self._epoch, self._known = child.epoch, PageTables(child.config.page_size)
         here, size = child.config.ranks, child.config.tensor_parallel_size
@@ -129,7 +117,7 @@ def _listen(child: Child) -> zmq.Socket[Any]:
 
 
 def follow(child: Child) -> None:
-    """Load this rank's part of the model, then run what rank 0 says until the supervisor ends this process."""
+    """Load this rank's part of the model, then run what rank 0 says."""
     socket = _listen(child)
     runner, _ = load(child.config, meet(child), progress=child.loading)
     known = PageTables(child.config.page_size)
@@ -145,7 +133,7 @@ def follow(child: Child) -> None:
 
 
 def _received(child: Child, socket: zmq.Socket[Any]) -> RankStep | None:
-    """Return the next step that rank 0 of this group has sent, or None. Raises SsdError for anything else."""
+    """Return the next step that rank 0 has sent, or None. Raises SsdError for anything else."""
     try:
         received = sockets.receive(socket, RANK_STEP)
     except BadFrame as error:

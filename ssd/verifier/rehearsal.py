@@ -1,4 +1,4 @@
-"""Measures forwards of target and draft, in turn and together, on this machine before the first request."""
+"""Measures forwards of target and draft, in turn and together, before the first request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ATTEMPTS = 2  # to measure a draft that does not answer
 
 
 class Experience:
-    """Owns what is known of this pair on this machine: read at the start, measured if missing, written when idle."""
+    """Owns what is known of this pair: read at the start, measured if missing, written when idle."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config, self._file = config, file_of(config, str(build.library()))
@@ -54,7 +54,7 @@ class Experience:
 
     @property
     def wanting(self) -> bool:
-        """Return True if forwards must be measured before the tuner can choose."""
+        """Return True if forwards must be measured first."""
         return self._left > 0 and self._config.has_draft and self._config.speculation.auto and self._unknown
 
     @property
@@ -64,13 +64,13 @@ class Experience:
         return costs.disturbed or not (texts and all(table.known for table in costs.tables.values()))
 
     def measured(self) -> None:
-        """End an attempt to measure, and let `save` write it. If it was disturbed, the next process tries again."""
+        """End an attempt to measure; if it was disturbed, the next process tries again."""
         self._written, self._due = -1, 0.0
         ended = self.tuning.estimates.costs.disturbed or not self._unknown
         self._left = 0 if ended else self._left - 1
 
     def save(self) -> None:
-        """Write what is known, if it is more than before and some time has passed. Called while nothing runs."""
+        """Write what is known, if there is more, now and then. Called while nothing runs."""
         now = time.monotonic()
         if self.tuning.estimates.rounds > self._written and now >= self._due:
             write(self._file, self.tuning.knowledge())
@@ -78,13 +78,13 @@ class Experience:
 
 
 def longest_text(config: EngineConfig) -> int:
-    """Return the tokens of the longest text before a measured row of the target, and of the draft on this machine."""
+    """Return the most tokens before a measured row of the target, and of a local draft."""
     pages = config.num_pages if config.draft is None else min(config.num_pages, config.draft_num_pages)
     return max(1, min(config.max_model_len, pages * config.page_size) - ROW)
 
 
 class TargetRehearsal:
-    """Runs verifications of made-up tokens on `runner`, over pages of `pool` that nobody uses."""
+    """Runs verifications of made-up tokens on `runner`, over unused pages of `pool`."""
 
     def __init__(self, config: EngineConfig, runner: Runner, pool: PagePool) -> None:
         self._runner, self._table = runner, PageTable(pool)
@@ -95,7 +95,6 @@ class TargetRehearsal:
         return tuple(size for size in sizes if size <= self._most)
 
     def room(self, text: int) -> bool:
-        """Return True if a text of that many tokens fits before a row."""
         return text <= self._longest
 
     def begin(self) -> None:
@@ -107,7 +106,7 @@ class TargetRehearsal:
         self._table.free()
 
     def verify(self, tokens: int, text: int = NEAR) -> float:
-        """Return the seconds of a verification of `tokens` tokens behind a text, with samples."""
+        """Return the seconds of verifying `tokens` tokens behind a text."""
         counts = [min(ROW, tokens - done) for done in range(0, tokens, ROW)]
         begun, pages = min(text, self._longest), self._table.pages
         rows = [Row([0] * n, begun, pages, n, slot) for slot, n in enumerate(counts)]
@@ -127,13 +126,12 @@ def rehearse(
 ) -> Iterator[None]:
     """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
 
-    `tell` posts a message to the draft; None: it has not joined, so only the target is measured. A draft that does not
-    answer leaves its tables empty. `costs` are marked as disturbed unless two passes over all sizes agree."""
+    `tell` posts to the draft; None: only the target is measured. A draft that does not answer leaves its tables empty.
+    `costs` are disturbed unless two passes over all sizes agree."""
     looks = [Costs() for _ in range(_LOOKS)]
     costs.disturbed = True
 
     def rest() -> None:
-        """Let the draft rest, and give the target all cores."""
         if tell is not None:
             tell(Rehearse(0))
         if team is not None:
@@ -198,7 +196,7 @@ def _reading(
     tell: Callable[[Message], object],
     board: BoardReader,
 ) -> Iterator[None]:
-    """Fill `costs.text`: what forwards behind a long text take beyond the same forwards in `looks`."""
+    """Fill `costs.text`: what forwards behind a long text take beyond those in `looks`."""
     far: dict[Situation, CostTable] = {"verify": CostTable(), "step": CostTable()}
     for _ in looks:
         yield from _verifications(target, _READING, far["verify"], FAR)
@@ -228,7 +226,7 @@ def _together(
 
 
 class _Steps:
-    """Counts the draft's tree steps from now on, without the first, which may have begun before."""
+    """Counts the draft's tree steps, without the first, which may have begun before."""
 
     def __init__(self, board: BoardReader) -> None:
         self._board, self._deadline = board, time.perf_counter() + _PATIENCE_S
@@ -237,7 +235,7 @@ class _Steps:
 
     @property
     def enough(self) -> bool:
-        """Return True if enough steps were seen, or the time for them is over."""
+        """Return True if enough steps were seen, or time is over."""
         now = self._board.telemetry()
         if self._begun is None and now.steps >= self._first:
             self._begun = now
@@ -245,7 +243,6 @@ class _Steps:
         return seen >= _STEPS or time.perf_counter() > self._deadline
 
     def note(self, table: CostTable) -> None:
-        """Put the mean time of a step into a table, if there was one."""
         now, before = self._board.telemetry(), self._begun
         if before is not None and now.steps > before.steps:
             steps = now.steps - before.steps

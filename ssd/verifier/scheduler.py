@@ -1,4 +1,4 @@
-"""Decides who is in the next batch, with how many tokens (continuous batching, chunked prefill, preemption)."""
+"""Decides who is in the next batch, with how many tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT_OUTPUTS = 256
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A sequence's part of a step. Its row ends with `drafted` draft tokens; as many outputs and one more are sampled.
+    """A sequence's part of a step: its row ends with `drafted` draft tokens.
 
     A prefill chunk that does not reach the last committed token is not `complete`: its one sample shows only that its
     values are numbers. Log-probabilities are wanted of the first `prompt_outputs` outputs."""
@@ -37,11 +37,10 @@ class Scheduled:
 
     @property
     def predicted(self) -> range:
-        """Return the positions that are sampled."""
         return self.row.predicted[-self.sampled :]
 
     def without_draft(self) -> Scheduled:
-        """Return this part with committed tokens only; if it has run, the state is that before its row."""
+        """Return this part without draft tokens, to run again from the state before its row."""
         known = self.row.token_ids[: len(self.row.token_ids) - self.drafted]
         row = replace(self.row, token_ids=known, outputs=self.row.outputs - self.drafted)
         if row.state is not None:
@@ -49,20 +48,19 @@ class Scheduled:
         return replace(self, row=row, drafted=0)
 
     def with_state(self) -> Scheduled:
-        """Return this part with its use of the sequence's state, if layers have one; it must run.
+        """Return this part with its use of the sequence's state, if layers have one; the part must run.
 
-        With draft tokens the state is left as it is before the row: it may have to run again without them."""
+        Draft tokens leave the state as it is before the row, which may have to run again without them."""
         row, lasting = self.row, self.complete and self.sequence.round == 0
         state = self.sequence.table.use_state(row.start if self.drafted else row.stop, lasting)
         return self if state is None else replace(self, row=replace(row, state=state))
 
 
 class Scheduler:
-    """Owns the waiting and the running sequences. The rows of one step have at most `max_tokens` tokens in all.
+    """Owns waiting and running sequences. The rows of a step have at most `max_tokens` tokens.
 
     A sequence that decodes gets its one token first, even beyond the budget. Draft tokens leave half of the budget to
-    prompts if these have that much left to read. The shortest prompt is read first; the oldest advances in every
-    step, so that nobody starves."""
+    prompts. The shortest prompt is read first; the oldest advances in every step, so that nobody starves."""
 
     def __init__(self, pool: PagePool, max_sequences: int, max_tokens: int) -> None:
         self._pool, self._max_tokens = pool, max_tokens
@@ -77,7 +75,7 @@ class Scheduler:
         return next((s for s in (*self.running, *self.waiting) if s.request == request), None)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its pages back. No step may be in flight."""
+        """Forget a sequence and its pages. No step may be in flight."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._vacate(sequence)
@@ -94,8 +92,8 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to free slots, in order, and return them.
 
-        A sequence begins, or begins again after a preemption, when there are pages for its tokens beyond those that
-        running sequences need. Alone it always begins: the configuration guarantees that it can finish."""
+        A sequence begins when there are pages for its tokens beyond those that running sequences need; alone it always
+        begins, as the configuration guarantees that it can finish."""
         admitted: list[Sequence] = []
         owed = sum(_missing(s) for s in self.running) if self.waiting and self._free_slots else 0
         while self.waiting and self._free_slots:
@@ -114,10 +112,7 @@ class Scheduler:
     # -- the batch --------------------------------------------------------------------------------------------------
 
     def schedule(self) -> tuple[list[Scheduled], list[Sequence]]:
-        """Return the next batch, oldest first, and the sequences that lost their pages to it.
-
-        These are the newest. They wait at the front of the queue, with their tokens and counters, to be computed again.
-        """
+        """Return the next batch, oldest first, and the newest sequences, which lost their pages to it."""
         batch: list[Scheduled] = []
         preempted: list[Sequence] = []
         for sequence, count in self._shares():
@@ -129,7 +124,7 @@ class Scheduler:
         return batch, preempted
 
     def _shares(self) -> list[tuple[Sequence, int]]:
-        """Return the running sequences that compute something, with each one's tokens, draft tokens included."""
+        """Return running sequences with the tokens that each computes, draft tokens included."""
         for sequence in self.running:
             if sequence.pending > 1:
                 sequence.adopt()
@@ -146,9 +141,8 @@ class Scheduler:
     def _prefill_chunks(self, reading: Items[Sequence], budget: int) -> dict[int, int]:
         """Return by request how many tokens of its prompt each sequence reads.
 
-        The shortest rest comes first, of equals the oldest, so that most requests begin soonest. But the oldest has at
-        least an equal share. A sequence that needs a page which another one computes in this step waits for it, and
-        finds it in the prefix cache."""
+        The shortest rest comes first, but the oldest has an equal share. A sequence that needs a page which another one
+        computes now waits, and finds the page in the prefix cache."""
         chunks: dict[int, int] = {}
         reads: list[tuple[Sequence, int]] = []
         turns = [(reading[0], max(1, budget // len(reading)))]
@@ -166,7 +160,7 @@ class Scheduler:
         return chunks
 
     def _computes_for(self, other: Sequence, count: int, sequence: Sequence) -> bool:
-        """Return True if the next `count` tokens of `other` reach the page that `sequence` needs and may share."""
+        """Return True if `other`'s next `count` tokens reach the page that `sequence` may share next."""
         size = self._pool.size
         start = sequence.computed // size * size
         stop = start + size
@@ -182,7 +176,7 @@ class Scheduler:
     def _make_room(self, part: Scheduled, preempted: list[Sequence]) -> Scheduled | None:
         """Return `part` with pages for its tokens; None if its own sequence was preempted.
 
-        Where pages are short, it loses the draft tokens that do not fit. Then the newest sequences are preempted."""
+        Draft tokens that do not fit go first, then the newest sequences."""
         while True:
             try:
                 part.sequence.table.grow(part.row.stop)
@@ -207,7 +201,7 @@ def _missing(sequence: Sequence) -> int:
 
 
 def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) -> Scheduled:
-    """Return a part with a sequence's next `count` tokens, by default all: committed ones, then `proposal`."""
+    """Return a part with a sequence's next `count` tokens, or all: committed ones, then `proposal`."""
     count = sequence.pending + len(proposal) if count is None else count
     chunk = sequence.tokens[sequence.computed : sequence.computed + count]
     complete = len(chunk) == sequence.pending
@@ -219,9 +213,9 @@ def part_of(sequence: Sequence, proposal: Items[int], count: int | None = None) 
 
 
 def even_shares(wants: Items[int], budget: int) -> list[int]:
-    """Return max-min fair shares of a budget: one at a time in order, round by round, to those that want more.
+    """Return max-min fair shares of a budget: one at a time in order, to those that want more.
 
-    No want beyond k changes who gets a k-th one: the ratio rule needs this. A budget below 0 counts as 0."""
+    No want beyond k changes who gets a k-th one: the ratio rule needs this."""
     shares, budget = [0] * len(wants), max(0, budget)
     wanting = [index for index, want in enumerate(wants) if want]
     while wanting and budget:

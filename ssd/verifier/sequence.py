@@ -28,7 +28,7 @@ Cache = Literal["", "hit", "k_not_covered", "token_not_covered", "first_round", 
 
 @dataclass
 class Timing:
-    """Times of a request's progress in monotonic seconds, and sums of seconds over its rounds."""
+    """Times of a request's progress, and sums over its rounds, in monotonic seconds."""
 
     arrived: float
     admitted: float = 0.0
@@ -41,7 +41,7 @@ class Timing:
 
 @dataclass
 class Counts:
-    """Sums over rounds. A round is a verification after the prefill; the first of them has no hit or miss.
+    """Sums over rounds after the prefill, of which the first has no hit or miss.
 
     `histogram[a]` rounds accepted `a` draft tokens."""
 
@@ -59,8 +59,7 @@ class Counts:
 class Sequence:
     """One request: `tokens` are committed, and `computed` of them have keys and values.
 
-    `params.seed` must be filled in. `default` says how to speculate where the request does not. `stop_token_ids` are
-    the model's end-of-sequence ids. Only the engine changes a sequence; the proposer may set `proposal`, `source`,
+    `params.seed` must be filled in. Only the engine changes a sequence; the proposer may set `proposal`, `source`,
     `draft_probs`, `cache` and `speculation`."""
 
     def __init__(
@@ -117,17 +116,17 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Return how many committed tokens have no keys and values: 1 in decoding, more in prefill."""
+        """Return the committed tokens without keys and values: 1 in decoding, more in prefill."""
         return len(self.tokens) - self.computed
 
     @property
     def collects(self) -> bool:
-        """Return True if log-probabilities of its prompt are wanted and have not been delivered."""
+        """Return True if log-probabilities of its prompt are still wanted."""
         return self.params.prompt_logprobs is not None and self.round == 0
 
     @property
     def adoptable(self) -> int:
-        """Return how many of its tokens may come from the prefix cache. A wanted logit must be computed here."""
+        """Return how many tokens may come from the prefix cache; a wanted logit must be computed."""
         if self.params.pooling == "mean":
             return 0
         return len(self.prompt_logprobs) if self.collects else len(self.tokens) - 1
@@ -135,7 +134,7 @@ class Sequence:
     def pool(self, states: Tensor) -> None:
         """Add the hidden states [n, width] of its next tokens to its embedding.
 
-        One after the other: no bit depends on the chunks of the prompt."""
+        One by one: no bit depends on the chunks of the prompt."""
         self.pooled = self.pooled if self.pooled is not None else torch.zeros(states.shape[1], dtype=torch.float64)
         if self.params.pooling == "last":
             self.pooled.copy_(states[-1])
@@ -145,26 +144,26 @@ class Sequence:
 
     @property
     def embedding(self) -> bytes:
-        """Return the embedding of its prompt, float32 [width]. All of the prompt has been pooled."""
+        """Return the embedding of its prompt, float32 [width]."""
         assert self.pooled is not None
         count = self.prompt_length if self.params.pooling == "mean" else 1
         return (self.pooled / count).float().numpy().tobytes()
 
     def uncollected(self, stop: int) -> int:
-        """Return how many of the prompt's tokens 1..`stop` still get log-probabilities from a row up to `stop`."""
+        """Return how many prompt tokens still get log-probabilities from a row up to `stop`."""
         if not self.collects:
             return 0
         return max(0, min(stop, self.prompt_length - 1) - max(self.computed, len(self.prompt_logprobs)))
 
     def adopt(self) -> None:
-        """Take the next pages of its text from the prefix cache, as far as that has them."""
+        """Take the next pages of its text from the prefix cache."""
         computed = self.table.adopt_prefix(self.tokens, self.computed, self.adoptable)
         if self.round == 0:
             self.cached += computed - self.computed
         self.computed = computed
 
     def lose_pages(self) -> None:
-        """Give its pages back, and forget what was computed and proposed."""
+        """Give its pages back, and forget what was computed."""
         self.table.free()
         self.computed, self.cache = 0, ""
         self.proposal, self.source, self.draft_probs = [], "draft", None
@@ -174,7 +173,7 @@ class Sequence:
 
     @property
     def acceptable(self) -> int:
-        """Return how many draft tokens can still be accepted. The bonus token needs a place too."""
+        """Return how many draft tokens can be accepted; the bonus token needs a place too."""
         left = min(self.params.max_tokens - self.generated, self.max_model_len - len(self.tokens))
         return max(0, left - 1)
 
@@ -183,7 +182,6 @@ class Sequence:
         return min(self.speculation.num_speculative_tokens, self.acceptable)
 
     def count_round(self, outcome: Outcome, drafted: int, source: Source) -> None:
-        """Count a verification of `drafted` draft tokens from `source`, and begin the next round."""
         if self.round > 0:
             self.counts.rounds += 1
             self.counts.drafted += drafted
@@ -203,7 +201,7 @@ class Sequence:
         self.cache = ""
 
     def cut(self, base: int) -> tuple[list[int], FinishReason | None]:
-        """Drop tokens behind the end of the request; return the tokens from `base` on, and the reason if it ends."""
+        """Drop tokens behind the request's end; return those from `base` on, and the reason if it ends."""
         for length in range(base + 1, len(self.tokens) + 1):
             reason = self._reason(length)
             if reason is not None:
@@ -224,7 +222,7 @@ class Sequence:
         return None
 
     def metrics(self, draft_step_s: float, cache_report: bool, plan: str = "") -> Metrics:
-        """Return the request's figures. Without `cache_report` its `cached_tokens` are 0."""
+        """Return the request's figures; without `cache_report` no `cached_tokens`."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(

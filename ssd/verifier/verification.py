@@ -1,7 +1,4 @@
-"""One verification: the forward of a batch, and the tokens that the target itself samples from it.
-
-`PlainVerification` is here. `ssd.verifier.overlap` has the other one, which launches the next verification before the
-host has read this one."""
+"""One verification: the forward of a batch, and the tokens that the target itself samples."""
 
 from __future__ import annotations
 
@@ -40,11 +37,9 @@ NO_LOGITS = torch.empty(0)
 class VerifiedBatch:
     """A batch, and the results of its forward from `began` to `ended` (seconds of `time.perf_counter`).
 
-    `samples` are the target's own tokens for the sampled outputs of each row. -1 stands for a sample whose logits were
-    not numbers, `UNKNOWN` for one that is not in the vocabulary; a prefill chunk's sample is read for this alone.
-    `outcomes` are those of each row, by its rule. `logits` [sum of outputs, V] is empty where the runner has drawn the
-    samples. If the next verification runs already, `in_flight` has the draft tokens of each row in it; else it is
-    empty."""
+    `samples` are the target's own tokens: -1 where logits were not numbers, `UNKNOWN` outside of the vocabulary; a
+    prefill chunk's is read for this alone. `logits` [sum of outputs, V] is empty where the runner drew the samples.
+    `in_flight`: draft tokens of each row in the next verification, if that runs already."""
 
     batch: list[Scheduled]
     samples: list[list[int]]
@@ -57,14 +52,13 @@ class VerifiedBatch:
     def spoiled(self) -> list[bool]:
         """Return for each row True if draft tokens may have caused a sample that is no token.
 
-        A token that the target cannot compute has keys and values of NaN. Masking does not hide them from the tokens
-        before it, as 0 x NaN is NaN."""
+        NaN in keys and values of a token reaches tokens before it through the mask: 0 x NaN is NaN."""
         return [part.drafted > 0 and min(own) < 0 for part, own in zip(self.batch, self.samples, strict=True)]
 
     def logprobs(self, tokens: Items[Items[int]]) -> list[list[TokenLogprob] | None]:
-        """Return for each row the log-probabilities of its emitted `tokens` and of the likeliest alternatives.
+        """Return each row's log-probabilities of emitted `tokens` and alternatives, or None.
 
-        They are under the target's unmodified distribution; None for a row that did not ask or emitted nothing."""
+        They are under the target's unmodified distribution."""
         counts = [part.sequence.params.logprobs for part in self.batch]
         if all(count is None for count in counts):
             return [None] * len(counts)
@@ -76,7 +70,7 @@ class VerifiedBatch:
         ]
 
     def collect_prompt_logprobs(self) -> None:
-        """Add log-probabilities of prompt tokens, from the first outputs of a row, to each sequence that wants them."""
+        """Add log-probabilities of prompt tokens to sequences that want them."""
         if not any(part.prompt_outputs for part in self.batch):
             return
         for rows, part in zip(_split(self.logits, self.batch), self.batch, strict=True):
@@ -89,22 +83,22 @@ class VerifiedBatch:
 
 
 class Verification(Protocol):
-    """Runs the batches of a `TargetEngine`, and nothing else: it commits no token."""
+    """Runs the batches of a `TargetEngine`; it commits no token."""
 
     def running(self) -> list[Scheduled]:
-        """Return the batch that the device runs already, without rows of ended requests; empty if none runs."""
+        """Return the batch that the device runs already, without ended requests."""
 
     def verify(self, batch: list[Scheduled], running: int, host_work: Task = nothing) -> VerifiedBatch:
-        """Run a new batch or the one that `running()` returned. If draft tokens spoil it, run it without them.
+        """Run a new batch or that of `running()`. If draft tokens spoil it, run it without them.
 
-        `running`: number of all running sequences. `host_work` is done while the device computes, or before."""
+        `running`: number of running sequences. `host_work` is done while the device computes, or before."""
 
     def learn(self, verified: VerifiedBatch, results: Items[Result | None]) -> None:
-        """Note the outcomes of the rows of a batch; None for prefill chunks."""
+        """Note the outcomes of a batch; None for prefill chunks."""
 
 
 class PlainVerification:
-    """Launches a batch and waits for it. `trace` is told what the target does, `features` exports hidden states."""
+    """Launches a batch and waits for it; `features` exports hidden states."""
 
     def __init__(self, runner: Runner, trace: TraceRing = NO_TRACE, features: FeatureExport | None = None) -> None:
         self.runner, self.trace = runner, trace
@@ -120,9 +114,7 @@ class PlainVerification:
         return self.retried(self._run(batch, host_work))
 
     def retried(self, verified: VerifiedBatch) -> VerifiedBatch:
-        """Return the batch, with rows that draft tokens may have spoiled run again without these.
-
-        Also collect the log-probabilities of prompts."""
+        """Return the batch, spoiled rows run again without draft tokens; collect prompts' log-probabilities."""
         spoiled = [number for number, bad in enumerate(verified.spoiled()) if bad]
         if spoiled:
             verified = self._again(verified, spoiled)
@@ -131,7 +123,7 @@ class PlainVerification:
         return verified
 
     def _again(self, verified: VerifiedBatch, numbers: Items[int]) -> VerifiedBatch:
-        """Run the rows with these numbers again, without draft tokens; other rows have left their states already."""
+        """Run the rows with these numbers again; other rows have left their states already."""
         again = self._run([verified.batch[number].without_draft() for number in numbers], nothing)
         batch, samples, outcomes = list(verified.batch), list(verified.samples), list(verified.outcomes)
         logits = list(_split(verified.logits, batch)) if len(verified.logits) else []
@@ -186,15 +178,14 @@ def _pool(batch: Items[Scheduled], states: Tensor) -> None:
 
 
 class FeatureExport:
-    """Writes the hidden states after `layers`, of every token of every step, where an EAGLE-3 head reads them.
+    """Writes hidden states after `layers`, of every token, where an EAGLE-3 head reads them.
 
-    The states of rejected tokens are written too, but never found."""
+    States of rejected tokens are written too, but never found."""
 
     def __init__(self, arena: FeatureArena, layers: tuple[int, ...]) -> None:
         self._arena, self.layers = arena, layers
 
     def write(self, batch: Items[Scheduled], context: BaseContext) -> None:
-        """Write the hidden states of a batch, whose `context` was asked to keep `layers`."""
         parts = []
         for sequence, row in ((part.sequence, part.row) for part in batch):
             tags = sequence.tags
@@ -206,14 +197,14 @@ class FeatureExport:
 
 
 class Sampler:
-    """Samples every output of a batch, and lets rules decide; keeps the noise that neighbouring rounds share."""
+    """Samples every output of a batch, lets rules decide, and keeps noise for the next rounds."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._noise = NoiseCache(vocab_size, device)
 
     @torch.inference_mode()
     def samples(self, logits: Tensor, batch: Items[Scheduled]) -> tuple[list[list[int]], list[Outcome]]:
-        """Return the `samples` and `outcomes` of a `VerifiedBatch`, from logits [sum of outputs, V]."""
+        """Return `samples` and `outcomes` of a `VerifiedBatch`, from logits [sum of outputs, V]."""
         if cpu.serve(logits) and all(_plain(part) and part.sequence.law.temperature == 0.0 for part in batch):
             samples = by_row(batch, cpu.draw(logits))
             return samples, outcomes_of(batch, samples)
@@ -238,7 +229,7 @@ class Sampler:
         return sequence.rule.outcome(part.draft, own, row)
 
     def _adjusted(self, logits: Tensor, part: Scheduled) -> Tensor:
-        """Return the logits of a part as its request adjusts them; the same tensor where it does not."""
+        """Return the logits of a part as its request adjusts them, or the same tensor."""
         sequence = part.sequence
         if sequence.text is None or not part.complete:
             return logits
@@ -271,9 +262,7 @@ def _law(part: Scheduled) -> Law:
 
 
 def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
-    """Return the law of each row if laws alone draw every sample from its logits, or those that a device adjusts.
-
-    Else None. With laws the runner may draw the samples, as nothing else needs the logits."""
+    """Return each row's law if the runner may draw every sample, by laws and texts alone; else None."""
     for part in batch:
         if part.row.outputs != part.sampled or part.sequence.params.logprobs is not None:
             return None
@@ -283,13 +272,12 @@ def laws_of(batch: Items[Scheduled]) -> list[Law] | None:
 
 
 def texts_of(batch: Items[Scheduled]) -> list[Text | None]:
-    """Return the text of each row whose logits a device adjusts, None for others; empty if there are none."""
+    """Return the text of each row whose logits a device adjusts, or None; empty if there are none."""
     found = [part.sequence.text if part.complete else None for part in batch]
     return found if any(found) else []
 
 
 def by_row(batch: Items[Scheduled], tokens: list[int]) -> list[list[int]]:
-    """Cut the samples of a batch into those of each row."""
     stops = list(accumulate((part.sampled for part in batch), initial=0))
     return [tokens[start:stop] for start, stop in pairwise(stops)]
 
@@ -302,7 +290,7 @@ def _work_out_masks(batch: Items[Scheduled], host_work: Task) -> None:
 
 
 def _possible(part: Scheduled) -> Tensor | None:
-    """Return the mask of tokens that the request's grammar allows, [n, V] on the CPU; None if it has none.
+    """Return the mask of tokens that the grammar allows, [n, V] on the CPU, or None.
 
     Asking again costs nothing. Raises RequestError where the grammar has become too complex."""
     sequence = part.sequence
@@ -320,7 +308,7 @@ def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
 
 
 class _Asked(NamedTuple):
-    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of the best `alternatives` ones."""
+    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of `alternatives`."""
 
     logits: Tensor
     tokens: Items[int]
