@@ -1,16 +1,9 @@
 """Tensors that target and draft share, and the arenas made of them (draft_probs.py, features.py).
 
-An arena is rows of numbers, and words that say what each row is. The words always lie in a memory file, which the
-supervisor makes and both processes inherit. The rows lie on one of two carriers:
-
-- `HostTensor`: the same memory file. Any device can be copied to and from it.
-- `Exported` and `Imported`: GPU memory that the target allocates and the draft opens (CUDA IPC), if both run on GPUs.
-  Kernels of both read and write it without the host. If it fails, the log says why and the rows lie in the file.
-
-The writer calls `settle` before it writes a word that declares a row valid: until then its device may still be writing.
-
-The target frees what it has exported only when it ends, and the driver unmaps what a draft has opened when that draft
-ends. So a killed draft leaks nothing, and a draft that outlives its target reads no freed memory."""
+An arena is rows of numbers, and words that say what each row is. The words lie in a memory file, which both processes
+inherit. The rows lie there too, or, if both run on GPUs, in memory that the target allocates and the draft opens (CUDA
+IPC). The target frees that memory only when it ends, and the driver unmaps it when a draft ends. So a killed draft
+leaks nothing, and a draft that outlives its target reads no freed memory."""
 
 from __future__ import annotations
 
@@ -37,8 +30,9 @@ log = logging.getLogger("ssd.ipc")
 
 
 class HostTensor:
-    """`size` bytes of a memory file from `offset` on.
-    The descriptor may be closed afterwards. Writing to a tensor that is not `writable` kills the process (SIGSEGV)."""
+    """`size` bytes of a memory file from `offset` on; the descriptor may be closed afterwards.
+
+    Writing to a tensor that is not `writable` kills the process (SIGSEGV)."""
 
     def __init__(self, descriptor: int, size: int, offset: int = 0, writable: bool = True) -> None:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -48,14 +42,11 @@ class HostTensor:
             self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
 
     def close(self) -> None:
-        """Unmap the memory once no other tensor uses it."""
         del self.data
 
 
 class Exported:
-    """`size` zeroed bytes on a GPU of this process; `handle` lets another process open them as `name`.
-
-    Close it only when no process has it open. It is freed when this process ends. Raises CudaError."""
+    """`size` zeroed bytes on a GPU, which another process opens by `handle` and closes first. Raises CudaError."""
 
     def __init__(self, name: str, size: int, device: torch.device) -> None:
         self._device = device.index or 0
@@ -79,9 +70,9 @@ class Exported:
 
 
 class Imported:
-    """Memory that another process has exported, for kernels of `device`.
-    Close it before the exporter frees it. Raises CudaError if the device cannot reach it, or if it is not what the
-    handle describes."""
+    """Memory that another process has exported, to be closed before its exporter frees it.
+
+    Raises CudaError if `device` cannot reach the memory, or if the memory is not what the handle describes."""
 
     def __init__(self, handle: ArenaHandle, device: torch.device) -> None:
         self.handle = handle
@@ -102,13 +93,13 @@ class Imported:
 
 
 def settle(tensor: Tensor) -> None:
-    """Wait until the tensor's device has finished this thread's work, so that every process sees it. Free on a CPU."""
+    """Wait until the tensor's device has finished this thread's work; call it before declaring a row valid."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _tensor(address: int, size: int, device: torch.device) -> Tensor:
-    """Return a uint8 tensor [size] over the memory at `address`, which it does not own."""
+    """Return a uint8 tensor [size] over the memory at `address`, which the tensor does not own."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, size)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
@@ -127,9 +118,7 @@ class Arena:
         self._rows = self._shaped(self._host.data)
 
     def place(self, data: Tensor | None) -> None:
-        """Keep the rows in `data`, uint8 [layout.row_bytes], from now on; None: in the memory file.
-
-        Both sides must call it. No row is copied."""
+        """Keep the rows in `data`, uint8 [layout.row_bytes], or in the memory file (None); both sides must call it."""
         self._rows = self._shaped(self._host.data if data is None else data)
 
     def _shaped(self, data: Tensor) -> Tensor:
@@ -138,15 +127,10 @@ class Arena:
 
 
 def leading(true: npt.NDArray[np.bool_]) -> int:
-    """Return the number of elements before the first False."""
     return len(true) if true.all() else int(true.argmin())
 
 
 class TargetArenas:
-    """The target's arenas, with rows on the GPU `device` if both processes run on GPUs, else in host memory.
-
-    The draft opens the rows on the GPU by `handles`."""
-
     def __init__(self, config: EngineConfig, arenas: Iterable[Arena | None], device: torch.device) -> None:
         self.arenas = {arena.name: arena for arena in arenas if arena is not None}
         self.handles: list[ArenaHandle] = []
@@ -166,9 +150,7 @@ class TargetArenas:
             self.handles = [exported.handle for exported in self._exported]
 
     def withdraw(self) -> None:
-        """Use host memory from now on, because the draft cannot open the exported memory.
-
-        The exported memory is not freed: an older draft may still have it open."""
+        """Use host memory from now on; an older draft may still have the exported memory open, so keep it."""
         self.handles = []
         for arena in self.arenas.values():
             arena.place(None)
@@ -184,9 +166,7 @@ class DraftArenas:
         self._imported: list[Imported] = []
 
     def open(self, handles: Sequence[ArenaHandle]) -> bool:
-        """Open the memory that `handles` describe, instead of any opened before.
-
-        Return False if that fails; the rows then lie in host memory."""
+        """Open the memory that `handles` describe, instead of any opened before; False: the rows lie in host memory."""
         if handles == self._handles:
             return True
         self.close()
@@ -203,7 +183,6 @@ class DraftArenas:
         return True
 
     def close(self) -> None:
-        """Close all memory of the target."""
         for arena in self.arenas.values():
             arena.place(None)
         for imported in self._imported:

@@ -1,18 +1,12 @@
 """The speculation board: draft tokens by verification outcome, in shared memory, without a lock.
 
-The draft writes it, the target reads it, nobody else does. There is a slot for every running sequence, and a slot has
-`ENTRIES` entries, one for each prepared outcome. An entry is a row of 64-bit words:
+The draft writes it, the target reads it. There is a slot for every running sequence, with `ENTRIES` entries, one for
+each prepared outcome. An entry is a row of 64-bit words:
 
     version | epoch | request | round | base | accepted | token | rank | fan_out | depth | checksum | ids[MAX_LOOKAHEAD]
 
-The key says what the entry answers: the outcome (`accepted`, `token`) of the verification `round` of `request`, which
-began with `base` committed tokens, for the draft of `epoch`. `token` is the `rank`-th, from 1, of the `fan_out` bonus
-tokens that were prepared for this number of accepted tokens; a trunk has `ENDED` or zeros there. `depth` of the `ids`
-are drafted so far.
-
-`version` is a seqlock. It is 0 while the entry is written, and another number after every write; a reader compares it
-before and after. The checksum covers all other words. So a torn or scribbled entry is never used, even on a machine
-that reorders stores."""
+`version` is a seqlock: 0 while the entry is written, and another number after every write. The checksum covers the
+other words, so a torn or scribbled entry is never used, even on a machine that reorders stores."""
 
 from __future__ import annotations
 
@@ -57,9 +51,7 @@ _PAYLOAD = struct.Struct(f"{_WORDS - EPOCH}q")
 
 
 class Key(NamedTuple):
-    """The outcome (`accepted`, `token`) of `round` of `request` that a speculation answers.
-
-    The round began with `base` committed tokens. `epoch` is the draft's."""
+    """The outcome (`accepted`, `token`) of `round` of `request`, which began with `base` committed tokens."""
 
     epoch: int
     request: int
@@ -70,7 +62,7 @@ class Key(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The `rank`, from 1, of a bonus token among the `fan_out` that were prepared for its number of accepted tokens."""
+    """The `rank`, from 1, of a bonus token among the `fan_out` prepared for its number of accepted tokens."""
 
     rank: int
     fan_out: int
@@ -81,11 +73,7 @@ ENDED = Place(0, 1)
 
 
 class LinkFigures(NamedTuple):
-    """A receiver's figures of the link to the draft.
-
-    `rtt` is the mean round trip and `jitter` its mean deviation, both in nanoseconds. `entries` counts arrived entries,
-    `late` those that arrived after their verification. `bytes` counts both directions, `tokens` the tokens committed
-    with a draft. `ahead` is the number of tokens that are committed while a speculation travels."""
+    """Like `ssd.ipc.messages.LinkLoad`, with times in nanoseconds."""
 
     rtt: int
     jitter: int
@@ -97,7 +85,7 @@ class LinkFigures(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """A speculation found on the board, the number of the entry that held it, and if it is a trunk that has `ended`."""
+    """The ids of board entry number `entry`; `ended` if the entry is a trunk that gets no more tokens."""
 
     entry: int
     ids: list[int]
@@ -105,14 +93,11 @@ class Cached(NamedTuple):
 
 
 def size_bytes(slots: int) -> int:
-    """Return the bytes of shared memory that a board of `slots` slots needs."""
     return 8 * (_HEADER_WORDS + slots * ENTRIES * _WORDS)
 
 
 def _checksum(rows: Words) -> Words:
-    """Return one checksum per row, over all words but version and checksum.
-
-    A row of zeros never has the right checksum."""
+    # A row of zeros never has the right checksum.
     words = rows.view(np.uint64)
     mixed = (words ^ (words >> np.uint64(29))) * WEIGHTS
     total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(SALT)
@@ -120,7 +105,7 @@ def _checksum(rows: Words) -> Words:
 
 
 def _summed(row: Sequence[int]) -> int:
-    """Return the checksum of one row in plain integers, which is faster than NumPy for one row."""
+    # Plain integers: faster than NumPy for one row.
     total = 0
     for word, weight in zip(row, _NUMBERS, strict=True):
         if word:
@@ -139,7 +124,7 @@ class _Board:
 
 
 class DraftBoard:
-    """The draft's side of a board, in shared memory or over a link. It also counts the draft's steps."""
+    """The draft's side of a board, in shared memory or over a link."""
 
     def __init__(self) -> None:
         self._part_of_step = 0.0
@@ -147,8 +132,8 @@ class DraftBoard:
     def tick(self, step_seconds: float | None = None, depths: float = 1.0, grown: int = 0) -> None:
         """Show that the draft is alive, and count a forward if there was one.
 
-        The forward took `step_seconds` and lengthened the chains by `depths` tokens on average, by `grown` in all. A
-        forward that adds two tokens to each chain counts as two tree steps."""
+        The forward lengthened the chains by `depths` tokens on average, by `grown` in all. A forward that adds two
+        tokens to each chain counts as two tree steps."""
         if step_seconds is None:
             self.count(1)
             return
@@ -164,9 +149,7 @@ class DraftBoard:
         chains: Sequence[Sequence[int]],
         places: Sequence[Place] = (),
     ) -> None:
-        """Write entries: for each its key, its ids so far, and its place if it was prepared.
-
-        The target sees none of them before all are written."""
+        """Write all entries before the target sees one: for each its key, its ids so far, and its place if prepared."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -226,11 +209,9 @@ class BoardWriter(_Board, DraftBoard):
             self._header[_STEPS] += steps  # last: a reader that waits for a step then finds its duration
 
     def note_compile(self) -> None:
-        """Count a kernel that was compiled late (`ssd.kernels.gpu.watch_compiles`)."""
         self._header[_COMPILES] += 1
 
     def show_link(self, figures: LinkFigures) -> None:
-        """Write the figures of the link to the draft."""
         self._header[_LINK] = figures
 
 
@@ -246,9 +227,7 @@ class BoardReader(_Board):
         self.rejected = self.stale = 0
 
     def find(self, slot: int, key: Key, most: int = MAX_LOOKAHEAD) -> Cached | None:
-        """Return the entry for an outcome with the ids that exist now, at most `most`; None on a miss.
-
-        An entry whose chain has no token yet has no ids."""
+        """Return the entry for an outcome with at most `most` of the ids that exist now, maybe none; None on a miss."""
         entries = self.slots[slot]
         # Few entries have the same token, so few keys are left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
@@ -268,16 +247,13 @@ class BoardReader(_Board):
         return None
 
     def place(self, slot: int, entry: int) -> Place:
-        """Return the place of an entry that `find` returned.
-
-        Use it for statistics only: the draft may overwrite the entry meanwhile."""
+        """Return the place of an entry, for statistics only: the draft may overwrite the entry meanwhile."""
         return Place(*self.slots[slot, entry, _PLACE].tolist())
 
     def prepared(self, slot: int, key: Key) -> dict[int, int]:
-        """Return the fan-out by accepted length, over the entries for the key's round.
+        """Return the fan-out by accepted length in the key's round, for statistics: it lacks entries being written.
 
-        Count the look-up in `stale` if the slot has entries, but none for that round. Use the result for statistics
-        only: it may lack entries that are being written."""
+        Count the look-up in `stale` if the slot has entries, but none for that round."""
         rows = self.slots[slot]
         written = rows[:, VERSION] != 0
         mine = written & (rows[:, EPOCH:_ACCEPTED] == key[: _ACCEPTED - EPOCH]).all(axis=1)

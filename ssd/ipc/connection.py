@@ -1,4 +1,4 @@
-"""A client's connection to an engine, which notices when the engine goes away, and the pauses before the next one."""
+"""A client's connection to an engine, and the pauses before the next one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Connection:
     """A DEALER to the gateway at `address`, until its peer is lost. For one thread; only `wait` blocks.
 
     The transport's monitor tells when the peer comes and goes; silence alone means a slow engine. `trouble` says why
-    there is no connection yet, if that is known. Once `refused` is true, there will be none."""
+    there is no connection yet. Once `refused` is true, there will be none."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Connection:
 
     @property
     def stuck(self) -> bool:
-        """Return True if an `offer` has to wait for a connection or for room in the queue."""
         if self.closed:
             return False
         self._hear()
@@ -93,10 +92,9 @@ class Connection:
         return self.up and not self._lost and sockets.send(self._socket, message, epoch)
 
     def take(self) -> Answer | EngineDeadError | None:
-        """Return the next message, or None if there is none.
+        """Return the next message, or None.
 
-        Return an EngineDeadError after a lost peer's last message, and for a message that no engine sends. Then this
-        connection is over."""
+        The last one is an EngineDeadError: after a lost peer's messages, or for a message that no engine sends."""
         framed = self.take_framed()
         return None if framed is None else framed[1]
 
@@ -122,7 +120,7 @@ class Connection:
         poller.poll(None if deadline is None else max(0, math.ceil(1000 * (deadline - time.monotonic()))))
 
     def descriptors(self) -> tuple[int, int]:
-        """Return two descriptors for an event loop; they are readable on news, until `acknowledge` or `take`."""
+        """Return two descriptors for an event loop, readable on news until `acknowledge` or `take`."""
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def acknowledge(self) -> None:
@@ -167,7 +165,7 @@ def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
 class Reconnection:
     """Doubles the pause after each loss, from 0.1 s to 5 s; a connection that served more than 5 s resets it.
 
-    `tell` gets a cause once, even if it repeats."""
+    `tell` gets a cause once, even if the cause repeats."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._trouble = tell, ""
@@ -179,7 +177,7 @@ class Reconnection:
         self._served_since = time.monotonic()
 
     def lost(self, why: str) -> float:
-        """Note the end of a connection or attempt, and return the pause in seconds before the next attempt."""
+        """Return the pause in seconds before the next attempt."""
         if time.monotonic() > self._served_since + _LONGEST_S:
             self._next_s, self._trouble = _FIRST_S, ""
         self._served_since = math.inf
@@ -191,9 +189,7 @@ class Reconnection:
 
 
 def validate(request: Generate) -> None:
-    """Raise RequestError for a request that a gateway would drop: out of bounds, broken text, too large.
-
-    It needs no engine, so bad input is reported before one starts."""
+    """Raise RequestError for a request that a gateway would drop: out of bounds, broken text, too large."""
     if request.params is not None:
         request.params.check()
     try:

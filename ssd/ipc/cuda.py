@@ -1,9 +1,6 @@
-"""GPU memory that another process can open (CUDA IPC), by direct calls of the driver, without torch.
+"""GPU memory that another process can open (CUDA IPC), by direct calls of the driver.
 
-Torch's own sharing is not used, for two reasons. It counts readers in files, and never forgets a killed reader. It
-exports whole blocks of its allocator, other tensors included. Here each allocation is exported as a whole and holds
-nothing else. The driver unmaps all memory of a process when the process ends, however it ends.
-
+Torch's own sharing never forgets a killed reader, and exports whole blocks of its allocator, other tensors included.
 `device` is N of cuda:N. Every function raises CudaError."""
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ class _Handle(ctypes.Structure):
 
 
 def allocate(device: int, size: int) -> int:
-    """Allocate `size` uninitialised bytes and return their address."""
     address = _Address()
     with _current(device):
         _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
@@ -48,13 +44,12 @@ def clear(device: int, address: int, size: int) -> None:
 
 
 def free(device: int, address: int) -> None:
-    """Free an allocation. No process may have it open."""
+    """Free an allocation that no process has open."""
     with _current(device):
         _call("cuMemFree_v2", _Address(address))
 
 
 def export(device: int, address: int) -> bytes:
-    """Return the handle by which another process opens an allocation."""
     handle = _Handle()
     with _current(device):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), _Address(address))
@@ -62,7 +57,6 @@ def export(device: int, address: int) -> bytes:
 
 
 def open_exported(device: int, handle: bytes) -> int:
-    """Open memory that another process has exported and return its address for kernels of `device`."""
     address = _Address()
     with _current(device):
         given = _Handle.from_buffer_copy(handle)
@@ -71,7 +65,6 @@ def open_exported(device: int, handle: bytes) -> int:
 
 
 def close_exported(device: int, address: int) -> None:
-    """Unmap what `open_exported` mapped, after the device has finished with it."""
     with _current(device):
         _call("cuCtxSynchronize")
         _call("cuIpcCloseMemHandle", _Address(address))
@@ -114,7 +107,6 @@ def check_reach(device: int, other: bytes) -> None:
 
 @contextmanager
 def _current(device: int) -> Iterator[None]:
-    """Make the device's primary context, which torch uses too, current in this thread."""
     _call("cuCtxPushCurrent_v2", _context(device))
     try:
         yield
@@ -124,7 +116,7 @@ def _current(device: int) -> Iterator[None]:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """Return the device's primary context, held until the process ends, as torch holds it."""
+    # Held until the process ends, as torch holds it.
     found = _Context()
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(found), _device(device))
     return found

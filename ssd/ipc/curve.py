@@ -33,14 +33,13 @@ class ClientKeys:
     server: bytes
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Set the keys on a socket, before it connects."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.server)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.own.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
 
 
 def client_keys(folder: Path) -> ClientKeys:
-    """Load the keys that `ssd keys` has made for a client. Raises UsageError for any other folder."""
+    """Load the keys that `ssd keys` has made for a client. Raises UsageError."""
     if keys.has_server(folder):
         raise UsageError(f"{folder} holds the engine's keys; a client's are in {folder}/clients/NAME")
     return ClientKeys(keys.load_pair(folder / "client.secret"), keys.load_public(folder / "server.pub"))
@@ -51,8 +50,7 @@ def secure_router(
 ) -> zmq.Socket[bytes]:
     """Return an unbound ROUTER that admits only clients on the list in `directory`; at most one per context.
 
-    A frame has at most `max_bytes`. A thread reads the list at each handshake and ends with `context`. Raises
-    UsageError for bad keys."""
+    A thread reads the list at each handshake and ends with `context`. Raises UsageError for bad keys."""
     keys.check_server(directory)
     pair = keys.load_pair(directory / "server.secret")
     socket = sockets.public_router(context, max_bytes + CURVE_BYTES)
@@ -75,7 +73,6 @@ def _guard(context: zmq.Context[Any], directory: Path) -> None:
 
 
 async def _answer(authenticator: Authenticator) -> None:
-    """Answer handshakes, in a thread and an event loop of its own, where blocking is fine."""
     try:
         while True:
             await authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart())
@@ -86,7 +83,6 @@ async def _answer(authenticator: Authenticator) -> None:
 
 
 def user_of(frame: zmq.Frame | None) -> str:
-    """Return the public key that a frame's peer has shown; empty without keys."""
     try:
         return "" if frame is None else str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -94,7 +90,6 @@ def user_of(frame: zmq.Frame | None) -> str:
 
 
 def name_of(directory: Path, key: str) -> str | None:
-    """Return the name of a public key on the list in `directory`; None if it is not there."""
     for name, path in keys.authorizations(directory):
         try:
             if keys.load_public(path).decode() == key:

@@ -1,8 +1,7 @@
 """Board look-ups on the target's device: a GPU finds its next draft tokens without the host.
 
-The draft writes into shared memory (`ssd.ipc.board`), on any device. The target page-locks its view of that memory. So
-the device copies the entries itself, after its earlier work, and sees all that is published by then. An entry that is
-torn by the copy fails its checksum, as on the host."""
+The target page-locks its view of the board. So the device copies the entries itself, after its earlier work. An entry
+torn by the copy fails its checksum."""
 
 from __future__ import annotations
 
@@ -20,8 +19,6 @@ log = logging.getLogger("ssd.ipc")
 
 
 class DeviceBoard:
-    """A copy of the entries of `reader` on `device`; `ssd.kernels.rounds.look_up` finds what the reader finds."""
-
     def __init__(self, reader: BoardReader, device: torch.device) -> None:
         self.reader = reader
         self._host = torch.from_numpy(reader.slots)

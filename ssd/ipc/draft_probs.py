@@ -1,12 +1,8 @@
-"""Draft probabilities in shared memory: the distribution that each drafted token was drawn from.
+"""Draft probabilities in shared memory: the distribution each drafted token was drawn from (`--sampler rejection`).
 
-Only `--sampler rejection` needs them. There is a row of V float32 for each token that the board may hold, at
-[slot, entry, depth], and a header that names the row's outcome and token. The draft writes, the target reads; there is
-no lock. The header's first word is a version (a seqlock, as on the board): 0 while the row is being written. The target
-copies only the rows of the entry it takes.
-
-Rows may lie on a GPU (`ssd.ipc.arenas`). Headers always lie in host memory: the draft writes a version after its device
-has finished the row, and the target compares versions after its own device has copied it."""
+There is a row of V float32 for each token that the board may hold, at [slot, entry, depth], and a header: a version (a
+seqlock, as on the board), the token and the outcome. Headers always lie in host memory. The draft writes a version
+after its device has finished the row; the target compares versions after its own device has copied the row."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ _TOLERANCE = 1e-3  # how far the sum of a row may be from 1
 
 
 class DraftProbsArena(Arena):
-    """One side's view of the arena; both sides use it."""
-
     name = "draft_probs"
 
     def __init__(self, descriptor: int, layout: Layout) -> None:
@@ -39,7 +33,6 @@ class DraftProbsArena(Arena):
 
     @classmethod
     def of(cls, start: Start) -> DraftProbsArena | None:
-        """Return the engine's arena; None if its sampler does not need one."""
         config = start.config
         if start.draft_probs_fd < 0:
             return None
@@ -93,9 +86,7 @@ class DraftProbsArena(Arena):
 
 
 def _are_distributions(rows: Tensor, tokens: Sequence[int]) -> list[bool]:
-    """Return for each row of [n, V] if it is a distribution from which its token can be drawn.
-
-    Wait until the rows are copied. A NaN fails every comparison."""
+    # Waits until the rows are copied. A NaN fails every comparison.
     chances = rows.gather(1, torch.tensor(tokens, dtype=torch.long, device=rows.device)[:, None])[:, 0]
     sound = (rows >= 0).all(dim=1) & ((rows.sum(dim=1) - 1).abs() <= _TOLERANCE) & (chances > 0)
     found: list[bool] = sound.tolist()

@@ -1,14 +1,8 @@
-"""The target's hidden states in shared memory, for a draft that reads them.
+"""The target's hidden states in shared memory, for a draft that reads them; without a lock, as in draft_probs.py.
 
-Each slot of the target's KV cache has a row, so tokens in the prefix cache have their features too. A table holds the
-pages of every running sequence. The target is the only writer, the draft the only reader; there is no lock.
-
-A row has a version, 0 while it is being written (a seqlock, as on the board), and a tag: a hash of the text up to its
-token. The reader compares tags, so it never uses a stale row: one of a rejected token, one of a page that now holds
-another text, or one found through the page table of the slot's last owner.
-
-Rows may lie on a GPU (`ssd.ipc.arenas`). Versions, tags and table always lie in host memory. The target writes a
-version after its device has finished the rows, and the draft compares versions after its own has copied them."""
+Each slot of the target's KV cache has a row, so tokens in the prefix cache have features too. A row has a version (a
+seqlock) and a tag: a hash of the text up to its token. By the tag the reader refuses stale rows: of a rejected token,
+of a page that now holds another text, or found through the page table of the slot's last owner."""
 
 from __future__ import annotations
 
@@ -47,7 +41,7 @@ class Part(NamedTuple):
 
 
 class FeatureArena(Arena):
-    """The view of one side; only the target's is `writable`."""
+    """One side's view of the arena; only the target's is `writable`."""
 
     name = "features"
 
@@ -61,7 +55,6 @@ class FeatureArena(Arena):
 
     @classmethod
     def of(cls, start: Start, writable: bool = False) -> FeatureArena | None:
-        """Return the engine's arena; None if the draft reads no hidden states."""
         return None if start.features_fd < 0 else cls(start.features_fd, start.config, writable)
 
     def place(self, data: Tensor | None) -> None:

@@ -36,7 +36,7 @@ class KeyPair:
 
 
 def new_server(directory: Path) -> None:
-    """Make the engine's pair in `directory`, readable by its owner alone.
+    """Make the engine's pair in `directory`.
 
     Raises UsageError if there is one already, or if others may write there."""
     _create_folder(directory)
@@ -51,13 +51,11 @@ def has_server(directory: Path) -> bool:
 
 
 def check_server(directory: Path) -> None:
-    """Raise UsageError if `directory` has no keys of an engine."""
     if not has_server(directory):
         raise UsageError(f"{directory} holds no keys of an engine; make them: ssd keys new {directory}")
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for a name that no client can have."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a client: give letters, digits, - and _, at most 64")
 
@@ -85,7 +83,6 @@ def _server_public(directory: Path) -> bytes:
 
 
 def authorizations(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name, file with the public key) for every client that may connect."""
     for path in sorted((directory / "authorized").glob("*.pub")):
         yield path.stem, path
 
@@ -145,7 +142,6 @@ def _create_folder(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write `text` to a new file that only its owner can read, from its creation on."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -13,9 +13,7 @@ DRAFT_PROBS_WORDS = 2 + len(Key._fields)  # version, token, key
 
 
 class Layout(NamedTuple):
-    """`words` of 64 bits, always in host memory, and rows of numbers of `shape` and `dtype`.
-
-    In a memory file the rows follow the words; pages that nobody writes take no memory."""
+    """`words` of 64 bits in host memory, and rows of numbers of `shape` and `dtype`, behind them in a memory file."""
 
     words: int
     shape: tuple[int, ...]
@@ -35,14 +33,11 @@ class Layout(NamedTuple):
 
 
 def on_gpus(device: str, draft_device: str) -> bool:
-    """Return True if target and draft both run on GPUs, so that rows may lie on a GPU."""
     return "cpu" not in (device, draft_device)
 
 
 def draft_probs_layout(slots: int, speculation: Speculation, vocab_size: int) -> Layout:
-    """Return the layout [slots, entries, depth, V] for the most chains and depth of `speculation`.
-
-    The last entry is the trunk's."""
+    """Return the layout [slots, entries, depth, V] for the most chains and depth; the last entry is the trunk's."""
     places = slots, speculation.chains + 1, speculation.longest
     return Layout(prod(places) * DRAFT_PROBS_WORDS, (*places, vocab_size))
 

@@ -49,7 +49,6 @@ def _refused(where: str, error: OSError) -> UsageError:
 
 
 def url(listening: socket.socket, tls: bool = False) -> str:
-    """Return the address at which a client finds the socket."""
     if listening.family == socket.AF_UNIX:
         return f"unix:{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
@@ -81,7 +80,6 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
 
 
 def close(listening: socket.socket) -> None:
-    """Close the socket, and remove its file if it has one."""
     if listening.family == socket.AF_UNIX:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(listening.getsockname())
@@ -90,7 +88,6 @@ def close(listening: socket.socket) -> None:
 
 @lru_cache(64)  # HTTP asks for every request
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches `host`."""
     if host == "localhost":
         return True
     try:
@@ -110,7 +107,7 @@ def tcp(host: str, port: int) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """Bind a socket for this user alone; replace a file that a dead server left behind."""
+    # Replaces a file that a dead server left behind.
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -137,7 +134,7 @@ def _bound(listening: socket.socket, address: object) -> socket.socket:
 def api_keys(server: ServerConfig) -> dict[bytes, str]:
     """Return all API keys, each with its name or "".
 
-    Raises UsageError for one that no header can carry, and as `read_api_keys` does."""
+    Raises UsageError as `read_api_keys`, and for a key that no header can carry."""
     if not all(re.fullmatch(r"[!-~]{1,4096}", key) for key in server.api_keys):
         raise UsageError("--api-key: a key has printable ASCII characters, without spaces")
     from_file = read_api_keys(server.api_key_file) if server.api_key_file is not None else {}
@@ -145,7 +142,7 @@ def api_keys(server: ServerConfig) -> dict[bytes, str]:
 
 
 def read_api_keys(path: str) -> dict[bytes, str]:
-    """Return the API keys in a file, one per line. A name for `--limits` may come after a key and a blank.
+    """Return the API keys in a file: on each line a key, then maybe a blank and a name for `--limits`.
 
     Raises UsageError if others can read it, if it has no keys, if a line is empty, or if a key has two names."""
     file = Path(path)

@@ -1,7 +1,7 @@
-"""The store in which the ranks of a target on several machines meet.
+"""The store of torch.distributed in which the ranks of a target on several machines meet.
 
-The store is torch.distributed's. The supervisor keeps it, so that it outlives every group of ranks. Nothing in it is
-secret, and it does not authenticate its users."""
+The supervisor keeps it, so that it outlives every group of ranks. It holds no secret, and does not authenticate its
+users."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _ANSWER = timedelta(seconds=30)  # for a value that exists
 
 
 def host(address: str) -> tuple[Store, str]:
-    """Return a store on a free port of this machine's `address`, and its endpoint, "HOST:PORT".
-
-    Raises UsageError if this process cannot listen there."""
+    """Return a store on a free port of this machine's `address`, and its endpoint, "HOST:PORT". Raises UsageError."""
     from torch.distributed import TCPStore
 
     listening = listen_for_ranks(address)  # on this address alone; the store would listen on all
@@ -31,7 +29,7 @@ def host(address: str) -> tuple[Store, str]:
 
 
 def connect(endpoint: str) -> Store:
-    """Return the store at an endpoint. Raises SsdError if it cannot be reached."""
+    """Return the store at an endpoint. Raises SsdError."""
     from torch.distributed import TCPStore
 
     try:
@@ -42,7 +40,7 @@ def connect(endpoint: str) -> Store:
 
 
 def own_address(endpoint: str) -> str:
-    """Return this machine's address for other machines: the one from which it reaches the endpoint."""
+    """Return the address from which this machine reaches the endpoint, for other machines."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_parts(endpoint))
         return str(probe.getsockname()[0])

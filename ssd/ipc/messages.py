@@ -1,7 +1,6 @@
 """The internal protocol: the messages between an engine's own processes, as bounded MessagePack.
 
-It has a version of its own, so that it can change without the public protocol (`ssd.ipc.public`, which also frames
-these messages). Each section below is one connection; the `Direction`s at the end say what each end accepts."""
+It has a version of its own, so that it can change without the public protocol (`ssd.ipc.public`)."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ DraftState = Literal["down", "up", "open", "half_open", "parked"]
 
 
 class InternalMessage(Message, frozen=True):
-    """Base of all messages that never leave the engine."""
-
     version: ClassVar[int] = INTERNAL_VERSION
 
 
@@ -38,8 +35,9 @@ class InternalMessage(Message, frozen=True):
 
 class Hello(InternalMessage, frozen=True):
     """First message of a peer to the target: its role, and the model it was started for.
-    A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false. From then on both sides
-    use host memory. A draft `reads` only requests of the clients with these names; None: all."""
+
+    A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false: then both sides use host
+    memory. A draft `reads` only requests of the clients with these names; None: all."""
 
     role: Literal["frontend", "draft"]
     vocab_size: Count
@@ -49,9 +47,7 @@ class Hello(InternalMessage, frozen=True):
 
 
 class Readers(InternalMessage, frozen=True):
-    """From a receiver whose drafts have changed: the clients they read now (see `Hello`), and `lost` requests.
-
-    A request is lost if its draft has left."""
+    """From a receiver whose drafts have changed: the clients they read now, and requests `lost` with their draft."""
 
     reads: list[Name] | None
     lost: list[RequestId]
@@ -59,8 +55,8 @@ class Readers(InternalMessage, frozen=True):
 
 class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`size` bytes of GPU memory that the target exports under `name`.
-    `memory` is CUDA's handle, `gpu` the UUID of the device, `mark` the bytes that follow the memory
-    (`ssd.ipc.arenas`)."""
+
+    `memory` is CUDA's handle, `gpu` the device's UUID, `mark` the bytes that follow the memory."""
 
     name: Name
     size: Count
@@ -70,14 +66,10 @@ class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ready(InternalMessage, frozen=True):
-    """The target accepts a `Hello`. `arenas` tells a draft which arenas lie on the GPU; the others it has inherited."""
-
     arenas: Annotated[list[ArenaHandle], Meta(max_length=8)] = msgspec.field(default_factory=list)
 
 
 class Refused(InternalMessage, frozen=True):
-    """The target refuses a `Hello` of another vocabulary or model."""
-
     message: Name
 
 
@@ -85,8 +77,7 @@ class Refused(InternalMessage, frozen=True):
 
 
 class Submit(InternalMessage, frozen=True):
-    """A tokenised request. `params.seed` and `params.speculation` are filled in. `owner` is the client's key or that
-    key's name, empty if it has none."""
+    """A tokenised request, with seed and speculation filled in. `owner`: the client's key, its name, or empty."""
 
     request: RequestId
     token_ids: PromptIds
@@ -103,10 +94,9 @@ class Abort(InternalMessage, frozen=True):
 class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The result of one step for one request.
 
-    `finish_reason` ends the request; `error` explains the reason `error`. The step verified `drafted` tokens and
-    accepted `accepted` of them; `source` proposed them, and is empty if there were none. `cache` is the result of the
-    look-up in the speculation cache: "hit", the reason of a miss (the names of `ssd.ipc.trace_ring.Mark`), or empty
-    without a look-up. An `embedding` ends its request."""
+    `finish_reason` ends the request; `error` explains the reason `error`. The step verified `drafted` tokens, which
+    `source` proposed, and accepted `accepted` of them. `cache` is the result of the look-up in the speculation cache:
+    "hit", the reason of a miss (`ssd.ipc.trace_ring.Mark`), or empty. An `embedding` ends its request."""
 
     request: RequestId
     token_ids: Tokens
@@ -125,10 +115,9 @@ class Emission(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Figures of the link to a draft on another machine.
 
-    `rtt` is the mean round trip and `jitter` its mean deviation, both in seconds. `entries` counts arrived
-    speculations, `late` those that arrived after their verification. `bytes` counts both directions, `tokens` the
-    tokens committed with a draft. These four are totals since the receiver started. `ahead` is the number of tokens
-    that are committed while a speculation travels."""
+    `rtt` is the mean round trip and `jitter` its mean deviation, in seconds. Totals since the receiver started:
+    `entries` that arrived, `late` ones that arrived after their verification, `bytes` in both directions, `tokens`
+    committed with a draft. `ahead` is the number of tokens that are committed while a speculation travels."""
 
     rtt: Number
     jitter: Number
@@ -142,12 +131,11 @@ class LinkLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The target's load after a step.
 
-    `running` and `waiting` count requests; `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the time of
-    this step's forward, `wait_seconds` the wait for the draft before it. `plan` says in a sentence what mode `auto`
-    does, and why. Totals since the target started: `rejected_speculations` counts board entries refused as unsound,
-    `draft_steps` the draft's tree steps, which took `draft_step_seconds`. `stale_speculations` counts look-ups that
-    found only entries for other rounds, `preemptions` sequences that lost their pages to others, `late_compiles`
-    kernels compiled since the target was ready; `draft_late_compiles` are the draft's."""
+    `kv_cache_usage` is a share from 0 to 1. `verify_seconds` is the time of this step's forward, `wait_seconds` the
+    wait for the draft before it. `plan` says what mode `auto` does, and why. Totals since the target started: board
+    entries refused as unsound (`rejected_speculations`), look-ups that found only entries for other rounds
+    (`stale_speculations`), the draft's tree steps and their seconds, sequences that lost their pages to others
+    (`preemptions`), and kernels compiled after their process was ready (`late_compiles`, `draft_late_compiles`)."""
 
     running: Count = 0
     waiting: Count = 0
@@ -168,8 +156,6 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class Step(InternalMessage, frozen=True):
-    """All emissions of one step, in one message for the whole batch."""
-
     emissions: Annotated[list[Emission], Meta(max_length=4096)]
     load: Load = Load()
 
@@ -180,8 +166,8 @@ class Step(InternalMessage, frozen=True):
 class Admit(InternalMessage, frozen=True):
     """Begin or rebuild a sequence from its committed `token_ids`, all that a draft needs.
 
-    `round` is the verification in flight, which carries no draft tokens. If `structured` is given, the tokens after
-    the first `prompt_length` obey it. `owner` is the client's key or its name."""
+    `round` is the verification in flight, which carries no draft tokens. If `structured` is given, the tokens after the
+    first `prompt_length` obey it."""
 
     request: RequestId
     slot: Count
@@ -202,9 +188,9 @@ class Admit(InternalMessage, frozen=True):
 class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Verification `round` of `request` accepted `accepted` draft tokens and emitted `token` after them.
 
-    `in_flight` tokens of the entry cached for this outcome are now being verified. It is None while the target waits:
-    it has not decided what to verify, and a `Launched` follows. In `sd` it then wants draft tokens only while all are
-    right with the probability `least`; 0: it wants K."""
+    `in_flight` tokens of the entry cached for this outcome are now being verified. It is None while the target has not
+    decided; a `Launched` follows. In `sd` the target then wants draft tokens only while all are right with the
+    probability `least`; 0: it wants K."""
 
     request: RequestId
     round: Count
@@ -215,15 +201,11 @@ class Verified(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
 
 class Outcomes(InternalMessage, frozen=True):
-    """The outcomes of one step: one message for the batch."""
-
     rows: Annotated[list[Verified], Meta(max_length=4096)]
 
 
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Verification `round` of `request` has `in_flight` draft tokens.
-
-    They are the first of the draft's own tokens, or `tokens` if the target has them from another source."""
+    """Verification `round` has `in_flight` draft tokens: the draft's first, or `tokens` of another source."""
 
     request: RequestId
     round: Count
@@ -264,7 +246,7 @@ class Rejoin(InternalMessage, frozen=True):
 
 
 class Leave(InternalMessage, frozen=True):
-    """End with status 0: nobody uses the draft. The supervisor starts another one when the target wants it."""
+    """End with status 0: nobody uses the draft."""
 
 
 # -- rank 0 of the target -> the other ranks ------------------------------------------------------------------------
@@ -276,8 +258,7 @@ Temperature = Annotated[float, Meta(ge=0, le=100)]
 
 
 class RowStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One row of a forward (`ssd.execution.batch.Row`).
-    Its page table is the first `kept` pages that its slot had before, followed by `pages`."""
+    """One row of a forward; its page table is the first `kept` pages that its slot had before, then `pages`."""
 
     slot: Slot
     start: Count
@@ -307,8 +288,6 @@ class Status(InternalMessage, frozen=True):
 
 
 class Loading(InternalMessage, frozen=True):
-    """Bytes of weights that a child has read (`done`) and has to read (`total`)."""
-
     done: Count
     total: Count
 
@@ -318,8 +297,7 @@ class DraftWanted(InternalMessage, frozen=True):
 
 
 class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """An `Emission` without its tokens, as the frontend saw it at `at` (monotonic ns).
-    `first` marks the prefill's, which verifies nothing."""
+    """An `Emission` without its tokens, as the frontend saw it at `at` (monotonic ns); `first`: the prefill's."""
 
     at: Count
     request: RequestId
@@ -332,8 +310,7 @@ class RoundEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class EndEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A request that ended at `at` (monotonic ns) for `reason`.
-    `metrics` are those that its client gets; they are empty where the target has not reported the end."""
+    """A request that ended at `at` (monotonic ns); its `metrics` are empty if the target did not report the end."""
 
     at: Count
     request: RequestId
@@ -344,8 +321,7 @@ class EndEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
 
 class FrontendReport(InternalMessage, frozen=True, tag="Report"):
-    """Frontend -> supervisor while someone watches: what has happened since the last report.
-    `dropped` counts events that did not fit into one message."""
+    """Frontend -> supervisor while someone watches: events since the last report; `dropped` of them had no room."""
 
     load: Load
     open_requests: Count
@@ -369,13 +345,12 @@ class TargetLost(InternalMessage, frozen=True):
 
 
 class Watch(InternalMessage, frozen=True):
-    """Someone watches: send reports for `seconds` from now on. The supervisor renews this in time."""
+    """Someone watches: send reports for `seconds` from now on."""
 
     seconds: Seconds
 
 
 def internal(union: Any) -> public.Direction:
-    """Return the direction that accepts a union of internal messages."""
     return public.Direction(INTERNAL_VERSION, msgspec.msgpack.Decoder(union))
 
 

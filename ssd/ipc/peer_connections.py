@@ -1,8 +1,8 @@
 """The connections of a ROUTER whose peers are not trusted: their number, and the bytes that libzmq holds of each.
 
-libzmq bounds neither. Its high water mark counts whole messages, so the frames of an endless message pile up. It
-accepts connections until the process has no descriptor left, and then aborts it. So this module asks the kernel how
-many bytes libzmq has read from each connection, and subtracts the messages that came out: libzmq holds the rest."""
+libzmq bounds neither: the frames of an endless message pile up, and without a descriptor left it aborts the process. So
+this module asks the kernel how many bytes libzmq has read from each connection, and subtracts the messages that came
+out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _TCP_BYTES_RECEIVED = 128  # offset in `struct tcp_info`
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit on open files, up to a bound. The usual one is for programs that call select."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -59,7 +58,6 @@ class PeerConnection:
                 self._count_from_here()
 
     def took(self, size: int) -> None:
-        """Count a message of `size` bytes that came out of libzmq."""
         self._taken += size
         self.looks = 0
 
@@ -82,7 +80,6 @@ class PeerConnection:
             self._taken = self._received()
 
     def stuck(self) -> bool:
-        """Return True if more than `UNSENT_BYTES` were sent since the peer last read everything."""
         if self.sent > UNSENT_BYTES and self._waiting(termios.TIOCOUTQ) == 0:
             self.sent = 0
         return self.sent > UNSENT_BYTES
@@ -127,7 +124,7 @@ class PeerConnection:
 
 
 class PeerConnections:
-    """The connections of one ROUTER, which is not bound yet. It calls `shed` with each connection beyond the limit.
+    """The connections of one ROUTER, not bound yet. It calls `shed` with each connection beyond the limit.
 
     Each message counts `margin` bytes more than its own. A large margin hides a flood of small messages. The error of a
     small one adds up until `drained` is called."""
@@ -145,7 +142,6 @@ class PeerConnections:
         self.monitor = sockets.monitor(router)
 
     def took(self, peer: bytes, fd: int, size: int) -> None:
-        """Count a message of `size` bytes from a peer, over libzmq's descriptor `fd`."""
         connection = self._connections.get(fd)
         if connection is not None:
             connection.took(size + self._margin)
@@ -155,13 +151,11 @@ class PeerConnections:
                 self._peers[peer] = connection
 
     def sent(self, peer: bytes, size: int) -> None:
-        """Count a message of `size` bytes that was given to libzmq for a peer."""
         connection = self._peers.get(peer)
         if connection is not None:
             connection.sent += size
 
     def stuck(self, peer: bytes) -> bool:
-        """Return True if too many bytes wait for a peer."""
         connection = self._peers.get(peer)
         return connection is not None and connection.stuck()
 
@@ -172,7 +166,6 @@ class PeerConnections:
                 connection.settle()
 
     def open(self) -> list[PeerConnection]:
-        """List the connections, the oldest first."""
         self.hear()
         return list(self._connections.values())
 
@@ -189,7 +182,6 @@ class PeerConnections:
         self._connections.clear()
 
     def hear(self) -> None:
-        """Note the connections that have come and gone since the last call."""
         while not self.monitor.closed:
             try:
                 event, fd = struct.unpack_from("=Hi", self.monitor.recv_multipart(flags=zmq.NOBLOCK)[0])

@@ -41,8 +41,7 @@ HEARTBEAT_BYTES = 8 * len(_BEATS)
 class Heartbeats:
     """Counters of the turns of each process's loop, in the memory of `descriptor`; -1 allocates private memory.
 
-    A pidfd tells that a process ended. A hang shows only here: ZeroMQ's threads go on in a process that does nothing.
-    """
+    A hang shows only here: ZeroMQ's threads go on in a process that does nothing."""
 
     def __init__(self, descriptor: int) -> None:
         self._turns = memoryview(mmap.mmap(descriptor, HEARTBEAT_BYTES)).cast("q")
@@ -58,11 +57,10 @@ class Heartbeats:
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a child, which it reads at its start as JSON from an inherited file descriptor.
 
-    `death_fd` reaches end of file when the supervisor ends. `http_fd` is the socket that listens for HTTP. The other
-    descriptors are memfds: the speculation board, draft probabilities, hidden states (`features_fd`), heartbeats and
-    trace rings. -1 means that the child needs none. Without `kernels` the child computes by torch alone. The ranks of a
-    target share a `group`, the epoch of its first rank. On several machines they meet in the store at `meeting`,
-    "HOST:PORT"."""
+    `death_fd` reaches end of file when the supervisor ends. `http_fd` is HTTP's listening socket, the other descriptors
+    are memfds; -1: the child needs none. Without `kernels` the child computes by torch alone. The ranks of a target
+    share a `group`, the epoch of its first rank; on several machines they meet in the store at `meeting`, "HOST:PORT".
+    """
 
     role: str
     epoch: int
@@ -83,12 +81,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Child:
-    """A child's view of its engine: configuration, addresses, heartbeat, trace, the supervisor."""
-
     def __init__(self, start: Start, cores: Iterable[int] = ()) -> None:
-        """Open the shared memory and connect to the supervisor.
-
-        ZeroMQ's threads run on `cores`; without any they share this process's cores."""
+        """Open the shared memory and connect to the supervisor; ZeroMQ's threads run on `cores`, if any."""
         self.start = start
         self.config = start.config
         self.epoch = start.epoch
@@ -106,7 +100,6 @@ class Child:
         return f"ipc://{self.start.run_directory}/{name}"
 
     def beat(self) -> None:
-        """Show that this process goes on. Call it once in every turn of its loop."""
         self._heartbeats.beat(self.start.role)
 
     def loading(self, done: int, total: int) -> None:
@@ -128,7 +121,6 @@ class Child:
         self._tell(DraftWanted())
 
     def report(self, report: FrontendReport) -> None:
-        """Send a report for those who watch the engine. The message may be lost."""
         self._tell(report)
 
     def _tell(self, message: Message) -> None:
@@ -160,10 +152,9 @@ class Child:
 
 
 def run() -> None:
-    """Run a child, `python -m ssd.ipc NAME FD`: call `main(child)` and end the process with its exit code.
+    """Call `main(child)` of the module NAME, or of `process` in the package NAME; end with its exit code.
 
-    `main` is in the module NAME, or in `process` of the package NAME. The module is imported last: loading torch takes
-    a second, in which the parent may already die."""
+    The module is imported last: loading torch takes a second, in which the parent may already die."""
     name, descriptor = sys.argv[1], int(sys.argv[2])
     with os.fdopen(descriptor, "rb") as file:
         start = msgspec.json.decode(file.read(), type=Start)
@@ -218,7 +209,6 @@ def _die_with_parent(start: Start) -> None:
 
 
 def memory_file(name: str, size: int) -> int:
-    """Return the descriptor of a sealed anonymous shared-memory file of `size` bytes."""
     import fcntl
 
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

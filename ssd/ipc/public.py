@@ -1,8 +1,4 @@
-"""The public protocol: every message between a client and an engine, and its two frames.
-
-docs/protocol.md describes it for clients in any language; a test compares that page with this module. Bodies are
-bounded MessagePack, never pickle. Messages between our own processes are in `ssd.ipc.messages`, with a version of their
-own."""
+"""The public protocol: every message between a client and an engine, and its two frames (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -41,18 +37,14 @@ earlier requests; a grammar that allows no other token."""
 
 
 class BadFrame(ValueError):
-    """A frame that is not a message of this protocol. The receiver drops and counts it; it is never fatal."""
+    """A frame that is no message of this protocol. The receiver drops and counts it; it is never fatal."""
 
 
 class Message(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Base of all messages, public by default. The tag in the body is the class name."""
-
     version: ClassVar[int] = PROTOCOL_VERSION
 
 
 class Direction(NamedTuple):
-    """The messages that one end of a socket accepts: a union, in one protocol version."""
-
     version: int
     decoder: msgspec.msgpack.Decoder[Any]
 
@@ -75,9 +67,8 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one request. A round is one verification; times are means per round in milliseconds.
 
     `hit_rate` leaves out the first round after prefill and is 0 in modes `ar` and `sd`. `acceptance_histogram[a]`
-    counts the rounds that accepted `a` draft tokens. `accepted_by_source` has the sources of `accepted_tokens`, without
-    those that count 0. `time_to_first_token_ms` includes `queue_time_ms`. In mode `auto` `plan` says which plan was in
-    force at the end, and why."""
+    counts the rounds that accepted `a` draft tokens. `time_to_first_token_ms` includes `queue_time_ms`. `plan`, in mode
+    `auto`, says which plan was in force at the end, and why."""
 
     mode: Name = "ar"
     rounds: Count = 0
@@ -117,9 +108,7 @@ class CalledTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn. `tool_calls` and `reasoning_content` are an assistant's.
-
-    The content of a `tool` is the result of the call `tool_call_id` of the tool `name`."""
+    """One turn. A `tool`'s content is the result of the call `tool_call_id` of the tool `name`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
@@ -136,9 +125,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options for the model's chat template, which makes a prompt of messages.
 
-    By default the prompt ends where the assistant's answer begins. With `continue_final_message` it ends with the last
-    message, which the answer then continues. `template_kwargs` is a JSON object: more variables for the template.
-    `tools` is a JSON array of tools as OpenAI's interface has them. Calls of them are part of the answer's text."""
+    With `continue_final_message` the prompt ends with the last message, which the answer continues. `template_kwargs`
+    is a JSON object: more variables for the template. `tools` is a JSON array of OpenAI's tools."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -150,10 +138,9 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generate(Message, frozen=True):
-    """Ask for one completion of exactly one of `prompt`, `token_ids` and `messages`; `chat` is for the last.
+    """Ask for one completion of exactly one of `prompt`, `token_ids` and `messages`; `chat` goes with `messages`.
 
-    `id` is the client's own name for the request, unique among its open ones. Without `params` it is sampled as the
-    engine's `Description.sampling` says."""
+    `id` is unique among the client's open requests. Without `params` the engine's `Description.sampling` holds."""
 
     id: RequestId
     prompt: Text | None = None
@@ -195,8 +182,7 @@ class Chunk(Message, frozen=True):
     """Tokens that one round added, or several rounds for a client that reads slowly.
 
     `text` may be empty while a character is incomplete. `prompt_logprobs` come with the first tokens, one for each
-    prompt token but the first. A chunk with neither tokens nor text only tests whether the client is still connected.
-    """
+    prompt token but the first. An empty chunk tests whether the client is still connected."""
 
     id: RequestId
     text: Text
@@ -206,9 +192,9 @@ class Chunk(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The end of an admitted request, sent once. `text` is the text that was still held back.
+    """The end of an admitted request, sent once.
 
-    `embedding` is given if `SamplingParams.pooling` asked for it."""
+    `text` was still held back; `embedding` is for `SamplingParams.pooling`."""
 
     id: RequestId
     finish_reason: FinishReason
@@ -233,9 +219,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(message: Message, epoch: int = 0, version: int | None = None) -> list[bytes]:
-    """Return a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body.
-
-    `version`, if given, replaces the message's own."""
+    """Return a message's two frames: a header (magic, protocol version, epoch) and a MessagePack body."""
     return [_HEADER.pack(MAGIC, message.version if version is None else version, epoch), _encoder.encode(message)]
 
 
@@ -262,7 +246,7 @@ def unpack(frames: list[bytes], direction: Direction) -> tuple[int, Any]:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """Return a peer's text for a log or a terminal: in one line, without control characters, and bounded."""
+    """Return a peer's text for a log or a terminal: one line, without control characters, bounded."""
     said = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
     return said if len(text) <= most else f"{said}…"
 

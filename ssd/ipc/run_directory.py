@@ -1,7 +1,6 @@
 """The private directory of a running engine, where its sockets are: made, found and removed.
 
-An engine's directory is recognised by its name, owner, mode and lock file. A directory that lacks any of these belongs
-to somebody else: it is neither read nor removed."""
+A directory that lacks an engine's name, owner, mode or lock file is neither read nor removed."""
 
 from __future__ import annotations
 
@@ -26,10 +25,9 @@ _MADE = re.compile(r"(client|engine|supervisor|telemetry|link|rank-\d+)\.sock|ra
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """Yield a new run directory and remove it at the end.
+    """Yield a new run directory and remove it at the end; remove those of dead engines first.
 
-    Its sockets' addresses stay under the kernel's limit of 107 bytes. Directories of dead engines, whose processes were
-    all killed at once, are removed first. Raises SsdError if there is no place for one."""
+    Its sockets' addresses stay under the kernel's limit of 107 bytes. Raises SsdError if there is no place for one."""
     import fcntl
     import tempfile
 
@@ -48,14 +46,10 @@ def run_directory() -> Iterator[Path]:
 
 
 def run_directories() -> list[Path]:
-    """Return the directories of all of this user's engines with the same environment, dead ones included."""
     return _of_engines(_parent())
 
 
 def remove(directory: Path) -> None:
-    """Remove an engine's files from its run directory, and the directory if it is then empty.
-
-    Files that are gone already are no error."""
     try:
         folder = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -82,7 +76,6 @@ def _is_engines(directory: Path) -> bool:
 
 
 def _remove_if_dead(directory: Path) -> None:
-    """Remove an engine's run directory if nobody holds its lock."""
     import fcntl
 
     lock = _lock_of(directory)

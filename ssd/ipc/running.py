@@ -34,13 +34,11 @@ class RunningEngine(msgspec.Struct, frozen=True):
 
 
 def announce(directory: Path, model: str, url: str | None) -> None:
-    """Write the facts about this process's engine into its run directory, for other processes."""
     about = RunningEngine(model, url or "", os.getpid(), f"{IPC}{directory}/{sockets.CLIENT}")
     (directory / ABOUT).write_bytes(msgspec.json.encode(about))
 
 
 def running_engines() -> list[RunningEngine]:
-    """Return this user's engines that run on this machine."""
     return [_about(directory) for directory in run_directories() if _answers(directory / sockets.TELEMETRY)]
 
 

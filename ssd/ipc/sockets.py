@@ -46,7 +46,6 @@ def router(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 def public_router(context: zmq.Context[Any], max_bytes: int = PUBLIC_BYTES) -> zmq.Socket[bytes]:
-    """Return an unbound ROUTER for clients, which are not trusted."""
     socket = _unbound_router(context, max_bytes)
     socket.setsockopt(zmq.RCVHWM, PUBLIC_QUEUE)
     return socket
@@ -65,10 +64,10 @@ def monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 
 
 def dealer(context: zmq.Context[Any], address: str, identity: bytes | None = None) -> zmq.Socket[bytes]:
-    """Return a connected DEALER. Up to HIGH_WATER_MARK messages wait until the connection is up.
+    """Return a connected DEALER.
 
-    Not IMMEDIATE: with it libzmq 4.3.5 discards unread messages when the peer disconnects, and has been seen to
-    abort the process over half a message."""
+    Not IMMEDIATE: with it libzmq 4.3.5 discards unread messages when the peer disconnects, and has been seen to abort
+    the process over half a message."""
     socket = context.socket(zmq.DEALER)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
@@ -78,7 +77,7 @@ def dealer(context: zmq.Context[Any], address: str, identity: bytes | None = Non
 
 
 def publisher(context: zmq.Context[Any], address: str, most: int) -> zmq.Socket[bytes]:
-    """Return a bound XPUB. It keeps `most` messages for a subscriber that does not read and drops the rest."""
+    """Return a bound XPUB that keeps `most` messages for a subscriber that does not read, and drops the rest."""
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report every subscription, not only the first
     limit(socket, _SUBSCRIPTION_BYTES, linger_ms=0)
@@ -99,7 +98,6 @@ def subscription(socket: zmq.Socket[bytes]) -> bool | None:
 
 
 def subscriber(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """Return a SUB to everything that is published at `address`."""
     socket = context.socket(zmq.SUB)
     limit(socket, INTERNAL_BYTES, linger_ms=0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -123,7 +121,6 @@ def _unbound_router(context: zmq.Context[Any], max_bytes: int) -> zmq.Socket[byt
 
 
 def limit(socket: zmq.Socket[bytes], max_bytes: int, linger_ms: int) -> None:
-    """Bound the queues of a socket and the size of its messages."""
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
@@ -152,7 +149,6 @@ def offer_frames(socket: zmq.Socket[bytes], frames: list[bytes], copy: bool = Tr
 
 
 def send(socket: zmq.Socket[bytes], message: Message, epoch: int = 0, to: bytes | None = None) -> bool:
-    """Send without waiting; return False if the peer is gone or its queue is full. The caller decides what to do."""
     return offer(socket, message, epoch, to) == "sent"
 
 
@@ -173,8 +169,8 @@ def receive(
 ) -> tuple[bytes, int, Any] | None:
     """Return (peer, epoch, message), or None if nothing is there. `peer` is empty on a DEALER.
 
-    `took` is called for every arrival, valid or not, with the peer, its first frame and the size in bytes. Raises
-    `BadFrame` for frames that are not a message of `direction`; they are consumed."""
+    `took` gets the peer, the first frame and the size in bytes of every arrival, valid or not. Raises `BadFrame` for
+    frames that are not a message of `direction`; they are consumed."""
     if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         return None  # in a tenth of the time that an exception takes
     # Without zmq's own frames: the end of one calls signal handlers, and what they raise, as Ctrl-C does, is lost.
@@ -195,7 +191,7 @@ def receive(
 
 
 def drained(socket: zmq.Socket[bytes], direction: Direction) -> Iterator[tuple[bytes, int, Any]]:
-    """Yield what `receive` returns until nothing is left. Bad frames are dropped with a warning."""
+    """Yield each result of `receive`; drop bad frames with a warning."""
     while True:
         try:
             received = receive(socket, direction)

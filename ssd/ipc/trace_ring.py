@@ -1,14 +1,12 @@
-"""Trace rings: what target and draft do at every moment, in shared memory without a lock.
+"""Trace rings: the state of target and draft at every moment, in shared memory without a lock.
 
-A trace is one process's sequence of states. Each state lasts until the next is entered, so every nanosecond has a name.
-A record is twelve 64-bit words,
+Each state lasts until the next is entered. A record is twelve 64-bit words,
 
     sequence number | CLOCK_MONOTONIC in ns | state or mark | detail | figures[8]
 
-in a ring of `CAPACITY` records. Figures are doubles, and only marks have them: the numbers that decided. `said` makes a
-sentence of them for `ssd trace`, `ssd top` and the log. The process is the only writer of its ring and increments the
-count of records after each write. A slow reader loses the oldest records. It recognises overwritten ones by their
-sequence numbers."""
+in a ring of `CAPACITY` records. Figures are doubles, and only marks have them: the numbers that decided. The process
+is the only writer of its ring and increments the count of records after each write. A slow reader loses the oldest
+records, and recognises overwritten ones by their sequence numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ class State(_Code):
 
 
 class Mark(_Code):
-    """Moments, not states: the result of a cache look-up, why a row that missed does not wait for the draft, a choice.
+    """A moment: the result of a cache look-up, why a row that missed does not wait for the draft, a choice.
 
     `detail` is the request; of a wait that has ended, the rows that waited, and of a plan, those of the batch."""
 
@@ -166,7 +164,6 @@ _STATES, _CODES = frozenset(State), frozenset(Mark)
 
 
 def said(mark: Mark, detail: int, figures: Sequence[float]) -> str:
-    """Return the sentence that says what happened or was decided, and by which figures."""
     figures = (*figures, *_NONE)[: len(_NONE)]
     sentence = _SAID[mark][1 if figures[0] else -1]
     words = {
@@ -223,12 +220,12 @@ def _start(role: str) -> int:
 
 
 def _plausible(count: int) -> int:
-    """Return a ring's count of records, or 0 for an impossible one: every process can write this memory."""
+    # Every process can write this memory.
     return count if 0 <= count < _MOST else 0
 
 
 class TraceRing:
-    """The writer's side: one process's ring in the memory of `descriptor`; -1 allocates private memory."""
+    """One process's ring for its writer, in the memory of `descriptor`; -1 allocates private memory."""
 
     def __init__(self, descriptor: int, role: str) -> None:
         self._memory = mmap.mmap(descriptor, SIZE_BYTES)
@@ -250,7 +247,6 @@ class TraceRing:
             self.note(MARKS[verdict], request, *figures)
 
     def note(self, mark: Mark, detail: int, *figures: float, level: int = logging.DEBUG) -> None:
-        """Record a moment with its figures, and log it."""
         self._write(mark, detail, figures or _NONE)
         if log.isEnabledFor(level):
             log.log(level, "%s", said(mark, detail, figures))
@@ -266,8 +262,6 @@ class TraceRing:
 
 
 class NoTrace(TraceRing):
-    """The ring of a process that records nothing."""
-
     def __init__(self) -> None:
         pass
 
@@ -282,8 +276,6 @@ NO_TRACE = NoTrace()
 
 
 class TraceReader:
-    """The reader's side of one ring, in any process."""
-
     def __init__(self, descriptor: int, role: str) -> None:
         memory = mmap.mmap(descriptor, SIZE_BYTES)
         start = _start(role)
@@ -293,7 +285,6 @@ class TraceReader:
         self._read = 0
 
     def news(self) -> Records:
-        """Return a copy of the records since the last call that are still there, in order."""
         count = _plausible(int(self._count[0]))
         known = self._read if self._read <= count else 0
         numbers = np.arange(max(known, count - CAPACITY), count)
@@ -303,7 +294,6 @@ class TraceReader:
         return records[(records[:, 0] == numbers) & (numbers > int(self._count[0]) - CAPACITY)]
 
     def rewind(self) -> None:
-        """Let the next `news` begin with the oldest record."""
         self._read = 0
 
 
