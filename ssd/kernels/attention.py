@@ -18,7 +18,6 @@ _SEGMENT = 128  # as in attention.c
 
 
 def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
-    """Return the slot numbers of whole pages, page after page."""
     numbers, slots = array("q", pages), array("q", bytes(8 * page_size * len(pages)))
     call().expand(address(numbers), len(numbers), page_size, address(slots))
     return slots
@@ -27,9 +26,8 @@ def slots_of(pages: Sequence[int], page_size: int) -> array[int]:
 class KVSpans:
     """The keys and values of n tokens: token i sees slots[begin[i]] to slots[begin[i] + count[i] - 1].
 
-    A token's own are in the last of its slots. A block has keys and values [layers, ..., kv_heads, dim] in float32, or
-    codes in int8 with their steps: of all layers, or of one if layers differ in size (`ssd.execution.kv_cache`). Slots
-    must exist: nothing checks them. `struct` is the first block's."""
+    The last slot is the token's own. A block has keys and values [layers, ..., kv_heads, dim] in float32, or codes in
+    int8 with their steps: of all layers, or of one if layers differ in size. Nothing checks that slots exist."""
 
     def __init__(
         self, blocks: Sequence[tuple[Tensor, Tensor]], slots: array[int], begin: Sequence[int], count: Sequence[int]
@@ -68,7 +66,7 @@ class KVSpans:
         """Attend with `tokens` of q [n, heads, dim]; write their rows of out [n, heads * dim].
 
         A token sees its span here, and behind that its span in `own`; of both together the last `window` keys. `sinks`
-        float32 [heads], contiguous: the scores of keys without values that each token sees."""
+        float32 [heads], contiguous: the scores of keys without values."""
         q, (_, heads, dim) = by_heads(q), q.shape
         store, place, kv_heads = self._at(layer)
         given = library.Attend(
@@ -82,19 +80,15 @@ class KVSpans:
 
 
 class View:
-    """The keys that a run of tokens sees: their spans in `shared`, and behind those their spans in `own`."""
-
     def __init__(self, shared: KVSpans, own: KVSpans | None = None) -> None:
         self.shared, self.own = shared, own
 
     @property
     def segments(self) -> int:
-        """Return how many segments of keys a token can have."""
         return sum(-(-spans.longest // _SEGMENT) for spans in (self.shared, self.own) if spans is not None)
 
 
 def parts_bytes(views: Sequence[View], heads: int, dim: int) -> int:
-    """Return the bytes of scratch that attention needs: the parts of some tokens' softmax."""
     part = -(-(dim + 2) // 16) * 16  # as `part_size` in attention.c
     needs = [(view.shared.tokens, view.segments * heads * part) for view in views]
     return 64 + 4 * max((min(tokens * one, max(_PARTS, one)) for tokens, one in needs), default=0)

@@ -1,6 +1,4 @@
-"""Finds the kernels for this processor: the wheel's, else the C files here, compiled once into the cache folder.
-
-A wheel brings kernels for the common levels of x86-64, so that no compiler is needed."""
+"""Finds the kernels for this processor: the wheel's, else the C files here, compiled once into the cache folder."""
 
 from __future__ import annotations
 
@@ -57,15 +55,12 @@ _SAMPLES, _SAMPLE_ROWS, _SAMPLE_BYTES = 9, (1, 2, 5, 8, 16), 2**21
 
 
 def expected() -> bool:
-    """Return True if there will be kernels with products, as far as known without a compilation."""
     flags = _processor().split()
     vectors = {"avx2", "fma", "f16c"} <= {*flags} or platform.machine() == "aarch64"
     return vectors and os.environ.get("SSD_KERNELS") != "0" and bool(compiler() or runnable(flags))
 
 
 class Compilation:
-    """The compilation that this process does: `done` of `total` files; `total` is 0 if there is none."""
-
     done = total = 0
 
 
@@ -76,8 +71,7 @@ compilation = Compilation()
 def library() -> Path | None:
     """Return the path of the compiled kernels; None with `SSD_KERNELS=0`, or if they cannot be compiled.
 
-    The latter logs a warning. Kernels that the wheel brings for this processor come before a compilation, unless `CC`
-    names a compiler. Concurrent calls wait for the first one, also those of other processes."""
+    The wheel's kernels come first, unless `CC` names a compiler. Concurrent calls, also of other processes, wait."""
     if os.environ.get("SSD_KERNELS") == "0":
         return None
     if not os.environ.get("CC") and (packaged := prebuilt(_processor().split())):
@@ -97,12 +91,10 @@ def library() -> Path | None:
 
 
 def compiler() -> str:
-    """Return the command of a C compiler; empty if there is none."""
     return (os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), "")).strip()
 
 
 def _compiled(compiler: list[str]) -> Path:
-    """Compile, unless it was done before. Raises the errors of writing a file and running a compiler."""
     command = [*compiler, _NATIVE]
     parts = [file.read_bytes() for file in (*_SOURCES, *_HEADERS)]
     parts += [" ".join((*command, *_FLAGS)).encode(), _processor().encode()]
@@ -118,9 +110,9 @@ def _compiled(compiler: list[str]) -> Path:
 
 
 def compile_into(final: Path, command: list[str], load: bool = True) -> None:
-    """Compile with the compiler and options of `command`. The file appears when it is whole.
+    """Compile with the compiler and options of `command`; the file appears when it is whole and, with `load`, loads.
 
-    With `load`, a file that does not load here is not kept. Raises what writing files and running a compiler raise."""
+    Raises what writing files and running a compiler raise."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=final.parent) as scratch,
@@ -162,8 +154,8 @@ def compile_into(final: Path, command: list[str], load: bool = True) -> None:
 def _process_group() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Yield a `Popen` for programs of a group that is killed when the block or this process ends, however it does.
 
-    Its leader waits for the end of a pipe that this process alone keeps open. To kill a compiler would not do: the
-    programs that it starts, as `cc1`, would go on. After the end no program starts any more: ChildProcessError."""
+    Its leader waits for the end of a pipe that this process alone keeps open. Killing a compiler would leave the
+    programs that it starts, as `cc1`."""
     command = ["sh", "-c", "read -r _; kill -s KILL 0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as leader:
         starting = Lock()
@@ -194,7 +186,6 @@ def file_name(level: str) -> str:
 
 
 def _load_openmp() -> None:
-    """Load torch's copy of OpenMP, which the kernels share with it; the system may have none."""
     torch = find_spec("torch")
     for place in (torch and torch.submodule_search_locations) or ():
         file = Path(place) / "lib" / "libgomp.so.1"
@@ -203,13 +194,11 @@ def _load_openmp() -> None:
 
 
 def runnable(flags: list[str], folder: Path | None = None) -> list[Path]:
-    """List the packaged kernels that a processor with these flags can run."""
     files = [((folder or _HERE / PREBUILT) / file_name(level), needed) for level, (_, needed) in LEVELS.items()]
     return [file for file, needed in files if {*needed} <= {*flags} and file.exists()]
 
 
 def prebuilt(flags: list[str], folder: Path | None = None) -> Path | None:
-    """Return the packaged kernels that are fastest on this processor, whose flags these are; None if none load."""
     files = runnable(flags, folder)
     if files:
         _load_openmp()
@@ -225,9 +214,7 @@ def prebuilt(flags: list[str], folder: Path | None = None) -> Path | None:
 
 
 def fastest(files: list[Path]) -> Path:
-    """Return the library whose products take the least time here. It is timed once, and noted in the cache folder.
-
-    Raises OSError if one does not load."""
+    """Return the library whose products take the least time here, timed once and noted. Raises OSError."""
     made = [(str(file), file.stat().st_mtime_ns) for file in files]
     note = cache_dir() / "kernels" / f"fastest-{hashlib.sha256(repr((made, _processor())).encode()).hexdigest()[:16]}"
     names = {file.name: file for file in files}

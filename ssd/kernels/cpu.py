@@ -22,17 +22,15 @@ _DOTS = 16
 
 
 def present(device: torch.device) -> bool:
-    """Return True if there are kernels for the device. The first call compiles them."""
     return device.type == "cpu" and library.functions() is not None
 
 
 def serve(tensor: Tensor) -> bool:
-    """Return True if these kernels take tensors of this dtype and device."""
     return tensor.dtype == torch.float32 and present(tensor.device)
 
 
 def multiply_floats(weight: Tensor) -> bool:
-    """Return True if `float_product` takes this weight on this processor: one with AVX2, or an ARM of 64 bits."""
+    """Return True if `float_product` takes this weight here: with AVX2, or on a 64-bit ARM."""
     return serve(weight) and bool(call().has_products())
 
 
@@ -43,7 +41,7 @@ def check(x: Tensor) -> None:
 
 
 def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
-    """Return x [..., size] as rows at a constant stride, and the stride. Raises `ValueError` for another size."""
+    """Return x [..., size] as rows, and their stride. Raises `ValueError` for another size."""
     check(x)
     if x.shape[-1] != size:
         raise ValueError(f"rows have {x.shape[-1]} numbers, not {size}")
@@ -53,7 +51,6 @@ def _rows(x: Tensor, size: int) -> tuple[Tensor, int]:
 
 
 def by_heads(x: Tensor) -> Tensor:
-    """Return x [n, heads, dim] with the heads of a token contiguous."""
     check(x)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
@@ -68,7 +65,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def check_places(places: Sequence[int], rows: int) -> None:
-    """Raise `IndexError` unless all places are among a table's `rows`."""
     if places and not 0 <= min(places) <= max(places) < rows:
         raise IndexError(f"places from {min(places)} to {max(places)} in a table of {rows} rows")
 
@@ -83,7 +79,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Return sigmoid(gate) * x, both [n, size]."""
     check(gate)
     check(x)
     if gate.shape != x.shape:
@@ -94,9 +89,7 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [n, heads, dim] by cos and sin [n, 1, dim]; return a contiguous tensor.
-
-    That is x * cos + (x with its halves swapped) * sin."""
+    """Rotate x [n, heads, dim] by cos and sin [n, 1, dim]: x * cos + (x with its halves swapped) * sin."""
     x = by_heads(x)
     y, (n, heads, dim) = torch.empty(x.shape, dtype=torch.float32), x.shape
     call().rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), n, heads, dim)
@@ -116,9 +109,7 @@ Warmth = Sequence[tuple[float, Tensor] | None]
 
 
 def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
-    """Return the id of the largest logit of each row of [n, V], the lowest id on a tie.
-
-    It is -1 for a row with a NaN or without a finite maximum."""
+    """Return the id of each row's largest logit, the lowest on a tie; -1 with a NaN or no finite maximum."""
     logits, stride = _rows(logits, logits.shape[1])
     ids = (c_int64 * len(logits))()
     call().draw(logits.data_ptr(), stride, *_warmth(warmth, logits), ids, *logits.shape)
@@ -126,16 +117,12 @@ def draw(logits: Tensor, warmth: Warmth | None = None) -> list[int]:
 
 
 class Ranked(NamedTuple):
-    """For each of n rows its best ids, best first, and their scores."""
-
     ids: list[list[int]]
     scores: list[list[float]]
 
 
 def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
-    """Return the `count` largest logits of each row of [n, V]; count <= V.
-
-    Lower ids come first on a tie, NaNs last and as -inf."""
+    """Return the `count` <= V largest logits of each row of [n, V]: lower ids first on a tie, NaNs last and as -inf."""
     logits, stride = _rows(logits, logits.shape[1])
     size = len(logits) * count
     ids, best = (c_int64 * size)(), (c_float * size)()
@@ -144,13 +131,12 @@ def rank(logits: Tensor, count: int, warmth: Warmth | None = None) -> Ranked:
 
 
 def ranked_lists(ids: ctypes.Array[c_int64], scores: ctypes.Array[c_float], count: int) -> Ranked:
-    """Cut ids and scores into lists of `count` for each row."""
     places = [slice(start, start + count) for start in range(0, len(ids), count)]
     return Ranked([ids[place] for place in places], [scores[place] for place in places])
 
 
 def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] | None, ctypes.Array[c_void_p] | None]:
-    """Return temperatures, and addresses of the noise. Raises `ValueError` if there is too little noise."""
+    """Return temperatures, and addresses of the noise. Raises `ValueError`."""
     if rows is None:
         return None, None
     if len(rows) != len(logits) or any(row and len(row[1]) < logits.shape[1] for row in rows):
@@ -204,9 +190,7 @@ class Product:
 
 
 def chain(products: Sequence[Product]) -> Product:
-    """Chain products of the same inputs; return the first, which now computes all: x -> [n, sum of out].
-
-    Its `rows` and `dots` stay those of its own weight."""
+    """Chain products of the same inputs; return the first, which now computes all: x -> [n, sum of out]."""
     columns = sum(int(product.struct.outputs) for product in products)
     for product, following in zip(products, [*products[1:], None], strict=True):
         product.struct.columns, product._next = columns, following
@@ -216,10 +200,7 @@ def chain(products: Sequence[Product]) -> Product:
 
 
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:
-    """Pack W [out, in] and b [out], float32, for x W^T + b.
-
-    A weight whose numbers all fit bfloat16 or float16, as in most checkpoints, is stored in that type: fewer bytes are
-    read for the same products, bit for bit."""
+    """Pack W [out, in] and b [out], float32, for x W^T + b, in 16 bits if they hold all numbers of W."""
     outputs, inputs = weight.shape
     kept, bias = whole_blocks(shortest(weight)), None if bias is None else whole_blocks(bias)
     packed = kept.view(-1, CHANNELS, inputs).transpose(1, 2).contiguous()
@@ -229,7 +210,6 @@ def float_product(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def shortest(weight: Tensor) -> Tensor:
-    """Return the weight, contiguous, in bfloat16 or float16 if that holds all its numbers, else in float32."""
     for short in (weight.to(kind) for kind in (torch.bfloat16, torch.float16)):
         if torch.equal(short.float(), weight):
             return short.contiguous()

@@ -17,8 +17,6 @@ from ssd.kernels.library import address
 
 
 class Heads(NamedTuple):
-    """The sizes of an attention, its scale, and its window (None: all tokens)."""
-
     queries: int
     keys: int
     dim: int
@@ -27,9 +25,7 @@ class Heads(NamedTuple):
 
 
 class Views:
-    """The keys that the tokens of a batch see, run after run, and their `positions`.
-
-    `kept`: numbers of layers after which hidden states are wanted."""
+    """The keys that a batch's tokens see, and their positions; `kept`: layers after which hidden states are wanted."""
 
     def __init__(self, views: Sequence[View], positions: array[int], kept: Collection[int] = ()) -> None:
         self.views, self.positions, self.kept = views, positions, kept
@@ -44,9 +40,11 @@ class Views:
 
 
 class DecoderLayer:
-    """A layer of `ssd.models.families.llama` as the kernels take it: h = x + attention(norm(x)), then
-    h + down(silu(gate) * up) of norm(h). With a `token_norm` it is the layer of `ssd.models.eagle3`, whose
-    attention reads pairs."""
+    """A layer of `ssd.models.families.llama`, or with a `token_norm` of `ssd.models.eagle3`.
+
+    `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
+    `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: the feed-forward
+    adds to the normed x + attention."""
 
     def __init__(
         self,
@@ -58,11 +56,6 @@ class DecoderLayer:
         token_norm: Tensor | None = None,
         normed_residual: bool = False,
     ) -> None:
-        """Keep the tensors of a layer, and their addresses in `struct`.
-
-        `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
-        `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: h is the normed
-        x + attention."""
         self._kept = norms, head_norms, token_norm, products
         addresses = [library.pointer(weight) for weight in (*norms, *(head_norms or (None, None)), token_norm)]
         structs = [product.struct for product in products]

@@ -1,4 +1,4 @@
-"""The packed form of a weight of few bits, in numbers: its size can be computed without torch."""
+"""The packed form of a weight of few bits, in numbers, without torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ CHANNELS = 32
 
 
 class Form(NamedTuple):
-    """The form that `ssd.kernels.groups.grouped_product` packs a weight in.
+    """A weight's form in `ssd.kernels.groups.grouped_product`: codes of `bits`, groups of `group` inputs.
 
-    A code has `bits`. A group of `group` inputs has `heads` numbers: its step, and maybe its offset. Each takes
-    `head_bytes`. With a `span`, they are multiples of units in float16; `span` inputs share a unit."""
+    A group has `heads` numbers of `head_bytes` each: its step, and maybe its offset; with a `span`, they are multiples
+    of units in float16 for `span` inputs each."""
 
     bits: int
     group: int

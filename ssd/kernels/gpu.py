@@ -1,6 +1,4 @@
-"""Tells which devices our Triton kernels serve, which kernel replaces which torch function, and how to launch them.
-
-It also watches for kernels that are compiled late."""
+"""Tells which kernel replaces which torch function on which device, how to launch it, and which is compiled late."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ class Filters(NamedTuple):
 class Draws(NamedTuple):
     """The tensors that draw a token after each of n rows, on a device.
 
-    `keys` int32 [n, 2] are those of the noise. `inverse` float32 [n] is 1 / temperature, 0 for a greedy row. `filters`
-    is None if no row has one."""
+    `keys` int32 [n, 2] are the noise's. `inverse` float32 [n]: 1 / temperature, 0 for a greedy row."""
 
     keys: Tensor
     inverse: Tensor
@@ -56,15 +53,13 @@ class Draws(NamedTuple):
 
 @cache
 def fuses(device: torch.device) -> bool:
-    """Return True if our kernels do the work between products on the device: a GPU with Triton."""
     return device.type != "cpu" and find_spec("triton") is not None
 
 
 class fused(Generic[Given, Result]):
-    """Decorates a torch function, the `reference`: where `serves` says so, its kernel in `KERNELS` runs instead.
+    """Decorates a torch function: where `serves` says so, its kernel in `KERNELS` runs instead.
 
-    The device is that of the first argument. Kernel and reference have the same parameters, and the same result but
-    for the last bits of floating-point noise."""
+    Kernel and `reference` have the same result but for the last bits of floating-point noise."""
 
     def __init__(self, reference: Callable[Concatenate[Tensor, Given], Result]) -> None:
         self.reference, self.serves = reference, fuses
@@ -80,17 +75,13 @@ class fused(Generic[Given, Result]):
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:
-    """Return options for launching a kernel with `PDL`.
-
-    With `SSD_PDL=1` the kernel starts before the last one ends, on GPUs that can."""
+    """Return options for a kernel with `PDL`: if `SSD_PDL=1`, it starts before the last one ends."""
     asked = os.environ.get("SSD_PDL") == "1" and device.type == "cuda"
     return {"PDL": True, "launch_pdl": True} if asked and torch.cuda.get_device_capability(device) >= (9, 0) else {}
 
 
 def watch_compiles(device: torch.device, note: Callable[[], object] = int) -> None:
-    """From now on log each kernel that Triton compiles, or loads from its cache, and call `note`.
-
-    A load takes some ten milliseconds only, but the warm-up lacked that kernel, too."""
+    """From now on log each kernel that Triton compiles, or loads from its cache, and call `note`."""
     if not fuses(device):
         return
     from triton import knobs
@@ -105,5 +96,4 @@ def watch_compiles(device: torch.device, note: Callable[[], object] = int) -> No
 
 @cache
 def processors_of(device: torch.device) -> int:
-    """Return how many multiprocessors a GPU has; 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

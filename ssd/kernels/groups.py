@@ -30,12 +30,9 @@ _POWERS = 2  # as in groups.h
 class Groups:
     """A weight [out, in] of numbers steps * (codes - zero), or steps * codes + offsets.
 
-    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each. Where they are
-    whole multiples, -128 to 127, of float16 numbers, `units` may have these numbers: for the steps, then for any
-    offsets, float32 [out, spans] each, for in / spans inputs.
-
-    `e4m3`: codes are FP8 numbers, without offsets and zero; such a weight is for GPUs. `dtype`: what `dequantized`
-    returns."""
+    `codes` uint8 [out, in]. `steps` and `offsets` float32 [out, groups], for in / groups inputs each. If all are whole
+    multiples, -128 to 127, of float16 numbers, `units` may have these numbers, float32 [out, spans]: for the steps,
+    then for any offsets. `e4m3`: codes are FP8 numbers, without offsets and zero, for GPUs."""
 
     codes: Tensor
     steps: Tensor
@@ -64,9 +61,9 @@ class Groups:
 
     @cached_property
     def table(self) -> Tensor | None:
-        """Return the codes of more than 4 bits that 4 bits can name: at most 16 different ones, uint8 [16]; else None.
+        """Return the codes, if some have more than 4 bits but at most 16 differ (as of MXFP4), uint8 [16]; else None.
 
-        Such are IQ4_NL, IQ4_XS and MXFP4. Only for our kernels on a CPU."""
+        Only for our CPU kernels."""
         if int(self.codes.max()) < 16 or not multiply_floats(self.steps):
             return None
         used, codes = torch.zeros(256, dtype=torch.uint8), self.codes.contiguous()
@@ -83,7 +80,6 @@ class Groups:
 
     @property
     def heads(self) -> list[Tensor]:
-        """Return the steps, and the offsets if there are any."""
         return [part for part in (self.steps, self.offsets) if part is not None]
 
     @property
@@ -101,7 +97,6 @@ class Groups:
         return numbers.add_(self.offsets[..., None]).float().flatten(1).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Groups:
-        """Return the weight with all its tensors changed by `change`."""
         offsets = None if self.offsets is None else change(self.offsets)
         codes, steps, units = change(self.codes), change(self.steps), tuple(map(change, self.units))
         return replace(self, codes=codes, steps=steps, offsets=offsets, units=units)
@@ -135,7 +130,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Stack:
-    """Weights [out, in] one below the other, as one. Each is in groups of its own kind."""
+    """Weights [out, in] one below the other, each in groups of its own kind."""
 
     parts: tuple[Groups, ...]
 
@@ -152,7 +147,6 @@ class Stack:
         return self.parts[0].dtype
 
     def dequantized(self) -> Tensor:
-        """Return the whole weight as `Groups.dequantized` does."""
         return torch.cat([part.dequantized() for part in self.parts])
 
 
@@ -203,10 +197,10 @@ def rounded_to_4_bits(weight: Tensor) -> Groups | None:
 
 
 def grouped_product(weight: Grouped, bias: Tensor | None, parts: Parts = 0) -> Product:
-    """Pack a weight and b [out] for x W^T + b, for groups of a multiple of 4 inputs.
+    """Pack a weight that it `takes`, and b [out], for x W^T + b.
 
-    Without `parts` results have the bits of the dequantised weight's `float_product`. Else inputs are rounded to 8 or
-    16 bits, with a scale for every 32 of them; all processors give the same bits. See `takes`."""
+    Without `parts` the bits are those of the dequantised weight's `float_product`. Else inputs are rounded to 8 or 16
+    bits, with a scale for every 32; all processors give the same bits."""
     if isinstance(weight, Groups):
         return _packed(weight, bias, parts)
     sizes = [part.shape[0] for part in weight.parts]
@@ -237,7 +231,7 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
 
 
 def _are_powers(heads: Sequence[Tensor]) -> bool:
-    """Return True for steps without offsets that are all positive powers of two, of float32's normal numbers."""
+    # Normal numbers of float32.
     bits = heads[0].view(torch.int32)
     return len(heads) == 1 and bool(((bits & 0x7FFFFF == 0) & (bits > 0) & (bits < 0x7F800000)).all())
 
@@ -273,13 +267,12 @@ def rows_apart(weight: Tensor | Groups) -> Product:
 
 
 def takes(weight: Grouped) -> bool:
-    """Return True if `grouped_product` takes this weight on this processor."""
     parts = weight.parts if isinstance(weight, Stack) else (weight,)
     return all(part.group % 4 == 0 and multiply_floats(part.steps) for part in parts)
 
 
 def stacked(weights: Sequence[Groups]) -> Grouped:
-    """Join weights [out, in] one below the other. Neighbours of one kind become one `Groups`."""
+    """Join weights [out, in] one below the other; neighbours of one kind become one `Groups`."""
     runs = [list(run) for _, run in groupby(weights, lambda weight: weight.kind)]
     parts = [run[0] if len(run) == 1 else _together(run) for run in runs]
     return parts[0] if len(parts) == 1 else Stack(tuple(parts))

@@ -20,9 +20,8 @@ from ssd.kernels.library import address
 class Ask(NamedTuple):
     """Says which ids to rank after one token of a batch, and by which noise.
 
-    `text`: ids that are ranked beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row.
-    `key`: noise key of the other ids (`ssd.speculation.noise.halves`). A first-order head reads the token `before`, or,
-    if `after` is not negative, the best id of that ask, an earlier one."""
+    `text`: ids beside the listed ones. `noise`: float32 of the listed ids, None for a greedy row. `key`: noise key of
+    the other ids. A first-order head reads the token `before`, or, if `after` >= 0, the best id of that earlier ask."""
 
     text: array[int]
     temperature: float = 0.0
@@ -35,8 +34,8 @@ class Ask(NamedTuple):
 class Ending(NamedTuple):
     """Says where guesses that follow each other end: once the probability that all are right is below `least`.
 
-    `reached`: that of all earlier ones. `rates`: that of a guess by its softmax among the best scores, at log-odds from
-    -6 to 5 (`ssd.draft.chances.Calibration`)."""
+    `reached`: that probability for all earlier ones. `rates`: the probability of a guess by its softmax among the best
+    scores, at log-odds from -6 to 5 (`ssd.draft.chances.Calibration`)."""
 
     rates: Sequence[float]
     reached: float
@@ -46,9 +45,9 @@ class Ending(NamedTuple):
 class GuessStep:
     """Runs a model of `ssd.models.families.llama`, `eagle3` or `block` (`ssd.models`), and ranks its logits.
 
-    `embedding`: a weight [V, width]. `norm`: weight and epsilon of the last norm. `head` has a logit for each of the
-    `ids` int64 [n] (None: 0 to n - 1). `table` [V, width] has rows for ids of a text, None if there are none. `mask`
-    float32 [width] is the embedding of negative ids. `first` [V, rank] and [n, rank]: a first-order head."""
+    `embedding` [V, width]. `norm`: weight and epsilon. `head` has a logit for each of `ids` int64 [n] (None: 0 to n -
+    1). `table` [V, width]: rows for ids of a text. `mask` float32 [width]: the embedding of negative ids. `first` [V,
+    rank] and [n, rank]: a first-order head."""
 
     def __init__(
         self,
@@ -88,12 +87,12 @@ class GuessStep:
     ) -> tuple[Ranked, Tensor]:
         """Return the `count` best ids after each token `wanted` (indices), and the layers' output for all tokens.
 
-        `features` float32 are for a model that reads pairs: contiguous parts, each [k, width] or of one token [width].
-        Only the first `listed` logits count, at least `count`. Ids of texts must be rows of the table.
+        `features` float32 are for a model that reads pairs: contiguous, each [k, width] or [width]. Only the first
+        `listed` logits count, at least `count`. Ids of texts must be rows of the table.
 
-        There may be more asks than `wanted`, without features and in one view: each reads the best id of the ask
-        before, as a token behind all others. The view and its positions have places for these tokens, too. With an
-        `ending` the last of these asks may be missing in what is returned."""
+        With one view and without features there may be more asks than `wanted`: each reads the best id of the ask
+        before, as a token behind all others, for which the view has a place. With an `ending` the result may lack the
+        last asks."""
         n, asked, more = len(tokens), len(asks), len(asks) - len(wanted)
         if more and (features or not wanted or len(views.structs) != 1):
             raise ValueError(f"{more} asks behind {len(wanted)} wanted tokens in {len(views.structs)} views")

@@ -1,4 +1,4 @@
-"""The C functions, by ctypes. `kernels.h` says what each takes."""
+"""The C functions, by ctypes. `kernels.h` and guess.c say what each takes; `Store` here is `store_t` there."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ def _declared(*fields: tuple[type[Any], str]) -> list[tuple[str, type[Any]]]:
 
 
 class Store(ctypes.Structure):
-    """`store_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_void_p, "keys, values"),
         (c_int64, "layer_size, cell"),
@@ -30,8 +28,6 @@ class Store(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """`attend_t` of kernels.h."""
-
     _fields_ = _declared(
         (POINTER(Store), "shared, own"),
         (c_void_p, "q, out"),
@@ -42,8 +38,6 @@ class Attend(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """`product_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_int64, "inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise, span, columns, half"),
         (c_void_p, "weight, bias, next"),
@@ -53,8 +47,6 @@ class Product(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """`layer_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_void_p, "attention_norm, forward_norm, q_norm, k_norm, token_norm"),
         (c_float, "eps"),
@@ -66,14 +58,10 @@ class Layer(ctypes.Structure):
 
 
 class View(ctypes.Structure):
-    """`view_t` of kernels.h."""
-
     _fields_ = _declared((POINTER(Store), "shared, own"), (c_int64, "tokens"))
 
 
 class Model(ctypes.Structure):
-    """`model_t` of guess.c."""
-
     _fields_ = _declared(
         (POINTER(Product), "embedding"),
         (POINTER(Layer), "layers"),
@@ -89,8 +77,6 @@ class Model(ctypes.Structure):
 
 
 class Ask(ctypes.Structure):
-    """`ask_t` of guess.c."""
-
     _fields_ = _declared(
         (c_int64, "index, before, after"),
         (c_void_p, "text"),
@@ -102,8 +88,6 @@ class Ask(ctypes.Structure):
 
 
 class Changes(ctypes.Structure):
-    """`changes_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_void_p, "kept, made"),
         (c_int64, "size"),
@@ -118,8 +102,6 @@ MAX_WINDOW = 64
 
 
 class Convolution(ctypes.Structure):
-    """`convolution_t` of kernels.h."""
-
     _fields_ = _declared(
         (Changes, "changes"),
         (c_void_p, "states, weight, bias, y"),
@@ -128,8 +110,6 @@ class Convolution(ctypes.Structure):
 
 
 class Delta(ctypes.Structure):
-    """`delta_t` of kernels.h."""
-
     _fields_ = _declared(
         (Changes, "changes"),
         (c_void_p, "states, queries"),
@@ -140,8 +120,6 @@ class Delta(ctypes.Structure):
 
 
 class Suffixes(ctypes.Structure):
-    """`suffixes_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_int64, "blocks, next, mask"),
         (c_void_p, "tokens"),
@@ -154,8 +132,6 @@ SUFFIX_TAIL = 32
 
 
 class SuffixText(ctypes.Structure):
-    """`suffix_text_t` of kernels.h."""
-
     _fields_ = _declared(
         (c_uint64, "scope"),
         (c_int64, "block, end, owns, length"),

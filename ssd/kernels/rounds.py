@@ -1,6 +1,6 @@
 """The work of a device between two verifications: find the outcomes of the first, write the batch of the next.
 
-All numbers are integers, so the Triton kernels of the same names (`ssd.kernels.triton_rounds`) give equal results."""
+All numbers are integers, so the Triton kernels of the same names give equal results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RowLayout(NamedTuple):
     """Offsets of fields in the words of a row: the key and the base come first.
 
     `numbers` are: slot, first sample, draft tokens, most draft tokens of the next row, draft tokens that still can be
-    accepted, start, 1 for a row that is used; then inverse temperature, top_k, top_p and min_p of its draws. `ids` are
-    its draft tokens, at most `most`; `low` and `high` the halves of its noise keys."""
+    accepted, start, 1 if used; then inverse temperature, top_k, top_p and min_p. `ids` are its draft tokens, at most
+    `most`; `low` and `high` the halves of its noise keys."""
 
     numbers: int
     ids: int
@@ -40,9 +40,9 @@ class EntryLayout(NamedTuple):
 
 
 def coupled_rows(speculations: Tensor, drafted: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the outcomes of n rows (`ssd.speculation.acceptance.coupled`): accepted lengths and bonus tokens, both [n].
+    """Find the accepted lengths and bonus tokens of n rows, both [n] (`ssd.speculation.acceptance.coupled`).
 
-    Each row uses the first `drafted` [n] tokens of `speculations` [n, K] and one more of `own` [n, K + 1]."""
+    A row uses `drafted` [n] of its `speculations` [n, K] and one more of `own` [n, K + 1]."""
     places = torch.arange(speculations.shape[1], device=own.device)
     right = (speculations == own[:, :-1]) & (places < drafted[:, None])
     accepted = right.long().cumprod(-1).sum(-1)
@@ -54,9 +54,8 @@ def look_up(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Look up outcomes `keys` int64 [rows, 6] at `slots` int64 [rows] of a `board` int64 [slots, entries, words].
 
-    `weights` int64 [words] are the checksum's. It finds what `ssd.ipc.board.BoardReader.find` finds: the entry's number
-    (-1 on a miss), its depth in ids, the number of damaged entries for the outcome, each [rows], and the ids [rows,
-    lookahead]; those beyond the depth mean nothing."""
+    Returns an entry's number (-1 on a miss), its depth, the number of damaged entries for the outcome, each [rows], and
+    the ids [rows, lookahead]; ids beyond the depth mean nothing. `weights` are the checksum's."""
     rows = board[slots]
     depths, ids = rows[..., entry.depth], rows[..., entry.ids :]
     places = torch.arange(entry.lookahead, device=rows.device)
@@ -80,8 +79,8 @@ def decide(
 ) -> tuple[Tensor, Tensor]:
     """Find the outcomes of rows int64 [n, any] among the samples of all `tokens` int64 [count], and look them up.
 
-    Returns `decided` int64 [n, 3 + most]: accepted draft tokens, the token after them, depth of the entry, its ids;
-    and a report for the host: `tokens`, and for each row entry, depth, unsound entries and ids."""
+    Returns `decided` int64 [n, 3 + most]: accepted draft tokens, the token after them, depth of the entry, its ids; and
+    a report for the host: `tokens`, and for each row entry, depth, unsound entries and ids."""
     numbers, drafts = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
     slot, first, drafted, most, left = numbers.T[:5]
     places = first[:, None] + torch.arange(row.most + 1, device=rows.device)
@@ -96,13 +95,13 @@ def decide(
 
 @fused
 def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, known: int, row: RowLayout) -> None:
-    """Begin to draft behind the outcomes `decided` (see `decide`) of n rows, with a draft on the target's device.
+    """Begin to draft behind the outcomes `decided` of n rows, with a draft on the target's device.
 
     `drafted` int64 [n, 3 + most] gets accepted draft tokens, the token after them, and the number of draft tokens that
-    the next row may have. `work`, which `build` reads as if it were `decided`, gets the draft's first row: the token
-    after the accepted ones, behind the last accepted one if all were, which the draft has not read. Its first number is
-    the place of the row's first token behind the row of `rows`, less one. A row that may have no draft token has depth
-    -1: no token. The draft has `known` ids; it reads 0 for others, which are the target's alone."""
+    the next row may have. `work`, which `build` reads as if it were `decided`, gets the draft's first row: its place
+    behind the row of `rows`, less one, and the token after the accepted ones; before it the last draft token if all
+    were accepted, as the draft has not read that. Depth -1: no draft token. Ids that are not `known` to the draft
+    become 0."""
     numbers, ids = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
     _, _, verified, most, left = numbers.T[:5]
     accepted, token = decided[:, :2].T
@@ -120,7 +119,7 @@ def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor
     """Add to `drafted` what a forward over the rows of `work` sampled, and make the next forward's `work` of it.
 
     `tokens` int64 [count] are the samples after all tokens, `starts` [n + 1 or more] where rows begin among them. An id
-    that is not in the vocabulary becomes 0, which is a wrong guess."""
+    outside the vocabulary becomes 0, a wrong guess."""
     accepted, _, depth = drafted[:, :3].T
     place, live = work[:, 0] + work[:, 2] - accepted, work[:, 2] >= 0
     found = tokens[(starts[1 : len(work) + 1] - 1).clamp(min=0)]
@@ -133,9 +132,9 @@ def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor
 
 @fused
 def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, row: RowLayout) -> None:
-    """Write each row's accepted ids, and the token after them, to the words int32 of its slot.
+    """Write each row's accepted ids, the token after them, and -1 into words[slot, at:], int32.
 
-    They go behind the first `at` words, with -1 after the last. The last slot is for rows that are not used."""
+    The last slot is for rows that are not used."""
     numbers, drafts = rows[:, row.numbers : row.ids], F.pad(rows[:, row.ids : row.low], (0, 1), value=-1)
     accepted, token = decided[:, :2].T[..., None]
     place = torch.arange(row.most + 1, device=rows.device)
@@ -157,8 +156,8 @@ def build(
 ) -> None:
     """Write the next batch into its `fields`, as `ssd.execution.tables.BatchTensors.fill` would.
 
-    `decided`: see `decide`. `sizes` of the batch are tokens, rows, and the tokens of its longest row. `table` int32
-    [sequences, pages]; `dummy`: the table's row for padding, and the page in it."""
+    `sizes`: tokens, rows, tokens of the longest row. `table` int32 [sequences, pages]; `dummy`: the table's row for
+    padding, and the page in it."""
     (tokens, batch_rows, longest), count = sizes, len(rows)
     numbers, low, high = rows[:, row.numbers : row.ids], rows[:, row.low : row.high], rows[:, row.high :]
     slot, _, _, _, _, begun, active, inverse, top_k, top_p, min_p = numbers.T

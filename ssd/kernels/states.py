@@ -18,8 +18,6 @@ Rows = Sequence[tuple[int, Sequence[int], int, int, int, int, int]]
 
 
 class _Packed(NamedTuple):
-    """The rows of a batch in the form of the kernels, and the largest slot, place and number of tokens in them."""
-
     rows: array[int]
     entries: array[int]
     slot: int
@@ -51,7 +49,6 @@ def _packed(rows: Rows) -> _Packed:
 
 
 def _changes(packed: _Packed, states: Tensor, kept: Tensor, changes: Tensor) -> Changes:
-    """Return the changes of a batch in the form of the kernels; all tensors must be contiguous."""
     for tensor in (states, kept, changes):
         check(tensor)
         if not tensor.is_contiguous():

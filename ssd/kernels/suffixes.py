@@ -29,10 +29,9 @@ class Continuation(NamedTuple):
 
 
 class SuffixStore:
-    """Keeps the newest tokens of all texts in at most `size` bytes, 16 to 21 a token. Memory is taken as it is filled.
+    """Keeps the newest tokens of all texts in at most `size` bytes, 16 to 21 a token, by compiled kernels.
 
-    Needs compiled kernels. Raises ValueError if there is no room for a block of 64 tokens, OSError if the system gives
-    less."""
+    Raises ValueError without room for a block of 64 tokens, OSError if the system gives less."""
 
     def __init__(self, size: int) -> None:
         heads = 1 << max(0, (size // (_OF_TOKEN + 8)).bit_length() - 1)
@@ -49,14 +48,11 @@ class SuffixStore:
         self.capacity = tokens
 
     def text(self, scope: int) -> StoredText:
-        """Begin a text, which finds only those of its scope, a number below 2^64."""
         return StoredText(self, scope)
 
 
 class StoredText:
-    """A text that a `SuffixStore` keeps, while it grows and afterwards.
-
-    It may still grow when the ring has dropped its first tokens."""
+    """A text of a `SuffixStore`, which may grow even when the ring has dropped its first tokens."""
 
     def __init__(self, store: SuffixStore, scope: int) -> None:
         self._store, self._text = store, library.SuffixText(scope)
@@ -66,9 +62,9 @@ class StoredText:
         return int(self._text.length)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Take the first tokens that texts of the scope have, but the last 32 of them; they are not stored again.
+        """Take the first tokens that texts of the scope have, but the last 32, before anything is added.
 
-        `len` says how many were taken: 0, or at least 64. Call it before anything is added."""
+        `len` says how many: 0, or at least 64."""
         numbers = array("i", tokens)
         call().suffixes_begin(*self._references, address(numbers), len(numbers))
 

@@ -23,8 +23,6 @@ _REPEATS = 15
 
 
 class Speed(NamedTuple):
-    """Seconds of a kind of weights and inputs by rows, its bytes, and the seconds of the loop that reads these."""
-
     weights: str
     inputs: str
     bytes: int
@@ -33,14 +31,11 @@ class Speed(NamedTuple):
 
     @property
     def of_reading(self) -> float:
-        """Return the speed of one row as a share of the loop's."""
         return self.reading / self.seconds[1]
 
 
 def speeds(threads: int, rows: Sequence[int] = ROWS) -> Iterator[Speed]:
-    """Yield the speed of each kind of weights and inputs; 1 must be among `rows`. torch keeps that many `threads`.
-
-    Weights lie in memory as in a model, one matrix behind the other, and the sizes take turns."""
+    """Yield the speed of each kind of weights and inputs; 1 must be among `rows`. torch keeps that many `threads`."""
     torch.set_num_threads(threads)
     for weights, bits, offsets in (("Q4_1", 4, True), ("Q4_0", 4, False), ("Q6", 6, True), ("Q8_0", 8, False)):
         weight = _drawn(bits, offsets)
@@ -70,7 +65,6 @@ def _multiply(matrices: Sequence[Product], x: Tensor) -> None:
 
 
 def _by_turns(works: Sequence[Callable[[], None]]) -> list[float]:
-    """Return the median seconds of each."""
     times: list[list[float]] = [[] for _ in works]
     for _ in range(_REPEATS):
         for work, own in zip(works, times, strict=True):

@@ -1,4 +1,4 @@
-"""Triton kernel that adjusts logits as requests ask (`ssd.execution.adjustments`), in one pass over them.
+"""Triton kernels that adjust logits (`ssd.execution.adjustments`) and note outcomes (`ssd.kernels.rounds`).
 
 No product is fused with a sum and division rounds as on a CPU, so the bits are those of torch."""
 
@@ -32,7 +32,6 @@ def adjust_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Adjust a block of the logits after one token."""
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -76,7 +75,6 @@ def adjust(
     bias: Tensor,
     recent: int = 16,
 ) -> Tensor:
-    """Compute `ssd.execution.adjustments.adjust`."""
     count, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(count, size, dtype=torch.float32, device=logits.device)
@@ -101,7 +99,6 @@ def recent_kernel(
     MOST: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ) -> None:
-    """Write the tokens that an outcome adds to the text of one row."""
     mine = rows + tl.program_id(0) * row_words
     outcome = decided + tl.program_id(0) * (3 + MOST)
     m = tl.arange(0, BLOCK_M)
@@ -113,7 +110,6 @@ def recent_kernel(
 
 
 def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, row: RowLayout) -> None:
-    """Compute `ssd.kernels.rounds.note_outcomes`."""
     recent_kernel[(len(rows),)](
         rows,
         decided,

@@ -1,6 +1,4 @@
-"""Triton kernels between two verifications: one looks up the outcomes of the first, one writes the batch of the next.
-
-They compute the functions of the same names in `ssd.kernels.rounds`."""
+"""Triton kernels of the functions in `ssd.kernels.rounds`, which a device computes between two verifications."""
 
 from __future__ import annotations
 
@@ -40,10 +38,6 @@ def decide_kernel(
     BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ) -> None:
-    """Compute the outcome of one row, and look it up on the board.
-
-    `decided` [rows, 3 + MOST]: accepted, token, depth, ids. `report` has all `tokens`, and for each row entry, depth,
-    unsound entries and ids."""
     row = tl.program_id(0).to(tl.int64)
     mine = rows + row * row_words
     slot = tl.load(mine + NUMBERS)
@@ -106,7 +100,6 @@ def decide_kernel(
 def decide(
     rows: Tensor, tokens: Tensor, board: Tensor, weights: Tensor, vocabulary: int, row: RowLayout, entry: EntryLayout
 ) -> tuple[Tensor, Tensor]:
-    """Compute `ssd.kernels.rounds.decide`."""
     count, (_, entries, words) = len(tokens), board.shape
     decided = torch.empty(len(rows), 3 + row.most, dtype=torch.int64, device=rows.device)
     report = torch.empty(count + decided.numel(), dtype=torch.int64, device=rows.device)
@@ -133,7 +126,6 @@ def begin_draft_kernel(
     IDS: tl.constexpr,
     WORDS: tl.constexpr,
 ) -> None:
-    """Begin one row's draft tokens. `WORDS` of a row of `decided`, `drafted` and `work`."""
     row = tl.program_id(0).to(tl.int64)
     mine, at = rows + row * row_words, row * WORDS
     verified = tl.load(mine + NUMBERS + 2)
@@ -156,7 +148,6 @@ def begin_draft_kernel(
 
 
 def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, known: int, row: RowLayout) -> None:
-    """Compute `ssd.kernels.rounds.begin_draft`."""
     sizes = {"NUMBERS": row.numbers, "IDS": row.ids, "WORDS": 3 + row.most}
     begin_draft_kernel[(len(rows),)](rows, decided, drafted, work, rows.stride(0), known, **sizes, num_warps=1)
 
@@ -165,7 +156,6 @@ def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, kn
 def go_on_drafting_kernel(
     drafted: tl.tensor, work: tl.tensor, tokens: tl.tensor, starts: tl.tensor, vocabulary: int, WORDS: tl.constexpr
 ) -> None:
-    """Note one row's draft token, and go on from it."""
     row = tl.program_id(0).to(tl.int64)
     at = row * WORDS
     accepted = tl.load(drafted + at)
@@ -182,7 +172,6 @@ def go_on_drafting_kernel(
 
 
 def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor, vocabulary: int) -> None:
-    """Compute `ssd.kernels.rounds.go_on_drafting`."""
     words = drafted.shape[1]
     go_on_drafting_kernel[(len(work),)](drafted, work, tokens, starts, vocabulary, WORDS=words, num_warps=1)
 
@@ -223,7 +212,6 @@ def build_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ) -> None:
-    """Write a block of the next batch's tokens; the first program writes the batch's rows, too."""
     r = tl.arange(0, BLOCK_R)
     known = r < count
     depth = tl.load(decided + r * (3 + MOST) + 2, mask=known, other=0)
@@ -278,7 +266,6 @@ def build(
     dummy: tuple[int, int],
     row: RowLayout,
 ) -> None:
-    """Compute `ssd.kernels.rounds.build`."""
     tokens, batch_rows, longest = sizes
     block = min(128, triton.next_power_of_2(tokens))
     build_kernel[(triton.cdiv(tokens, block),)](

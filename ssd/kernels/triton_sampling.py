@@ -1,8 +1,7 @@
 """Triton kernels that draw tokens: the noise of `ssd.speculation.noise`, filters, and the largest score.
 
-A score is a logit over temperature plus noise; one pass over the logits finds the largest. The kernels use no logarithm
-of a library and fuse no product with a sum. So noise, scores and drawn tokens have the same bits in all of these
-kernels and for any shape."""
+A score is a logit over temperature plus noise. Scores have the same bits in all of these kernels and for any shape: the
+kernels use no logarithm of a library and fuse no product with a sum."""
 
 from __future__ import annotations
 
@@ -30,9 +29,7 @@ def _mixed(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _logarithm(x: tl.tensor) -> tl.tensor:
-    """Return ln x within two units in the last place, for positive float32 that are not denormal.
-
-    It is the exponent times ln 2, plus a polynomial on sqrt 1/2 to sqrt 2 (Cephes' logf)."""
+    """Return ln x within two units in the last place, for normal positive float32 (Cephes' logf)."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23
     n = exponent.to(tl.float32)
@@ -67,7 +64,6 @@ def _gumbel(ids: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
 def noise_kernel(
     keys: tl.tensor, ids: tl.tensor, out: tl.tensor, first: int, size: int, LISTED: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """Write the noise of a block of a row's tokens: those of `ids`, or from `first` on."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -153,9 +149,7 @@ def best_kernel(
 def last_kernel(
     values: tl.tensor, places: tl.tensor, out: tl.tensor, blocks: int, size: int, BLOCK: tl.constexpr
 ) -> None:
-    """Write the token of a row from the results of `best_kernel`.
-
-    It is -1 if the largest score is not finite, or one is NaN."""
+    """Write the token of a row from the results of `best_kernel`; -1 if a score is NaN or the largest not finite."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     held = at < blocks
@@ -169,7 +163,6 @@ def last_kernel(
 
 
 def drawn(logits: Tensor, draws: Draws | None = None) -> Tensor:
-    """Compute `ssd.speculation.sampling.drawn`: the lowest token on a tie, -1 for a NaN or no finite largest score."""
     (rows, size), blocks = logits.shape, triton.cdiv(logits.shape[1], _BLOCK)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     values = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
@@ -209,7 +202,6 @@ def warm_kernel(
     FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the scores of a block of a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = at < size
@@ -218,7 +210,6 @@ def warm_kernel(
 
 
 def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Tensor:
-    """Compute `ssd.speculation.sampling.warmed`."""
     if draws is None:
         return logits.float()
     (rows, size), keys = logits.shape, draws.keys.contiguous()
@@ -263,8 +254,8 @@ def _largest(
     """Find the largest score, `_ordered`, that at least `goal` scores of a row reach.
 
     `WEIGHTS`: that scores with the share `goal` of all weights exp(score - `most`) reach. Scores below `base` do not
-    count; `base` is the answer where all together are too few. Each pass finds one digit by trying all its values. Sums
-    have one order, so a higher score never has a larger sum."""
+    count; `base` is the answer if all scores are too few. A pass finds one digit by trying all its values. Sums have
+    one order, so a higher score never has a larger sum."""
     COUNT: tl.constexpr = 1 << DIGIT
     digit = tl.arange(0, COUNT).to(tl.int64)
     found = base * 0
@@ -324,7 +315,6 @@ def lowest_kernel(
 
 
 def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
-    """Compute `ssd.speculation.sampling.lowest`."""
     rows, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
