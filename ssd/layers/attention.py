@@ -16,9 +16,8 @@ from torch import Tensor
 class Scores:
     """A layer's scores: q.k * `scale`, bounded by `softcap` with a tanh, for the last `window` tokens.
 
-    None means head_dim ** -0.5 as `scale`, no `softcap`, and no `window`. A window includes the query's own token.
-    `sinks`: for each head float32 [heads] the score of a key without value, which all queries see (attention sinks,
-    arXiv 2309.17453; learned ones, as in gpt-oss). `sinks_of` makes them of a weight."""
+    No `scale`: head_dim ** -0.5. A window includes the query's own token. `sinks` float32 [heads]: the score of a key
+    without value that all queries see (arXiv 2309.17453)."""
 
     scale: float | None = None
     window: int | None = None
@@ -29,7 +28,7 @@ class Scores:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sunk(self, out: Tensor, total: Tensor) -> Tensor:
-        """Return the output [n, heads, dim] of a softmax over keys alone, with log-sum-exp `total`, beside the sinks.
+        """Return the output [n, heads, dim] of a softmax with log-sum-exp `total` over keys alone, beside the sinks.
 
         The keys' weight is exp(total) / (exp(total) + exp(sink)) = sigmoid(total - sink)."""
         if self.sinks is None:
@@ -37,7 +36,6 @@ class Scores:
         return out * torch.sigmoid(total - self.sinks).unsqueeze(-1).to(out.dtype)
 
     def reach(self, queries: int, length: int) -> int:
-        """Return how many of `length` keys the last `queries` queries see together."""
         return length if self.window is None else min(length, queries - 1 + self.window)
 
 
@@ -45,7 +43,6 @@ PLAIN = Scores()
 
 
 def sinks_of(weight: Tensor) -> Tensor:
-    """Return a weight [heads] as the sinks of `Scores`, contiguous and in float32 at least."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
 
 
@@ -58,8 +55,7 @@ _ROUND = 256  # the numbers of queries and keys in whole prompt chunks are multi
 class CachePlaces(NamedTuple):
     """`keys` and `values` [slots, kv_heads, head_dim] of a layer, and the slot of each token's own, int64 [n].
 
-    Once they are stored, call `attend` with queries [n, heads, head_dim] and a rule; it returns
-    [n, heads * head_dim]."""
+    Once they are stored, `attend` maps queries [n, heads, head_dim] and a rule to [n, heads * head_dim]."""
 
     keys: Tensor
     values: Tensor
@@ -75,30 +71,26 @@ def causal_mask(queries: int, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is -inf where `hidden` is true, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def very_low(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask like `minus_infinity`, but finite: a softmax over hidden keys alone is then not NaN."""
+    """Return a mask that is very low where `hidden`, not -inf: a softmax over hidden keys alone is not NaN."""
     low = torch.finfo(dtype).min / 2
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, low)
 
 
 def is_narrow(x: Tensor) -> bool:
-    """Return True for 16 bits on a CPU, where oneDNN compiles and keeps a product for each shape (1.2 MB each)."""
+    # oneDNN compiles and keeps a product for each shape (1.2 MB each).
     return x.is_cpu and x.dtype.itemsize == 2
 
 
 def wide(*inputs: Tensor) -> Iterator[Tensor]:
-    """Yield the inputs, the narrow ones in float32."""
     return (each.float() if is_narrow(each) else each for each in inputs)
 
 
 def group(q: Tensor, kv_heads: int) -> Tensor:
-    """Put the queries that share a key head in one matrix.
-
-    q [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]."""
+    """Put queries that share a key head in one matrix: [n, heads, dim] -> [kv_heads, n * heads / kv_heads, dim]."""
     n, heads, dim = q.shape
     return q.view(n, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
 
@@ -112,8 +104,8 @@ def ungroup(out: Tensor, n: int) -> Tensor:
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores = PLAIN) -> Tensor:
     """Compute causal attention of the last n tokens of a sequence; return [n, heads * dim].
 
-    q [n, heads, dim]; keys and values [length, kv_heads, dim] of the whole sequence. Query i stands at position
-    length - n + i. With a window, keys that no query sees may be left out."""
+    q [n, heads, dim]; keys and values [length, kv_heads, dim]. With a window, keys that no query sees may be left out.
+    """
     (n, heads, _), length, dtype = q.shape, keys.shape[0], q.dtype
     if n == 1 and rule.window is None and rule.softcap is None and rule.sinks is None and is_narrow(q):
         return attend_each(q, keys[None], values[None], scale, q.new_zeros(1, 1, 1, length))
@@ -131,7 +123,6 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores =
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores) -> Tensor:
-    """Compute `attend` with all scores at once."""
     n = q.shape[0]
     length, kv_heads = rule.reach(n, keys.shape[0]), keys.shape[1]
     if length < keys.shape[0]:
@@ -152,7 +143,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, rule: Scores)
 
 
 def attend_each(q: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """Compute attention of one query of each of n sequences over its own keys; return [n, heads * dim].
+    """Compute attention of one query of each of n sequences; return [n, heads * dim].
 
     q [n, heads, dim], keys and values [n, length, kv_heads, dim]; `mask` [n, 1, 1, length] is added to the scores."""
     n, heads, dim = q.shape
@@ -170,8 +161,7 @@ def attend_part(
     """Compute attention of n queries over shared keys, as a part of a larger softmax (see `merge`).
 
     q [n, heads, dim], keys and values [length, kv_heads, dim]; `mask` [n, 1, m] is added to the scores of the last m
-    keys; it must hide what a window hides. Returns the output [n, heads, dim], normalised, and the log-sum-exp of the
-    scores [n, heads], both without sinks."""
+    keys, and hides what a window hides. Returns output [n, heads, dim] and log-sum-exp [n, heads], without sinks."""
     (n, heads, dim), dtype = q.shape, q.dtype
     length, kv_heads, _ = keys.shape
     q, keys, values = wide(q, keys, values)
@@ -210,8 +200,7 @@ def attend_own(
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], rule: Scores = PLAIN) -> Tensor:
     """Merge two parts (output, log-sum-exp) over disjoint sets of keys into one output [n, heads, dim].
 
-    The first output's weight is exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps. Sinks of
-    the rule count once, beside both parts."""
+    The first weighs exp(a) / (exp(a) + exp(b)) = sigmoid(a - b), with a and b the log-sum-exps. Sinks count once."""
     (out_a, total_a), (out_b, total_b) = first, second
     share = torch.sigmoid(total_a - total_b).unsqueeze(-1).to(out_a.dtype)
     out = torch.lerp(out_b, out_a, share)

@@ -19,8 +19,7 @@ _FEW = 16  # queries of a row; verifications have no more
 class FlashAttention(TritonAttention):
     """Computes prompts in 16 bits by flash-attn, and everything else by Triton.
 
-    Verifications are by Triton, as flash-attn divides keys among processors for single queries only. So are parts of a
-    larger softmax, and layers with sinks."""
+    flash-attn divides keys among processors for single queries only, so it does not serve verifications."""
 
     def __init__(self, device: torch.device, page_size: int, deterministic: bool) -> None:
         if deterministic:

@@ -37,19 +37,16 @@ _ZERO_POINT = 128
 class Int8Linear:
     """y = x W^T + b for float32 x [n, in] -> y [n, out] on a CPU; W in 8 bits, or in the groups of its checkpoint.
 
-    A weight that is rounded here gets a scale for each output. Inputs are rounded to 16 bits: in 8 bits the few large
-    numbers of a row leave too little for the others (docs/performance.md). Sums of integers are exact, so a row's
-    result has the same bits in any batch."""
+    Inputs are rounded to 16 bits (docs/performance.md). Sums of integers are exact, so a row's result has the same bits
+    in any batch."""
 
     def __init__(
         self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 2, light: bool = False
     ) -> None:
-        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
+        """`weight` [out, in], `bias` [out]; drop other references to `weight` to free it.
 
-        `light`: weights of more than 4 bits are rounded to 4 where a kernel takes them.
-
-        `parts`: bytes that inputs are rounded to, 1 or 2; oneDNN always takes 2. One byte is half of the work, and good
-        enough for a draft (docs/performance.md)."""
+        `light`: weights are rounded to 4 bits where a kernel takes them. `parts`: bytes that inputs are rounded to;
+        oneDNN takes 2."""
         self.out_features, self.in_features = weight.shape
         self.product: Callable[[Tensor], Tensor]
         weight = _lightened(weight) if light else weight
@@ -83,8 +80,6 @@ def _rounded(weight: Tensor) -> Groups:
 
 
 class _OneDnnProduct:
-    """The product by oneDNN in torch operations, with a scale for each row of x."""
-
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self._weight, self._scales, self._bias = _pack(weight), scales / _LEVELS, bias
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.long)
@@ -121,9 +116,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """Compute (rows - zero_point) W^T * scales, summed in 32-bit integers.
-
-    uint8 [..., in] -> float32 [..., out]."""
+    """Compute (rows - zero_point) W^T * scales: uint8 [..., in] -> float32 [..., out]."""
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         rows, 1.0, zero_point, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
@@ -132,10 +125,7 @@ def _multiply(rows: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zer
 
 @cache
 def _weight_levels() -> int:
-    """Return the levels of a weight on either side of zero: `LEVELS`, or 63 on a processor without VNNI.
-
-    Found by a trial. Without VNNI pairs of 8-bit products are added in 16 bits, which overflow with weights of more
-    than 7 bits."""
+    # Without VNNI pairs of 8-bit products are added in 16 bits, which overflow with weights of more than 7 bits.
     weight, rows = torch.full((16, 64), 127, dtype=torch.int8), torch.full((1, 64), 255, dtype=torch.uint8)
     product = _multiply(rows, 0, _pack(weight), torch.ones(16, dtype=torch.float32), torch.zeros(16, dtype=torch.long))
     return LEVELS if bool((product == 64 * 127 * 255).all()) else 63

@@ -26,13 +26,13 @@ PARTS: Mapping[Activations, Parts] = {"float32": 0, "int16": 2, "int8": 1}
 
 
 class Linear:
-    """y = x W^T + b for x [n, in] -> y [n, out].
+    """y = x W^T + b for x [n, in] -> y [n, out], where a CPU's row does not depend on the number of rows.
 
-    On a CPU the weight is packed, and a row's result does not depend on the number of rows. In bfloat16 this needs at
-    least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX."""
+    In bfloat16 this needs at least 32 inputs and up to `INVARIANT_ROWS` rows; beyond, oneDNN changes kernels with AMX.
+    """
 
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, parts: Parts = 0) -> None:
-        """`weight` [out, in], `bias` [out]. Drop other references to `weight` to free it.
+        """`weight` [out, in], `bias` [out]; drop other references to `weight` to free it.
 
         `parts`: bytes that inputs are rounded to, if the weight has few bits and `takes` it; 0: none are."""
         self.out_features, self.in_features = weight.shape
@@ -59,7 +59,6 @@ def _packed_product(weight: Grouped, bias: Tensor | None) -> Callable[[Tensor], 
 
 @cache
 def tell_unpacked(what: str, dtype: torch.dtype) -> None:
-    """Log once for a kind of weights that they become `dtype`."""
     log.warning("weights with %s cannot stay packed on a GPU: they become %s", what, str(dtype).removeprefix("torch."))
 
 
@@ -78,8 +77,6 @@ def _in_float32(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class _OneDnnProduct:
-    """The product with a weight in oneDNN's layout."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT), bias
         self._pad_single = weight.dtype != torch.float32 or self._single_row_differs(weight)
@@ -97,16 +94,12 @@ class _OneDnnProduct:
         return y
 
     def _single_row_differs(self, weight: Tensor) -> bool:
-        """Return True if oneDNN sums a single row in another order than several, as for some shapes.
-
-        Found by a trial. In 16 bits rounding hides most differences, so a trial would miss them."""
+        # By a trial: for some shapes oneDNN sums a single row in another order than several.
         x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).sin().view(2, -1)
         return not torch.equal(self._multiply(x[:1].contiguous()), self._multiply(x)[:1])
 
 
 class Rows(Protocol):
-    """A packed weight [V, width] whose rows can be read."""
-
     def rows(self, ids: Tensor) -> Tensor: ...
     def dots(self, x: Tensor, ids: Tensor) -> Tensor: ...
 
@@ -114,16 +107,14 @@ class Rows(Protocol):
 class Table:
     """Owns a weight [V, width] whose rows are looked up and multiplied one by one.
 
-    The weight stays packed on a CPU with our kernels for float32, and on a GPU if it has few bits; then rows become
-    floats when they are read. Elsewhere it is a tensor."""
+    The weight stays packed on a CPU with our kernels for float32, and on a GPU if it has few bits."""
 
     def __init__(
         self, weight: Tensor | Groups, layer: Callable[[Tensor], Tensor] | None = None, dots: bool = False
     ) -> None:
         """Use the packed weight of `layer`, a linear layer with this weight, if there is one.
 
-        `dots`: hundreds of rows are read at a time. Then they lie one after another, with codes in 8 bits: a row of a
-        packed weight is spread over as many cache lines as it has numbers."""
+        `dots`: hundreds of rows are read at a time, so they lie one after another, with codes in 8 bits."""
         self.shape = weight.shape
         exact = isinstance(layer, Linear) or isinstance(weight, Groups)  # others round a weight of floats
         product = getattr(layer, "product", None) if exact else None

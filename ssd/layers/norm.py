@@ -1,6 +1,4 @@
-"""Norms, gated activations between two products, and the sum that norms read.
-
-On a GPU each is one launch where Triton is installed (`ssd.layers.triton_fused`)."""
+"""Norms, gated activations between two products, and the sum that norms read."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from ssd.kernels.gpu import fuses
 
 
 class RMSNorm:
-    """x [..., size] -> x / sqrt(mean(x^2) + eps) * weight (Zhang, Sennrich, arXiv 1910.07467).
-
-    Computed in float32 at least, and rounded once, at the end."""
+    """x [..., size] -> x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467), in float32 at least, rounded once."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.kernel = (weight, eps) if self.fusible and cpu.serve(weight) else None
@@ -36,7 +32,6 @@ class RMSNorm:
 
     @property
     def fusible(self) -> bool:
-        """Return True if our kernels compute this norm: a subclass may compute something else."""
         return type(self).__call__ is RMSNorm.__call__
 
     def added(self, x: Tensor, y: Tensor, behind: RMSNorm | None = None) -> tuple[Tensor, Tensor]:
@@ -61,7 +56,7 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class LayerNorm:
-    """x [..., size] -> (x - mean(x)) / deviation(x) * weight + bias (Ba, Kiros, Hinton, arXiv 1607.06450)."""
+    """x [..., size] -> (x - mean(x)) / deviation(x) * weight + bias (arXiv 1607.06450)."""
 
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
         self._weight, self._bias, self._eps = weight, bias, eps
@@ -71,7 +66,7 @@ class LayerNorm:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (Shazeer, arXiv 2002.05202)."""
+    """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (arXiv 2002.05202)."""
     return cpu.silu_mul(gate_up) if cpu.serve(gate_up) else _gated(gate_up, gelu=False)
 
 
@@ -97,7 +92,6 @@ class Residual:
         self._waits: tuple[Tensor, RMSNorm | None] | None = None
 
     def add(self, y: Tensor, behind: RMSNorm | None = None) -> None:
-        """Add y, or behind(y), to the sum."""
         self._x, self._waits = self.value, (y, behind)
 
     @property
@@ -108,7 +102,6 @@ class Residual:
         return self._x
 
     def normed(self, norm: RMSNorm) -> Tensor:
-        """Return the norm of the sum."""
         if self._waits is None:
             return norm(self._x)
         (self._x, normed), self._waits = norm.added(self._x, *self._waits), None

@@ -1,6 +1,4 @@
-"""Attention over pages that a CUDA graph can hold: the interface of a backend, and the reference backend in torch.
-
-Every input is a tensor whose shape does not depend on the text."""
+"""Attention over pages that a CUDA graph can hold: a backend's interface, and the reference backend in torch."""
 
 from __future__ import annotations
 
@@ -38,7 +36,6 @@ class PagedRows:
 
     @property
     def reach(self) -> int:
-        """Return an upper bound on a row's keys."""
         return self.table.shape[1] * self.page_size
 
     @cached_property
@@ -48,29 +45,22 @@ class PagedRows:
 
     @cached_property
     def key_starts(self) -> Tensor:
-        """Return how many keys the rows before each row see, int32 [rows + 1].
-
-        A row without queries sees none."""
+        """Return how many keys the rows before each row see, int32 [rows + 1]; a row without queries sees none."""
         last = self.seen[(self.starts[1:] - 1).clamp(min=0)]
         counts = torch.where(self.starts.diff() > 0, last, 0)
         return F.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def to_fp8(x: Tensor) -> Tensor:
-    """Round x to the nearest FP8 (e4m3), uint8 of the same shape.
-
-    Magnitudes are cut to 448; a NaN stays a NaN."""
+    """Round x to the nearest FP8 (e4m3), uint8 of the same shape; cut magnitudes to 448, keep NaNs."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def of_cache(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert keys or values of a cache to `dtype`; uint8 is FP8."""
     return (stored.view(torch.float8_e4m3fn) if stored.dtype == torch.uint8 else stored).to(dtype)
 
 
 class PagedKeys(NamedTuple):
-    """Keys and values [slots, kv_heads, dim], and which of them each query sees."""
-
     keys: Tensor
     values: Tensor
     rows: PagedRows
@@ -79,33 +69,29 @@ class PagedKeys(NamedTuple):
 class PagedAttention(Protocol):
     """A backend: q [queries, heads, dim] attends to keys and values [slots, kv_heads, dim] as `rows` say.
 
-    Keys and values have the type of q, or are FP8 (`to_fp8`), which converts to it exactly. Token p of a sequence lies
-    in slot `pages[p // page_size] * page_size + p % page_size`. A backend never waits for the device, and its launches
-    depend on shapes alone, so that a CUDA graph can hold it."""
+    Keys and values have the type of q, or are FP8. Token p of a sequence lies in slot
+    `pages[p // page_size] * page_size + p % page_size`. A backend never waits for the device, and its launches depend
+    on shapes alone: a CUDA graph can hold it."""
 
     warms_up: bool = False
     """While set, each `part` also launches the kernels that other batches of its layer need."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores) -> Tensor:
-        """Return the attention's output [queries, heads * dim]."""
         return rule.sunk(*self.part(q, keys, values, rows, scale, rule)).flatten(1)
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN
     ) -> tuple[Tensor, Tensor]:
-        """Return the normalised output and the log-sum-exp of the scores without sinks: a part of a larger softmax.
+        """Return the normalised output [queries, heads, dim] and the log-sum-exp of the scores, both without sinks.
 
-        The output is [queries, heads, dim]. The log-sum-exp [queries, heads] is in float32 at least; it is very low for
-        a query that sees nothing."""
+        The log-sum-exp [queries, heads] is in float32 at least; it is very low for a query that sees nothing."""
 
     def attend_both(self, q: Tensor, first: PagedKeys, second: PagedKeys, scale: float, rule: Scores) -> Tensor:
         """Attend to two disjoint sets of keys in one softmax; return [queries, heads * dim]."""
 
 
 class TorchAttention(PagedAttention):
-    """The reference backend, for few queries and short sequences: gathers all keys a row could have for every query.
-
-    Computes in float32 at least."""
+    """The reference backend, in float32 at least: gathers all keys a row could have for every query."""
 
     def part(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, rule: Scores = PLAIN

@@ -1,6 +1,4 @@
-"""Weights of few bits on a GPU: packed once, then multiplied and looked up in packed form.
-
-With TRITON_INTERPRET=1 the kernels run on a CPU, slowly, for tests."""
+"""Weights of few bits on a GPU, packed once (on a CPU with TRITON_INTERPRET=1, slowly, for tests)."""
 
 from __future__ import annotations
 
@@ -28,12 +26,10 @@ _PART, _LAUNCH = 1, 4
 
 
 def takes(weight: Grouped) -> bool:
-    """Return True if `packed_product` takes the groups of this weight."""
     return all(part.group % min(_UNITS) == 0 for part in ((weight,) if isinstance(weight, Groups) else weight.parts))
 
 
 def packed_product(weight: Grouped, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Pack a weight and b [out] for x W^T + b."""
     if isinstance(weight, Groups):
         return PackedProduct(weight, bias)
     sizes = [part.shape[0] for part in weight.parts]
@@ -47,10 +43,9 @@ class PackedProduct:
 
     All sums are in float32, and no number of W is rounded. Each number of y is the sum of fixed splits of the inputs,
     and each split is a sum of fixed units. Up to `FEW_ROWS` rows the same instructions add them up, so a row has the
-    same bits in any batch; beyond that, tiles are larger, and tensor cores may round otherwise."""
+    same bits in any batch; beyond that, tensor cores may round otherwise."""
 
     def __init__(self, weight: Groups, bias: Tensor | None = None, processors: int | None = None) -> None:
-        """Pack the weight. `processors`: multiprocessors to keep busy, by default all of the weight's device."""
         device, (self._outputs, self._inputs) = weight.codes.device, weight.shape
         self._bits = 4 if not weight.e4m3 and int(weight.codes.max()) < 16 else 8
         places = 16 // self._bits
@@ -127,12 +122,10 @@ class PackedProduct:
         return replace(self._empty, codes=codes, steps=heads[0], offsets=offsets).dequantized()
 
     def dots(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Multiply x [n, in] by the rows of `ids` int64 [k] -> [n, k]."""
         return x @ self.rows(ids).T
 
 
 def _splits(blocks: int, tiles: int, processors: int) -> int:
-    """Return the number of splits of the tiles with the least work for the busiest multiprocessor."""
     most = min(_MOST_SPLITS, max(1, tiles // _LEAST_TILES))
     least = min(most, -(-_OCCUPANCY * processors // blocks))
 
@@ -146,9 +139,9 @@ def _splits(blocks: int, tiles: int, processors: int) -> int:
 def _packed(codes: Tensor, unit: int, bits: int, e4m3: bool) -> Tensor:
     """Pack codes uint8 [out, in] into words int32 [blocks of outputs, tiles, BLOCK_N, unit / 2].
 
-    A half of a word has an input's codes of all places, integers one above the other. Of FP8, where a code is s abcd
-    efg (sign, exponent, fraction), the first has the bits 15 and 10 to 4: a bfloat16 has its sign there, and the last
-    bits of its exponent and fraction. The second has the bits between: abc s at 14, d efg at 3."""
+    A half of a word has an input's codes of all places, integers one above the other. Of FP8 (s abcd efg: sign,
+    exponent, fraction) place 0 has the bits 15 and 10 to 4, where a bfloat16 has its sign and the last bits of exponent
+    and fraction; place 1 has the bits between: abc s at 14, d efg at 3."""
     outputs, inputs = codes.shape
     places = 16 // bits
     blocks, tiles = -(-outputs // BLOCK_N), -(-inputs // (places * unit))
@@ -165,7 +158,6 @@ def _packed(codes: Tensor, unit: int, bits: int, e4m3: bool) -> Tensor:
 
 
 def _codes(words: Tensor, bits: int, e4m3: bool) -> Tensor:
-    """Return the codes uint8 [n, inputs] in words [n, tiles, unit / 2] of `_packed`."""
     halves = words.view(torch.int16)
     if e4m3:
         first = halves >> 8 & 0x80 | halves >> 4 & 0x7F
@@ -176,9 +168,7 @@ def _codes(words: Tensor, bits: int, e4m3: bool) -> Tensor:
 
 
 def _by_blocks(heads: Tensor, groups: int) -> Tensor:
-    """Reorder steps or offsets [out, groups] to [blocks of outputs, groups, BLOCK_N].
-
-    The result has the shortest type that holds them exactly."""
+    """Reorder steps or offsets [out, groups] to [blocks of outputs, groups, BLOCK_N], in the shortest exact type."""
     outputs, found = heads.shape
     whole = torch.nn.functional.pad(heads, (0, groups - found, 0, -outputs % BLOCK_N))
     short = next((kind for kind in (torch.float16, torch.bfloat16) if torch.equal(heads.to(kind).float(), heads)), None)

@@ -31,13 +31,12 @@ class Ranks:
     raise `SsdError` if another rank is lost. `sum` and `all` may be part of a CUDA graph."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
-        """Use `group`, a process group of torch.distributed; its stubs lack the methods called here."""
         self.rank, self.size, self._group = rank, size, group
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' `x`, with the same bits at each rank.
+        """Add up all ranks' `x` in order.
 
-        Ranks are added in order, so a row's result does not depend on its place in the batch. In a ring it may."""
+        In a ring, a row's bits would depend on its place in the batch."""
         if self._group is None:
             return x
         total, *others = self.all(x).unbind()
@@ -57,7 +56,6 @@ class Ranks:
         return parts
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return all ranks' `x` in order at rank 0; [] at the others."""
         if self._group is None:
             return [x]
         from torch.distributed import GatherOptions
@@ -72,7 +70,6 @@ class Ranks:
         return parts
 
     def part(self, count: int) -> range:
-        """Return this rank's range of `count` vocabulary rows."""
         return part_of(count, self.rank, self.size)
 
 
@@ -85,9 +82,9 @@ SINGLE = Ranks()
 
 
 def connect(rank: int, size: int, device: torch.device, store: Store, address: str = _LOOPBACK) -> Ranks:
-    """Meet the other ranks in `store`, of torch.distributed; return when all are there.
+    """Meet the other ranks in `store`, of torch.distributed; they reach this process at `address`.
 
-    They reach this process at `address`, by default from this machine alone. Raises `SsdError` if one is lost."""
+    Raises `SsdError`."""
     try:
         return Ranks(rank, size, _group(rank, size, device, store, address))
     except RuntimeError as error:
@@ -117,10 +114,9 @@ def _lost(error: RuntimeError) -> SsdError:
 
 
 class RowParallel:
-    """A linear layer split by inputs: each rank multiplies its part of x, and the products are summed."""
+    """A linear layer split by inputs: the ranks' products are summed, and only rank 0's adds the bias."""
 
     def __init__(self, partial: Callable[[Tensor], Tensor], ranks: Ranks) -> None:
-        """Use `partial` for this rank's product; only rank 0's adds the bias."""
         self._partial, self._ranks = partial, ranks
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Recurrences: layers that keep a state for a sequence in place of keys and values.
 
-A draft token may be rejected, so its change must not be lost in a state. A token leaves its *change*, the numbers from
-which it can be made again: the state after any token is an earlier state and the changes since then, in order. So a
-rollback costs nothing, and a state has the same bits however its tokens were cut into batches."""
+A token leaves its *change*, the numbers from which it can be made again: the state after any token is an earlier state
+and the changes since then, in order. So the rollback of a rejected token costs nothing, and a state has the same bits
+however its tokens were cut into batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from ssd.kernels.gpu import fuses
 
 
 class StateSize(NamedTuple):
-    """The sizes of what a recurrence keeps: the shape of a sequence's `state`, the numbers of a token's `change`."""
-
     state: tuple[int, ...]
     change: int
 
@@ -29,9 +27,9 @@ class StateSize(NamedTuple):
 class StateRow(NamedTuple):
     """A row of a batch, as a recurrence sees it: earlier changes are made again, then those of `tokens` new tokens.
 
-    The state begins as that in slot `source`, or as zeros if this is -1. The earlier changes lie at the places
-    `replayed`. After `written` changes, earlier ones included, the state goes to slot `target`; after `saved` changes
-    to slot `save`. None is written where the slot is -1."""
+    The state begins as that in slot `source`, or as zeros. Earlier changes lie at the places `replayed`. After
+    `written` changes, earlier ones included, the state goes to slot `target`; after `saved` changes to slot `save`. A
+    slot -1 is none."""
 
     source: int
     replayed: Sequence[int]
@@ -43,8 +41,6 @@ class StateRow(NamedTuple):
 
 
 class Recurrence(Protocol):
-    """Computes a layer's output from its states; a family makes one for each of its layers that has a state."""
-
     size: StateSize
 
     def __call__(
@@ -52,13 +48,13 @@ class Recurrence(Protocol):
     ) -> Tensor:
         """Return the outputs [n, out] of a batch, whose new tokens have `changes` [n, change] and `queries` [n, read].
 
-        `states` [slots, *state] in float32 and `kept` [places, change] are what earlier batches left; the caller keeps
-        the changes of this one. Rows are computed in order: a row sees what an earlier one has written. A token's
-        output is that of the state after its own change."""
+        `states` [slots, *state] in float32 and `kept` [places, change] are of earlier batches; the caller keeps the new
+        changes. A row sees what an earlier row has written. A token's output is that of the state after its own change.
+        """
 
 
 def _begin(states: Tensor, row: StateRow) -> Tensor:
-    """Return the state in which a row begins; nobody may write to it."""
+    # Nobody may write to it.
     return states[row.source] if row.source >= 0 else states.new_zeros(states.shape[1:])
 
 
@@ -72,11 +68,10 @@ def _keep(states: Tensor, row: StateRow, done: int, state: Tensor) -> None:
 class ShortConvolution:
     """A causal convolution of each channel over the last few tokens, with a bias or without, and perhaps a SiLU.
 
-    The state are the inputs [window - 1, channels] before the next token. A change is a token's input [channels], and
-    the output has the same channels; there is nothing in `queries`."""
+    The state is the inputs [window - 1, channels] before the next token, a change a token's input [channels]; `queries`
+    are empty. The weights are [channels, window], the oldest token's first."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, silu: bool = False) -> None:
-        """Take the weights [channels, window], the oldest token's first."""
         self._weight, self._silu = weight.float().t().contiguous(), silu
         self._bias = None if bias is None else bias.float()
         self.size = StateSize((weight.shape[1] - 1, weight.shape[0]), weight.shape[0])
@@ -100,7 +95,6 @@ class ShortConvolution:
         return out
 
     def _convolved(self, seen: Tensor) -> Tensor:
-        """Convolve inputs [window - 1 + n, channels] -> [n, channels], one product after the other."""
         count = len(seen) - self.size.state[0]
         total = seen[:count] * self._weight[0]
         for place, weight in enumerate(self._weight[1:], 1):
@@ -116,15 +110,14 @@ class ShortConvolution:
 class GatedDelta:
     """The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), a state [key_dim, value_dim] for each head.
 
-    A token's state is S <- e^g S + k u^T, where u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`).
-    Its output is S^T q. Keys and queries are divided by their length, queries also by sqrt(key_dim). Consecutive heads
-    of values share a head of keys and queries; with `tiled`, heads that are `key_heads` apart do. A change is
-    (k, v, b, a); `queries` are q."""
+    A token's state is S <- e^g S + k u^T, where u = sigmoid(b) (v - e^g S^T k), g = `decay` * softplus(a + `dt_bias`),
+    and its output S^T q; `decay` < 0 and `dt_bias` are [value heads]. Keys and queries are divided by their length,
+    queries also by sqrt(key_dim). Consecutive heads of values share a head of keys and queries; with `tiled`, heads
+    that are `key_heads` apart do. A change is (k, v, b, a); `queries` are q."""
 
     def __init__(
         self, decay: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, value_dim: int, tiled: bool = False
     ) -> None:
-        """Take `decay`, which is negative, and `dt_bias`, each [value heads]."""
         self._decay, self._dt_bias = decay.float(), dt_bias.float()
         heads, self._key_heads, self._tiled = len(decay), key_heads, tiled
         self._parts = key_heads * key_dim, heads * value_dim, heads, heads
@@ -164,7 +157,6 @@ class GatedDelta:
         return (state * (self._normalised(queries.float()) * self.size.state[1] ** -0.5)).sum(1).flatten()
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """Return keys or queries as [value heads, key_dim, 1], each of length 1."""
         x = x.view(self._key_heads, -1)
         x = x * ((x * x).sum(-1, keepdim=True) + 1e-6).rsqrt()
         group = self.size.state[0] // self._key_heads
@@ -176,5 +168,4 @@ def _starts(rows: Sequence[StateRow]) -> Iterator[tuple[StateRow, int]]:
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Return sigmoid(gate) * x, all of one shape."""
     return cpu.sigmoid_mul(gate, x) if cpu.serve(x) else gate.sigmoid() * x

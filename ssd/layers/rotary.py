@@ -22,8 +22,7 @@ SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 class Frequencies:
     """Rotations of a head: `inverse` float32 [rotated / 2] has the radians a position for each pair of numbers.
 
-    `attention_factor` multiplies cosines and sines. The first `rotated` numbers of a head are rotated: all head_dim of
-    them, except in families with partly rotated heads."""
+    `attention_factor` multiplies cosines and sines. The first `rotated` numbers of a head are rotated."""
 
     inverse: Tensor
     attention_factor: float = 1.0
@@ -32,7 +31,7 @@ class Frequencies:
 class Rotary:
     """Rotates queries and keys by their positions.
 
-    Owns `tables`: cosines and sines, each [max_position, rotated]. The first half of the sines is negative."""
+    `tables`: cosines and sines, each [max_position, rotated]. The first half of the sines is negative."""
 
     def __init__(
         self, frequencies: Frequencies, max_position: int, dtype: torch.dtype, device: torch.device | None = None
@@ -66,8 +65,8 @@ def turned(
 ) -> Tensor:
     """Return the rotated queries [n, heads, dim] of `projected` [n, heads + 2 * kv_heads, dim], in one launch.
 
-    `projected` has queries, keys and values. Rotated keys and values go to their `places`. `norms`, if any, norm
-    queries and keys first. Only for devices that `ssd.kernels.gpu.fuses`."""
+    Rotated keys and values go to their `places`. `norms`, if any, norm queries and keys first. Only for devices that
+    `ssd.kernels.gpu.fuses`."""
     from ssd.layers.triton_fused import turn
 
     weights = (norms[0].weight, norms[1].weight) if norms else None
@@ -75,14 +74,12 @@ def turned(
 
 
 def frequencies(head_dim: int, config: Config, max_position: int, partly: bool = False) -> Frequencies:
-    """Return the frequencies of a config, for sequences of at most `max_position` tokens.
+    """Return the frequencies of a config, by the formulas of transformers' `modeling_rope_utils`.
 
-    The formulas are those of transformers' `modeling_rope_utils`. Dynamic and longrope scaling depend on the length of
-    a sequence. Here every sequence counts as `max_position` long, as keys that are in a cache cannot be rotated again.
-    Old configs have `rope_theta` beside `rope_scaling`; new ones have both in `rope_parameters`. `frequency_factors`, a
-    list of head_dim / 2 numbers, divides the frequencies of the kind "default" (`rope_freqs.weight` of a GGUF).
-
-    Raises `UsageError` for unknown scalings, and for partly rotated heads unless the family has them (`partly`)."""
+    Every sequence counts as `max_position` long for dynamic and longrope scaling, as cached keys cannot be rotated
+    again. `frequency_factors`, a list of head_dim / 2 numbers, divides the frequencies of the kind "default"
+    (`rope_freqs.weight` of a GGUF). Raises `UsageError` for unknown scalings, and for partly rotated heads unless the
+    family has them (`partly`)."""
     scaling = rope_parameters(config)
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UsageError("rope_parameters that differ by kind of layer are not supported in this family")
@@ -109,9 +106,7 @@ def frequencies(head_dim: int, config: Config, max_position: int, partly: bool =
 
 
 def rope_parameters(config: Config) -> Config:
-    """Return the `rope_parameters` of a config, or its old `rope_scaling`; {} if it has neither.
-
-    Raises `UsageError` if it has both and they differ: readers disagree which one counts."""
+    """Return the `rope_parameters` of a config, or its old `rope_scaling`. Raises `UsageError` if they differ."""
     new, old = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
     if new and old and not old.items() <= new.items():
         raise UsageError("rope_parameters and rope_scaling contradict each other: remove one of them")
@@ -129,9 +124,7 @@ def _rotated(head_dim: int, scaling: Config, config: Config, partly: bool) -> in
 
 
 def _trained_on(scaling: Config, config: Config) -> int:
-    """Return how many positions the model was trained on. The number outside of the scaling counts first.
-
-    transformers does the same."""
+    # The number outside of the scaling counts first, as in transformers.
     name = "original_max_position_embeddings"
     return count(config, name, scaling.get(name) or config.get("max_position_embeddings"))
 
@@ -150,7 +143,6 @@ def _factors(scaling: Config, name: str, rotated: int, default: float | None = N
 
 
 def _dynamic(theta: float, rotated: int, scaling: Config, config: Config, max_position: int) -> float:
-    """Return the base of dynamic NTK: the config's own if `max_position` is within the config's context."""
     known, factor = count(config, "max_position_embeddings", max_position), number(scaling, "factor")
     if rotated < 4:
         raise UsageError(f"rope scaling 'dynamic' needs heads with more than {rotated} rotated numbers")
@@ -159,9 +151,7 @@ def _dynamic(theta: float, rotated: int, scaling: Config, config: Config, max_po
 
 
 def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
-    """Scale frequencies as Llama 3.1 does, for a model trained on `known` positions.
-
-    Long waves are slowed by `factor`, short ones kept, and waves between them interpolated."""
+    # Slows long waves by `factor`, keeps short ones, interpolates between them.
     factor, low, high = (number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise UsageError(f"low_freq_factor {low} is not below high_freq_factor {high}")
@@ -173,9 +163,9 @@ def _llama3(plain: Tensor, scaling: Config, known: float) -> Tensor:
 def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequencies:
     """Return the frequencies of YaRN (Peng et al., arXiv 2309.00071, section 3.2).
 
-    Pairs that turn more than `beta_fast` times in the trained context keep their frequency. Pairs that turn less than
-    `beta_slow` times are slowed by the factor, and pairs between them interpolated. Cosines and sines are multiplied by
-    0.1 ln(factor) + 1 (equation 22), or by DeepSeek's quotient of two such numbers, or by `attention_factor`."""
+    Pairs that turn more than `beta_fast` times in the trained context keep their frequency, pairs that turn less than
+    `beta_slow` times are slowed by the factor, pairs between them interpolated. Cosines and sines are multiplied by 0.1
+    ln(factor) + 1 (equation 22), by DeepSeek's quotient of two such numbers, or by `attention_factor`."""
     known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
     factor = _stretch(scaling, config, known)
 
@@ -187,7 +177,6 @@ def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequ
         attention_factor = scale(number(scaling, "mscale")) / scale(number(scaling, "mscale_all_dim"))
 
     def place(turns: float) -> float:
-        """Return which pair turns `turns` times in the trained context."""
         return rotated * math.log(known / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = place(number(scaling, "beta_fast", 32.0)), place(number(scaling, "beta_slow", 1.0))
@@ -203,8 +192,7 @@ def _yarn(theta: float, waves: Tensor, scaling: Config, config: Config) -> Frequ
 def _longrope(waves: Tensor, scaling: Config, config: Config, max_position: int) -> Frequencies:
     """Return the frequencies of LongRoPE (Ding et al., arXiv 2402.13753), with a factor for each frequency.
 
-    There is a list of factors for sequences up to the trained context, and one for longer ones. The long list serves
-    all sequences if any may be longer, as in vLLM."""
+    As in vLLM, the factors for long sequences serve all sequences if any may exceed the trained context."""
     known, rotated = _trained_on(scaling, config), 2 * waves.shape[0]
     factors = {name: _factors(scaling, name, rotated) for name in ("short_factor", "long_factor")}
     factor, attention_factor = _stretch(scaling, config, known), 1.0

@@ -1,6 +1,4 @@
-"""Attention over pages by Triton kernels, on any GPU that Triton supports.
-
-With TRITON_INTERPRET=1 they run on a CPU, slowly, for tests."""
+"""Attention over pages by Triton kernels, on any GPU (on a CPU with TRITON_INTERPRET=1, slowly, for tests)."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Tiling:
 
 
 class TritonAttention(PagedAttention):
-    """A `ssd.layers.paged.PagedAttention` by Triton. `processors`: multiprocessors to keep busy, by default all."""
+    """A backend by Triton. `processors`: multiprocessors to keep busy, by default all."""
 
     def __init__(self, device: torch.device, deterministic: bool = False, processors: int | None = None) -> None:
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -48,9 +46,7 @@ class TritonAttention(PagedAttention):
         self._processors, self._deterministic = processors or processors_of(device), deterministic
 
     def tiling(self, rows: PagedRows, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Tiling:
-        """Return the tiling, which depends on shapes alone. `block_m` and `splits` > 1 choose the compiled variant.
-
-        In deterministic mode a query's sums are divided the same way in all shapes."""
+        """Return the tiling, which depends on shapes alone; `block_m` and `splits` > 1 choose the compiled variant."""
         group = heads // kv_heads
         most, block_n = _MOST_QUERIES, _FEWER_KEYS if dim > 128 else _KEYS
         if dtype.itemsize > 2:
@@ -106,7 +102,6 @@ def _totals(q: Tensor) -> Tensor:
 
 
 def _parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Allocate outputs [splits, queries, heads, dim] and totals [splits, queries, heads] of softmax parts."""
     return q.new_empty(splits, *q.shape, dtype=torch.float32), q.new_empty(splits, *q.shape[:2], dtype=torch.float32)
 
 
@@ -121,7 +116,6 @@ def _launch(
     results: tuple[Tensor, Tensor],
     whole: bool,
 ) -> None:
-    """Write outputs and totals to `results`, for each split unless `whole`."""
     q = q if q.stride(-1) == 1 else q.contiguous()
     queries, heads, dim = q.shape
     kv_heads = keys.shape[1]

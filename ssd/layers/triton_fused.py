@@ -1,7 +1,7 @@
 """Triton kernels for the work between two products. Each replaces three to six launches of torch.
 
-Each row, or each head of a row, has a program of its own, so its result has the same bits in any batch. Sums are in
-float32; what torch rounds between two operations is rounded here, too."""
+A row, or a head of a row, has a program of its own, so its result has the same bits in any batch. Sums are in float32;
+what torch rounds between two operations is rounded here, too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def norm_kernel(
 ) -> None:
     """Compute out = t / sqrt(sum(t^2) + least) * weight for each row t of x, or of x + added.
 
-    The sum x + added goes to `total`. With `BEHIND`, `added` is first normed in the same way, by weight `behind`."""
+    The sum x + added goes to `total`. With `BEHIND`, `added` is first normed by weight `behind`."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     held = at < SIZE
@@ -114,7 +114,6 @@ def gate_kernel(
 
 
 def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
-    """Map (gate, up) [n, 2 * size] -> act(gate) * up [n, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     grid, options = (rows, triton.cdiv(size, _BLOCK)), launch_options(out.device)
@@ -145,9 +144,6 @@ def turn_kernel(
     FP8: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """Norm and rotate one head of a token's query, key or value, and store it where attention reads it.
-
-    Values are only stored."""
     follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -200,9 +196,9 @@ def turn(
 ) -> Tensor:
     """Return the rotated queries [n, heads, dim] of `projected` [n, heads + 2 * kv_heads, dim].
 
-    `projected` has queries, keys and values. Rotated keys and values go to `slots` int64 [n] of `keys` and `values`
-    [slots, kv_heads, dim], in FP8 if that is their type. `table`: cosines and signed sines [n, 1, turned]. With
-    `norms`, weights float32 [dim] for queries and keys, heads are normed first, as by `rms_norm`."""
+    Rotated keys and values go to `slots` int64 [n] of `keys` and `values` [slots, kv_heads, dim], maybe in FP8.
+    `table`: cosines and signed sines [n, 1, turned]. `norms`, weights float32 [dim] for queries and keys, norm heads
+    first."""
     n, every, dim = projected.shape
     heads = every - 2 * kv_heads
     q = torch.empty(n, heads, dim, dtype=projected.dtype, device=projected.device)

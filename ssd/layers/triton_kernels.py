@@ -13,8 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def follow(PDL: tl.constexpr) -> None:
     """Wait until the previous kernels have ended, and let the next one start up (programmatic dependent launch).
 
-    Every program of a kernel with `launch_pdl` calls this before it reads or writes anything but weights, and before it
-    returns. The next kernel waits for this one only, and relies on this one having waited for the others."""
+    Called before a kernel with `launch_pdl` touches anything but weights, and before it returns: the next kernel relies
+    on this one having waited for the others."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -88,9 +88,9 @@ def attend_kernel(
 
     Programs: (row x `blocks` of queries, key head, split of `splits`). `WHOLE`: there is one split, `out` [queries,
     HEADS, DIM] is the result and `totals` [queries, HEADS] the log-sum-exp. Else `out` [splits, queries, HEADS, DIM]
-    are float32 parts, each normalised, and `totals` [splits, queries, HEADS] the log2 of their sums. A split has
-    `chunk` times `BLOCK_N` keys, or, if that is 0, an equal part of the keys that the queries see. `WIDE`: multiply in
-    float32, as the interpreter has no bfloat16. `FP8`: keys and values are (`of_fp8`)."""
+    are normalised float32 parts, and `totals` [splits, queries, HEADS] the log2 of their sums. A split has `chunk`
+    times `BLOCK_N` keys, or, if that is 0, an equal part of the visible keys. `WIDE`: in float32, as the interpreter
+    has no bfloat16."""
     LOG2E: tl.constexpr = 1.4426950408889634
     follow(PDL)
     row = tl.program_id(0) // blocks
@@ -194,8 +194,8 @@ def merge_kernel(
 ) -> None:
     """Merge the parts [splits, results, DIM] of `attend_kernel` by their totals, into one softmax.
 
-    One program for each of the `results` (queries x heads) reads `BLOCK_S` of at most `MOST` parts at a time. Parts
-    whose total is -inf were not written."""
+    A program for each of the `results` (queries x heads) reads `BLOCK_S` of at most `MOST` parts at a time. Parts whose
+    total is -inf were not written."""
     LOG2E: tl.constexpr = 1.4426950408889634
     follow(PDL)
     result = tl.program_id(0).to(tl.int64)

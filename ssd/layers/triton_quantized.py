@@ -1,7 +1,7 @@
 """Triton kernels of products with packed weights: one multiplies by a share of the inputs, one adds the shares up.
 
-A weight stays in integers, or FP8, up to the registers. There it becomes the type of x, which holds every code exactly.
-Steps and offsets multiply sums in float32, so no number of a weight is rounded."""
+Integers, or FP8, become the type of x in registers, which holds every code exactly. Steps and offsets multiply sums in
+float32, so no number of a weight is rounded."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def _pairs(bits: tl.tensor, mask: int, more: tl.tensor, factor: int, shift: tl.t
 def _numbers(
     words: tl.tensor, place: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr, E4M3: tl.constexpr, to: tl.constexpr
 ) -> tl.tensor:
-    """Return the numbers less `ZERO` at one place of words [n, w], laid by `_packed`: [n, 2 w] of the type `to`.
-
-    In 16 bits two numbers take an instruction. Each is exact, as in float32."""
+    """Return the numbers less `ZERO` at one place of words [n, w], laid by `_packed`: [n, 2 w], exact in type `to`."""
     HALF: tl.constexpr = to == tl.float16
     if E4M3:
         # The exponent's bias is 7; it is 127 in bfloat16 and float32, 15 in float16.
@@ -96,10 +94,10 @@ def product_kernel(
     Programs: (`BLOCK_M` rows, `BLOCK_N` outputs, split of the inputs). A tile has `UNIT` / 2 words of each output;
     place p in their halves has the codes of the tile's unit p: `UNIT` inputs. `SUMMED` units are added up before a step
     multiplies them; a group has `SUMS` such sums. `codes` int32 [blocks of outputs, tiles, BLOCK_N, UNIT / 2], `steps`
-    and `offsets` [blocks, groups, BLOCK_N]. `WHOLE`: there is one split, and `out` [rows, outputs] is the result; else
-    `out` [splits, rows, outputs] are float32 parts. `WIDE`: multiply in float32, as the interpreter knows no PTX.
+    and `offsets` [blocks, groups, BLOCK_N]. `WHOLE`: `out` [rows, outputs] is the result; else `out` [splits, rows,
+    outputs] are float32 parts. `WIDE`: in float32, as the interpreter knows no PTX.
 
-    The weight is the left operand: tensor cores take 16 outputs of it at a time, and 8 rows of the right one."""
+    The weight is the left operand: tensor cores take 16 of its outputs at a time, and 8 rows of the right one."""
     UNITS: tl.constexpr = 16 // BITS
     follow(PDL)
     block = tl.program_id(1)
@@ -154,9 +152,7 @@ def sum_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr = False,
 ) -> None:
-    """Add up the parts [SPLITS, rows, outputs] of `product_kernel`, in their order, and the bias.
-
-    Programs: (row, `BLOCK` outputs)."""
+    """Add up the parts [SPLITS, rows, outputs] of `product_kernel`, in their order, and the bias."""
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,7 +1,7 @@
 """The recurrences of `ssd.layers.recurrent` on a GPU, by Triton.
 
 A program has some channels of a state, for the rows that share slots, in order: so a row sees what an earlier one has
-written. It goes through a row's changes one by one, so that a token's bits do not depend on how a text was cut."""
+written. It goes through changes one by one, so that a token's bits do not depend on how a text was cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _last: tuple[Any, _Packed | None] = (None, None)
 
 
 def _packed(rows: Rows, device: torch.device) -> _Packed:
-    """Return the packed rows; those of the last call again if all layers of a forward pass the same tuple."""
+    # The last call's again if all layers of a forward pass the same tuple.
     global _last
     if _last[1] is not None and rows is _last[0] and _last[1].rows.device == device:
         return _last[1]
@@ -50,9 +50,7 @@ def _packed(rows: Rows, device: torch.device) -> _Packed:
 
 
 def _grouped(rows: Rows) -> tuple[list[int], list[int]]:
-    """Return the numbers of the rows, group by group, and where each group begins, and the end of the last.
-
-    Rows that have a slot in common are in one group."""
+    """Return the numbers of the rows by groups that share a slot, and where each group begins, and the end."""
     groups: list[tuple[set[int], list[int]]] = []
     for number, (source, _, _, target, _, save, _) in enumerate(rows):
         slots, members = {slot for slot in (source, target, save) if slot >= 0}, [number]
@@ -89,7 +87,6 @@ def convolve_kernel(
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Convolve `channels` of the rows of a group, and write their states."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     offset = 0.0
@@ -140,7 +137,7 @@ def _input(
     channels: int,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Load the input at `index` of a row's changes; those before the first are in the state that it begins from."""
+    # Inputs before the first are in the state that the row begins from.
     before = inside & (index < 0) & (source >= 0)
     old = tl.load(states + (source * (WINDOW - 1) + index + (WINDOW - 1)) * channels + channel, mask=before, other=0.0)
     earlier = (index >= 0) & (index < replayed)
@@ -174,7 +171,6 @@ def delta_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """Update some columns of a head's states by the changes of a group's rows, and read them."""
     head = tl.program_id(0)
     i, j = tl.arange(0, BLOCK_K), tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     in_keys, in_values = i < KEY_DIM, j < VALUE_DIM
@@ -224,7 +220,6 @@ def delta_kernel(
 
 @triton.jit
 def _either(old: tl.tensor, new: tl.tensor, is_new: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Load a part of an earlier change, or of a new one, in float32."""
     return tl.load(old, mask=inside & (not is_new), other=0.0) + tl.load(new, mask=inside & is_new, other=0.0).to(
         tl.float32
     )
@@ -233,7 +228,6 @@ def _either(old: tl.tensor, new: tl.tensor, is_new: tl.tensor, inside: tl.tensor
 def convolve(
     states: Tensor, kept: Tensor, changes: Tensor, rows: Rows, weight: Tensor, bias: Tensor | None, silu: bool
 ) -> Tensor:
-    """Convolve inputs `changes` [n, channels] by `weight` [window, channels] -> [n, channels]."""
     packed, (window, channels) = _packed(rows, states.device), weight.shape
     changes = changes if changes.stride(1) == 1 else changes.contiguous()
     out = changes.new_empty(changes.shape)
@@ -266,9 +260,6 @@ def gated_delta(
     dt_bias: Tensor,
     tiled: bool,
 ) -> Tensor:
-    """Update `states` [slots, heads, key_dim, value_dim] by `changes` and read -> [n, heads * value_dim].
-
-    `tiled`: neighbouring heads of values have other heads of keys."""
     packed, (heads, key_dim, value_dim) = _packed(rows, states.device), states.shape[1:]
     changes, queries = (x if x.stride(1) == 1 else x.contiguous() for x in (changes, queries))
     out = changes.new_empty(len(changes), heads * value_dim)
