@@ -1,4 +1,4 @@
-"""A watcher's memory of an engine: traces, rounds and ends of the last minutes. Pure; times are monotonic ns."""
+"""A watcher's memory of an engine: traces, rounds and ends of the last minutes. Times are monotonic ns."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _states_before(records: Records, moment: int) -> npt.NDArray[np.intp]:
 
 
 class History:
-    """Owns everything that is known from the snapshots of one engine, with about `records` records of each trace.
+    """The snapshots of one engine, with about `records` records of each trace; one of another engine clears it.
 
-    A snapshot of another engine clears it. `began` is the time since which the frontend has reported."""
+    `began` is the time since which the frontend has reported."""
 
     def __init__(self, records: int = RECORDS) -> None:
         self._most = records

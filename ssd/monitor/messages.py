@@ -16,10 +16,7 @@ ProcessState = Literal["starting", "up", "down", "parked"]
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process of the engine.
-
-    "down": it has ended, and may be replaced or not. "parked": a draft that has ended because it was not used.
-    `beat_age` is the seconds since its last heartbeat."""
+    """A process of the engine; `parked`: a draft that has ended because it was not used; `beat_age` is in seconds."""
 
     role: Name
     pid: Count
@@ -38,8 +35,8 @@ class TraceNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Snapshot(InternalMessage, frozen=True):
     """The state of an engine at `at` (CLOCK_MONOTONIC in ns, like all times).
 
-    `engine` differs for every start of an engine. With `whole`, `traces` has every record that is still known, not
-    only the records since the last snapshot. Without `kernels` a CPU computes by torch alone."""
+    `engine` differs for every start of an engine. With `whole`, `traces` has every record that is still known, not only
+    news. Without `kernels` a CPU computes by torch alone."""
 
     engine: Name
     at: Count

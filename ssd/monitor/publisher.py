@@ -1,4 +1,4 @@
-"""The supervisor's part of monitoring: publishes snapshots while someone is subscribed."""
+"""Publishes snapshots while someone is subscribed; used by the supervisor's thread."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ _MOST_AGE_S = 86400.0
 
 
 class Running(Protocol):
-    """The supervisor's record of a running child."""
-
     role: str
     pid: int
     ready: bool
 
 
 class Publisher:
-    """Publishes snapshots; the supervisor's thread calls it. `socket` is readable when a watcher comes or goes."""
+    """Publishes snapshots. `socket` is readable when a watcher comes or goes."""
 
     def __init__(
         self,
@@ -60,12 +58,10 @@ class Publisher:
         self.socket = sockets.publisher(context, f"ipc://{directory}/{sockets.TELEMETRY}", _SNAPSHOTS)
 
     def let_go(self) -> None:
-        """Release the memory shared with the processes; called at the end."""
         self._traces.clear()
         self._heartbeats = Heartbeats(-1)
 
     def delay(self, now: float) -> float:
-        """Return the seconds from `now` (time.monotonic) until the next snapshot is due."""
         return max(0.0, self._due - now) if self.watched else _MOST_AGE_S
 
     def ended(self, role: str, parked: bool = False) -> None:
@@ -105,9 +101,7 @@ class Publisher:
         return Watch(_WATCH_S)
 
     def _hear(self) -> None:
-        """Have the next snapshot hold all known records if a watcher came; stop publishing if the last one left.
-
-        Other watchers skip records that they have already, by their numbers."""
+        # The next snapshot holds all known records if a watcher came.
         while (subscription := sockets.subscription(self.socket)) is not None:
             self.watched = subscription
             if subscription:
@@ -140,7 +134,6 @@ class Publisher:
 
 
 def _rss_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes, shared pages included; 0 for one that is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:

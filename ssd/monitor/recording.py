@@ -22,8 +22,7 @@ _PAST_TURNS = 6  # so that a minute of history is there at once
 class Recording:
     """Gives recorded snapshots like `ssd.monitor.subscriber.Subscriber`; `tools.record_top` writes the file.
 
-    The first snapshot of the file comes at the time 0. Each turn of the recording begins where the last one ended, and
-    numbers trace records from there on."""
+    Each turn of the recording begins where the last one ended, and numbers trace records from there on."""
 
     here, address = True, "a recording"
 
@@ -38,7 +37,6 @@ class Recording:
         self._given = 0
 
     def receive(self, timeout: float) -> Snapshot | None:
-        """Return the next snapshot, or None after `timeout` seconds."""
         turn, place = divmod(self._given, len(self._snapshots))
         snapshot, later = self._snapshots[place], self._began + turn * self._length
         wait = (snapshot.at + later - time.monotonic_ns()) / 1e9

@@ -1,4 +1,4 @@
-"""Explains in words why target and draft stall. Pure."""
+"""Explains in words why target and draft stall."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WAIT, _OTHER, _PREFILL, _SPARE, _LATE, _MISSED = 0.02, 0.05, 0.2, 0.3, 0.05, 0.
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """Figures of the last `seconds` of the traces.
+    """The shares of the last `seconds`, by role and state.
 
-    `shares` are the shares of time, by role and state. `round_seconds` is the median time from one verification to the
-    next, `longest_wait` the target's longest wait for the draft in seconds."""
+    `round_seconds`: the median from one verification to the next. `longest_wait`: of the target for the draft, in
+    seconds."""
 
     seconds: float
     shares: dict[str, dict[str, float]]
@@ -38,9 +38,7 @@ def reason(verdict: str) -> str:
 def causes(
     pipeline: Pipeline, misses: Mapping[str, int], rounds: int, states: Mapping[str, str], kernels: bool = True
 ) -> list[str]:
-    """Return sentences that say what holds the engine up: absent processes and kernels, then target, cache and draft.
-
-    `misses` counts by reason over `rounds`; `states` are the states of the processes by role."""
+    """Return sentences that say what holds the engine up; `misses` of `rounds` are by reason, `states` by role."""
     slow = [] if kernels else ["no compiled kernels: the CPU is two to four times slower; the log says why"]
     return [*_absent(states), *slow, *_of_target(pipeline, misses), *_of_cache(misses, rounds), *_of_draft(pipeline)]
 

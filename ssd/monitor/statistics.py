@@ -1,7 +1,7 @@
-"""Turns a history into figures. Pure.
+"""Turns a history into figures.
 
-Definitions: acceptance length = 1 + accepted / rounds. The hit rate is per round of a sequence, without the first round
-after its prefill. Inter-token latency = the gap before a chunk / its tokens."""
+Acceptance length = 1 + accepted / rounds. The hit rate is per round of a sequence, without the first round after its
+prefill. Inter-token latency = the gap before a chunk / its tokens."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ _SHOWN_REQUESTS, _SHOWN_DECISIONS = 20, 12
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles of `count` values, in seconds."""
-
     p50: float = 0.0
     p95: float = 0.0
     p99: float = 0.0
@@ -48,9 +46,8 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True):
-    """Figures of speculation.
+    """`per_position[i]`: of the rounds that verified more than i draft tokens, the share that accepted more than i.
 
-    `per_position[i]`: of the rounds that verified more than i draft tokens, the share that accepted more than i.
     `misses` counts by reason, first rounds included. `accepted_by_source` counts accepted draft tokens."""
 
     rounds: int
@@ -205,7 +202,6 @@ def per_second(history: History) -> list[float]:
 
 
 def state_shares(history: History) -> Pipeline:
-    """Return each process's shares of time by state over the last `_SHARES_S` seconds."""
     begin = history.now - int(_SHARES_S * 1e9)
     traces: dict[str, list[Span]] = {role: history.traces[role].since(begin, history.now)[0] for role in TRACED}
     verified = [span.begin for span in traces["target"] if span.state is State.VERIFY]
@@ -216,7 +212,6 @@ def state_shares(history: History) -> Pipeline:
 
 
 def decisions(history: History) -> list[tuple[float, str]]:
-    """Return the last misses, waits, reasons and plans with their ages in seconds, the newest first."""
     moments = history.traces["target"].since(history.now - int(_SHARES_S * 1e9), history.now)[1]
     said = [moment for moment in reversed(moments) if moment.mark is not Mark.HIT]
     return [((history.now - moment.at) / 1e9, moment.line) for moment in said[:_SHOWN_DECISIONS]]
@@ -238,7 +233,7 @@ def _process(process: Process) -> ProcessFigures:
 
 
 def _speed(history: History) -> float:
-    """Return tokens per second over the last `_SPEED_S` seconds. The newest rounds may not have been reported yet."""
+    # The newest rounds may not have been reported yet.
     begin = max(history.began, history.now - int(_SPEED_S * 1e9))
     return sum(round.tokens for round in history.rounds if round.at > begin) / max(1e-3, (history.now - begin) / 1e9)
 

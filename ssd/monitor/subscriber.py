@@ -20,9 +20,7 @@ _SILENCE_S = 1.5  # an engine publishes every tenth of a second
 
 
 def only_engine(address: str | None) -> str:
-    """Return the ZeroMQ address that `address` names, or that of the only running engine.
-
-    Raises UsageError where there is none or several."""
+    """Return the ZeroMQ address that `address` names, or that of the only running engine. Raises UsageError."""
     if address is not None:
         address = address_of(address)
         if not address.startswith(IPC):
@@ -37,10 +35,9 @@ def only_engine(address: str | None) -> str:
 
 
 class Subscriber:
-    """Receives the snapshots of one engine; for one thread, which must close it.
+    """Receives the snapshots of one engine, at `address` or the only running one; for one thread, which must close it.
 
-    `here` is False while none arrive. The engine is the one at `address`, or the only running one. Without an
-    `address`, it connects to another engine after a loss."""
+    `here` is False while none arrive. Without an `address`, it connects to another engine after a loss."""
 
     def __init__(self, address: str | None) -> None:
         self._wanted = address

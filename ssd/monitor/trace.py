@@ -1,4 +1,4 @@
-"""Makes traces for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since the trace begins. Pure."""
+"""Makes traces for Perfetto and Chrome: JSON in the Trace Event Format, times in µs since the trace begins."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ Traces = Mapping[str, tuple[list[Span], list[Moment]]]
 
 
 def trace(traces: Traces, ended: Iterable[EndEvent], begin: int, about: Mapping[str, Any]) -> Event:
-    """Return the trace as a document for JSON.
-
-    `traces` are by role, `ended` are the known requests; `about` is stored with them. `begin` is the time 0, in ns."""
+    """Return the trace as a document for JSON, with `about` stored in it; `begin` is the time 0, in ns."""
     events = [*_names()]
     for role, (states, moments) in traces.items():
         process = 1 + _ROLES.index(role)
@@ -58,7 +56,6 @@ def _names() -> Iterator[Event]:
 
 
 def title(span: Span) -> str:
-    """Return the name of a state in words; for DEPTH, with the depth of the draft's tree."""
     return f"depth {span.detail}" if span.state is State.DEPTH else span.state.words
 
 
@@ -112,7 +109,6 @@ def _rounds(traces: Traces, begin: int) -> Iterator[Event]:
 
 
 def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: int) -> Mapping[Any, float]:
-    """Return the milliseconds of spans from `begin` to `end` by name, 0 for one that is not there."""
     found = defaultdict[Any, float](float)
     for span in spans:
         found[name(span)] += (min(end, span.end) - max(begin, span.begin)) / 1e6
@@ -120,9 +116,7 @@ def _sums(spans: Iterable[Span], name: Callable[[Span], Any], begin: int, end: i
 
 
 def slowest(document: Event) -> Iterator[str]:
-    """Yield a line for each of a trace's three slowest rounds that decode, and for the one that waited longest.
-
-    It says when that was, and the cause. The last line names the draft's steps that took much longer than usual."""
+    """Yield a line for each of the three slowest rounds that decode, the longest wait, and the draft's slow steps."""
     found = [event for event in document["traceEvents"] if "verify" in event.get("args", {}).get("target, ms", ())]
     slow = sorted(found, key=lambda event: -event["dur"])[:3]
     waited = [event for event in found if State.WAIT_FOR_DRAFT.words in event["args"]["target, ms"]]

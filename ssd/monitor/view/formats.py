@@ -9,8 +9,6 @@ from ssd.ipc.trace_ring import State
 
 
 class StateStyle(NamedTuple):
-    """The look of a state: `letter` drawn in `style`."""
-
     letter: str
     style: str
 
@@ -65,7 +63,6 @@ def share(value: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the newest `width` values, scaled to the largest of them."""
     shown = values[-width:] if width > 0 else []
     most = max(shown, default=0.0)
     return "".join(_TICKS[round((len(_TICKS) - 1) * value / most)] if most else _TICKS[0] for value in shown)

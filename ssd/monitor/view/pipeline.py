@@ -61,7 +61,6 @@ def _within(trace: tuple[list[Span], list[Moment]], begin: int, until: int) -> t
 
 
 def drawn(strip: Strip, width: int) -> list[Text]:
-    """Draw a strip in lines of `width`: look-ups, the processes and a time axis."""
     columns = max(1, width - _LABEL)
     step = (strip.until - strip.begin) / columns
     lines = [_look_ups(strip, columns, step)]
@@ -78,7 +77,7 @@ def drawn(strip: Strip, width: int) -> list[Text]:
 
 
 def _look_ups(strip: Strip, columns: int, step: float) -> Text:
-    """Draw a sign for each look-up, above the target: + for a hit, - for a miss. In one column a miss hides hits."""
+    """Draw a sign for each look-up: + for a hit, - for a miss. In one column a miss hides hits."""
     signs = [" "] * columns
     for moment in (moment for moment in strip.traces["target"][1] if moment.mark.of_look_up):
         column = min(columns - 1, int((moment.at - strip.begin) / step))
@@ -111,7 +110,6 @@ def _filled(spans: Sequence[Span], begin: int, step: float, columns: int) -> lis
 
 
 def legend(pipeline: Pipeline) -> list[Text]:
-    """Return a line for each process: its states with colour and share."""
     lines = []
     for role, shares in pipeline.shares.items():
         line = Text(f"{role:<{_LABEL}}", no_wrap=True, overflow="ellipsis")

@@ -32,8 +32,6 @@ row are depths of its tree, + is one beyond 9."""
 
 
 class Look(NamedTuple):
-    """The user's choice of a page. `note` is shown beside the title."""
-
     page: str = "1"
     help: bool = False
     note: str = ""
@@ -48,9 +46,7 @@ class _Row(NamedTuple):
 
 
 def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, height: int) -> RenderableType:
-    """Draw the page that `look` names, as far as it fits into `width` x `height`.
-
-    `pipeline` are the strips of the last rounds, the oldest first."""
+    """Draw the page that `look` names, as far as it fits into `width` x `height`."""
     if height < 6:
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
     help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
@@ -130,7 +126,6 @@ def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Seq
 
 
 def link(found: LinkLoad) -> str:
-    """Return a line that describes the link to a draft on another machine."""
     late = f"{share(found.late / found.entries)} of speculations late" if found.entries else "no speculations yet"
     each = f"{found.bytes / found.tokens:.0f} bytes a token" if found.tokens else "no tokens yet"
     trip = f"round trip {1e3 * found.rtt:.1f} ms, give or take {1e3 * found.jitter:.1f}"
@@ -138,7 +133,6 @@ def link(found: LinkLoad) -> str:
 
 
 def line(figures: Figures) -> str:
-    """Return the main figures in one line."""
     found = figures.speculating
     parts = [f"{figures.tokens_per_second:.1f} tok/s", f"{figures.running} running", f"{figures.waiting} waiting"]
     if found.rounds:
