@@ -1,13 +1,11 @@
-"""The client library: other programs use it to send requests to a running engine.
+"""The client library: other programs use it to send requests to a running engine (docs/protocol.md).
 
-    with Client("ipc:///tmp/ssd-xyz/client.sock") as client:
-        for chunk in client.stream("Why is the sky blue?"):
-            print(chunk.text, end="")
+with Client("ipc:///tmp/ssd-xyz/client.sock") as client:
+    for chunk in client.stream("Why is the sky blue?"):
+        print(chunk.text, end="")
 
-    async with AsyncClient("tcp://engine.example:5555", keys="keys/laptop") as client:
-        completions = await asyncio.gather(*[client.generate(prompt) for prompt in prompts])
-
-docs/protocol.md describes the protocol."""
+async with AsyncClient("tcp://engine.example:5555", keys="keys/laptop") as client:
+    completions = await asyncio.gather(*[client.generate(prompt) for prompt in prompts])"""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ __all__ = ["AsyncClient", "ChatTurn", "Client", "Completion", "Conversation", "P
 
 
 def __getattr__(name: str) -> Any:
-    """Import `AsyncClient` on first use: importing asyncio takes as long as everything else here."""
+    # Importing asyncio takes as long as everything else here.
     if name != "AsyncClient":
         raise AttributeError(f"module 'ssd.client' has no attribute {name!r}")
     from ssd.client.asynchronous import AsyncClient

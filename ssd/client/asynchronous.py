@@ -21,15 +21,10 @@ _PER_TURN = 256  # messages sorted in before other tasks get a turn to read them
 
 
 class AsyncClient(ClientSteps):
-    """`Client` for asyncio: all tasks of one event loop share its connection.
+    """`Client` for asyncio: all tasks of one event loop share its connection; its methods are those of `Client`.
 
     It connects with the first call, or on entering its context. Cancelling a task or closing a generator cancels the
-    request at the engine. Arguments, errors, time-outs and reconnecting are those of `Client`.
-
-    The socket is read only while some task waits for it. While none waits, because all are busy or the loop is blocked,
-    messages wait in the transport. After 30 s the engine then aborts the streams (code `slow_reader`). While other
-    tasks wait, up to 4096 unread tokens of a stream are kept; with more it ends with `slow_reader` too. `generate`
-    keeps everything."""
+    request at the engine. The socket is read only while some task waits for it."""
 
     def __init__(
         self,
@@ -47,22 +42,16 @@ class AsyncClient(ClientSteps):
         super().__init__(address, timeout, request_timeout, keys)
 
     async def describe(self) -> Description:
-        """Return the description of the engine. Waits at most `timeout` seconds: a busy engine answers too."""
         async with self._describes:
             (description,) = [description async for description in self._drive(self._describing())]
         return description
 
     async def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """Return the engine's sampling for requests without `params`, with `changes` applied."""
         return (await self.describe()).sampling.params(**changes)
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, timeout: float | None = None
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Yield each round's output for a text, token ids or a conversation.
-
-        The request, and its `timeout`, begins with the first step. Closing the generator before its end cancels the
-        request."""
         return self._drive(self._streaming(self._request(prompt, params), timeout))
 
     @overload
@@ -86,7 +75,6 @@ class AsyncClient(ClientSteps):
         chat: bool = False,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Complete one text, or a batch. See `Client.generate`."""
         steps = self._completing(self._requests(prompts, params, chat), timeout)
         completions = [completion async for completion in self._drive(steps)]
         return completions[0] if isinstance(prompts, str) else completions
@@ -110,13 +98,11 @@ class AsyncClient(ClientSteps):
         *,
         timeout: float | None = None,
     ) -> Completion | list[Completion]:
-        """Answer one conversation, or a batch of them, through the model's chat template. See `Client.generate`."""
         steps = self._completing(self._requests(conversations(messages), params), timeout)
         completions = [completion async for completion in self._drive(steps)]
         return completions[0] if is_conversation(messages) else completions
 
     async def close(self) -> None:
-        """Close the client; the engine aborts its open requests. Closing twice is fine."""
         self._leave()
 
     async def __aenter__(self) -> AsyncClient:

@@ -20,16 +20,15 @@ class Client(ClientSteps):
 
     `address` is the address that `ssd launch` prints. For an engine on this machine it may also be the URL of HTTP,
     host:port or a pid. Over TCP, `keys` is the folder that `ssd keys` has made for this client. `timeout` (s) limits
-    connecting. `request_timeout` (s) limits each request that names no `timeout` of its own; None is no limit.
+    connecting. `request_timeout` (s) limits each request that names no `timeout` of its own.
 
     Raises RequestError for a request that is refused or fails, RequestTimeoutError for one that takes too long,
     UsageError for a wrong `address` or `keys`, and EngineDeadError when no connection comes up, the peer is no engine,
-    or the connection breaks or is closed. The client waits for a slow engine. After a lost connection the next call
-    connects again; no request is sent twice.
+    or the connection breaks or is closed. After a lost connection the next call connects again; no request is sent
+    twice.
 
     The socket is read only while a call waits. If no call waits for 30 s, the engine aborts the open streams (code
-    `slow_reader`). While another stream is read, up to 4096 unread tokens of a stream are kept; with more it ends with
-    `slow_reader` too. `generate` keeps everything."""
+    `slow_reader`). A stream with more than 4096 unread tokens ends so too; `generate` keeps everything."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Client(ClientSteps):
             raise
 
     def describe(self) -> Description:
-        """Return the description of the engine. Waits at most `timeout` seconds: a busy engine answers too."""
+        """Return the description of the engine, after at most `timeout` seconds."""
         (description,) = self._drive(self._describing())
         return description
 
@@ -60,8 +59,7 @@ class Client(ClientSteps):
     ) -> Generator[StreamChunk, None, None]:
         """Yield each round's output for a text, token ids or a conversation.
 
-        The request, and its `timeout`, begins with the first `next`. Closing the generator before its end cancels the
-        request."""
+        The request, and its `timeout`, begins with the first step. Closing the generator early cancels the request."""
         return self._drive(self._streaming(self._request(prompt, params), timeout))
 
     @overload

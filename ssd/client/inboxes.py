@@ -33,16 +33,14 @@ class Inboxes:
         self._open: dict[int, _Inbox] = {}
 
     def open(self, name: int, limit: int | None = None) -> None:
-        """Keep the answers to `name` from now on: one of any size, or several with at most `limit` unread tokens.
-
-        None is no limit."""
+        """Keep the answers to `name` from now on: one of any size, or several with at most `limit` unread tokens."""
         self._open[name] = _Inbox(limit)
 
     def put(self, answer: Answer) -> int | None:
         """Keep an answer, or drop it if it is empty or its request is not open any more.
 
-        Returns the name of the request if it is over its limit, so that the caller cancels it. Its earlier answers can
-        still be read; the failure `slow_reader` follows them."""
+        Returns the name of a request over its limit, so that the caller cancels it. Its earlier answers can still be
+        read; the failure `slow_reader` follows them."""
         name = DESCRIPTION if isinstance(answer, Description) else answer.id
         inbox = self._open.get(name)
         # With an empty chunk an engine tests if its client is still there.
@@ -61,7 +59,6 @@ class Inboxes:
         return name if overflown else None
 
     def end(self, error: EngineDeadError) -> None:
-        """End every open request with `error`; answers that have arrived can still be read."""
         for name, inbox in self._open.items():
             if not inbox.ended:
                 inbox.ended = True

@@ -22,10 +22,9 @@ Conversation: TypeAlias = Sequence[ChatTurn]
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one finished request.
 
-    `text` leaves out special tokens and ends before a stop string; `token_ids` has all tokens.
-
-    `logprobs` has one entry for each of `token_ids`, `prompt_logprobs` one for each prompt token but the first. Both
-    are None unless asked for. `SamplingParams.pooling` asks for the `embedding`."""
+    `text` leaves out special tokens and ends before a stop string; `token_ids` has all tokens. `logprobs` has one entry
+    for each of `token_ids`, `prompt_logprobs` one for each prompt token but the first, if asked for.
+    `SamplingParams.pooling` asks for the `embedding`."""
 
     text: str
     token_ids: list[int]
@@ -39,9 +38,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """One element of a stream: the output of one round, or of several that were read late.
-
-    The first chunk has `prompt_logprobs`, if asked for. The last one has no tokens; it has the `completion`."""
+    """The output of one round, or of several that were read late; the last chunk has only the `completion`."""
 
     text: str
     token_ids: list[int]
@@ -68,12 +65,10 @@ def request(name: int, prompt: Prompt | Conversation, params: SamplingParams | N
 
 
 def is_conversation(prompt: Sequence[Any]) -> TypeGuard[Conversation]:
-    """Return True for messages of a chat; False for token ids, and for a batch."""
     return bool(prompt) and isinstance(prompt[0], ChatMessage | Mapping)
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return one conversation, or several, as a batch. Raises UsageError for an invalid message."""
     batch: Any = [messages] if not messages or is_conversation(messages) else messages
     return [_messages(turns) for turns in batch]
 
@@ -86,7 +81,6 @@ def _messages(turns: Conversation) -> list[ChatMessage]:
 
 
 def completion(request: Generate, chunks: Sequence[Chunk], done: Done) -> Completion:
-    """Return the completion made of all answers to `request`."""
     params = request.params or SamplingParams()
     return Completion(
         text="".join(chunk.text for chunk in chunks) + done.text,

@@ -1,6 +1,4 @@
-"""The logic of a client without waiting: generators of steps, which the blocking and the asyncio client drive.
-
-A `Wait` among the steps asks the driver to wait; any other step is a result."""
+"""The logic of a client without waiting: generators of steps, which the blocking and the asyncio client drive."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ _Part: TypeAlias = Generator[Wait, None, _Result]  # waits, then returns
 class Batch:
     """Decides which of the requests 0 to `size` - 1 to send next, and which to follow.
 
-    It keeps as many open as the engine takes. If the engine refuses one because too many are open, it has taken the
-    requests sent before. The refused one is sent again when one of them has ended."""
+    It keeps as many open as the engine takes: a request refused because too many are open is sent again when one of the
+    requests sent before it has ended."""
 
     def __init__(self, size: int) -> None:
         self._window = _WINDOW
@@ -74,9 +72,7 @@ class Batch:
 
 
 class ClientSteps:
-    """Owns a client's connection and inboxes, and makes its steps.
-
-    A subclass drives the steps, and may override `_arrived` and `_lose`."""
+    """Owns a client's connection and inboxes, and makes its steps, which a subclass drives."""
 
     def __init__(self, address: str, timeout: float, request_timeout: float | None, keys: str | Path | None) -> None:
         self.address = address_of(address)
@@ -117,7 +113,6 @@ class ClientSteps:
             self._forget(request)
 
     def _completing(self, requests: Sequence[Generate], timeout: float | None) -> Steps[Completion]:
-        """Yield the completions of all requests, in order. Later ones that arrive early are kept."""
         deadline = self._deadline(timeout)
         batch = Batch(len(requests))
         completions: dict[int, Completion] = {}
@@ -189,7 +184,6 @@ class ClientSteps:
         self._inboxes.open(request.id, limit)
 
     def _follow(self, request: Generate, deadline: float | None) -> Steps[StreamChunk]:
-        """Yield the chunks of an open request up to its end."""
         chunks: list[Chunk] = []
         while True:
             answer = yield from self._answer(request.id, deadline)
@@ -224,7 +218,6 @@ class ClientSteps:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _answer(self, inbox: int, deadline: float | None) -> _Part[Answer | None]:
-        """Return the next answer in `inbox`, None at the deadline. Raises the failure that ended the request."""
         while (answer := self._inboxes.take(inbox)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
