@@ -17,9 +17,7 @@ _KEPT = 32  # compiled grammars
 
 
 class BackgroundCompiler:
-    """Compiles grammars in one thread, which the first grammar starts, and keeps the last results, for each scope.
-
-    `compiler` makes the compiler, on first use."""
+    """Compiles grammars in one thread, made on first use, and keeps the last results, for each scope."""
 
     def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
         self._thread: ThreadPoolExecutor | None = None
@@ -45,7 +43,7 @@ class BackgroundCompiler:
 
 
 def begun(compiled: Future[Grammar]) -> GrammarState:
-    """Return the state of a new answer in a grammar whose future is done. Raises RequestError for any failure."""
+    """Return a new answer's state in a compiled grammar. Raises RequestError for any failure."""
     try:
         return compiled.result().begin()
     except RequestError:

@@ -34,8 +34,7 @@ def closed(schema: _Schema, coerces_one_of: bool = False) -> _Schema:
     - an `allOf` of several parts;
     - a constraint other than `type` beside `allOf`, `anyOf`, `oneOf` or `$ref`;
     - `not`, `if`, or a `$id` inside the schema;
-    - a `oneOf` whose objects are not told apart by the text of a required property. With `coerces_one_of` a `oneOf` is
-      treated as an `anyOf`."""
+    - a `oneOf`, unless `coerces_one_of`, whose objects are not told apart by the text of a required property."""
     try:
         return _Closing(schema, coerces_one_of).close(schema)
     except (_Open, RecursionError, TypeError, AttributeError, LookupError, ValueError):
@@ -47,7 +46,7 @@ class _Closing:
         self._root, self._coerces_one_of = root, coerces_one_of
 
     def close(self, schema: Any) -> Any:
-        """Return a closed copy of a schema. Its references stay valid, since no part moves."""
+        # References stay valid, since no part moves.
         if not isinstance(schema, dict):
             return schema
         self._check(schema)
@@ -76,7 +75,7 @@ class _Closing:
             self._check_apart([self._target(option) for option in schema["oneOf"]])
 
     def _check_apart(self, options: list[_Schema]) -> None:
-        """Raise _Open where closing could hide that a value obeys two options of a `oneOf`."""
+        # Else closing could hide that a value obeys two options.
         texts = [_required_texts(option) for option in options if not _is_scalar(option)]
         names = set.intersection(*map(set, texts)) if texts else set()
         taken = [[each[name] for each in texts] for name in names]
@@ -90,9 +89,7 @@ class _Closing:
 
 
 def pointed_to(root: Any, pointer: str) -> Any:
-    """Return the part of a schema that a `$ref` points to.
-
-    Raises ValueError for a pointer to another place, LookupError or TypeError for one to nothing."""
+    """Return the part that a `$ref` points to. Raises ValueError, LookupError or TypeError if there is none."""
     begin, *names = pointer.split("/")
     if begin != "#":
         raise ValueError(pointer)

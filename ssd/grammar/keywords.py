@@ -1,6 +1,6 @@
 """Leaves out the keywords of JSON Schemas that no grammar of `llguidance` holds, unless a schema is strict.
 
-A schema is strict if its `x-guidance` has `lenient` false, which is also the option of `llguidance` for it."""
+A schema is strict if its `x-guidance` has `lenient` false."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _MOST_TRIED = 8192  # characters; further patterns are taken as they are
 
 
 def as_strict(source: str) -> str:
-    """Return the JSON of a schema, marked as strict; of anything but an object, unchanged."""
     try:
         schema = _FIELDS.decode(source)
         options = msgspec.json.decode(schema.get(OPTIONS, b"{}"))
@@ -45,7 +44,7 @@ def as_strict(source: str) -> str:
 
 
 def take_strict(schema: dict[str, Any]) -> bool:
-    """Return True for a strict schema, whose mark is removed: it is the default of `llguidance`."""
+    """Tell if a schema is strict, and remove the mark: strict is the default of `llguidance`."""
     options = schema.get(OPTIONS)
     if not isinstance(options, dict) or options.get("lenient") is not False:
         return False
@@ -58,9 +57,9 @@ def take_strict(schema: dict[str, Any]) -> bool:
 class KeywordFilter:
     """Copies the schemas of one grammar without the keywords that no grammar holds; `left_out` collects their names.
 
-    Of a `strict` schema it leaves out only what asks for nothing but is refused by `llguidance`: `uniqueItems: false`,
-    and an `$id` that is no URI, such as griptape's "Output Format". References into a part that is left out are left
-    out too. An object stays open if it has a word about other keys, even one that is left out."""
+    Of a `strict` schema it leaves out only what `llguidance` refuses needlessly: `uniqueItems: false`, and an `$id`
+    that is no URI. References into a part that is left out are left out too. An object stays open if it has a word
+    about other keys, even one that is left out."""
 
     def __init__(self, strict: bool = False) -> None:
         self._strict, self._untried = strict, _MOST_TRIED
@@ -68,7 +67,6 @@ class KeywordFilter:
         self.left_out: set[str] = set()
 
     def applied(self, schema: Any) -> Any:
-        """Return the copy of a schema. One that is nested too deeply to be read is returned unchanged."""
         self._referring.clear()
         try:
             made = self._copied(schema)

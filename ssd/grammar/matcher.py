@@ -29,10 +29,10 @@ _SPECIAL = "\ue000"  # a private-use character: prefix of the names of special t
 
 
 class GrammarCompiler:
-    """Compiles grammars for the tokenizer of the checkpoint in `directory`.
+    """Compiles grammars for the tokenizer of the checkpoint in `directory`. Not thread-safe.
 
     `ends` are the end-of-sequence ids, which a grammar allows where an answer may end. Masks have `vocab_size` entries;
-    ids beyond the tokenizer's are never allowed. The tokenizer is loaded on first use. Not thread-safe."""
+    ids beyond the tokenizer's are never allowed."""
 
     def __init__(self, directory: Path, vocab_size: int, ends: Collection[int]) -> None:
         self._directory, self._vocab_size, self._ends = directory, vocab_size, sorted(ends)
@@ -61,8 +61,8 @@ class GrammarCompiler:
     def compile(self, source: str) -> Grammar:
         """Compile a grammar that `serialized` returned, and compute its first masks.
 
-        Raises RequestError for an invalid grammar, and for one whose first masks are too complex, for example an object
-        with many hundred optional keys."""
+        Raises RequestError for an invalid grammar, and for one whose first masks are too complex, as with many hundred
+        optional keys."""
         tokenizer = self.load()
         from llguidance import LLMatcher
 
@@ -100,8 +100,7 @@ def _tokenizer(text: str, vocab_size: int, ends: list[int]) -> LLTokenizer:
 def _without_special(text: str) -> str:
     """Return a tokenizer.json with special tokens renamed, so that no text is spelled like one.
 
-    Where a grammar forces a text that is spelled like a special token, `llguidance` would choose that token, which may
-    end the answer."""
+    Else `llguidance` would choose a special token for a forced text spelled like it, which may end the answer."""
     tokenizer = json.loads(text)
     special = {token["content"]: token for token in tokenizer.get("added_tokens") or () if token["special"]}
     vocabulary = tokenizer["model"].get("vocab")
@@ -118,19 +117,15 @@ def _without_special(text: str) -> str:
 
 
 class Grammar:
-    """A compiled grammar. Any number of answers may begin from it."""
-
     def __init__(self, root: LLMatcher, words: int, vocab_size: int, ends: frozenset[int]) -> None:
         if root.is_error():
             raise refused_grammar(root.get_error())
         self.root, self.words, self.vocab_size, self.ends = root, words, vocab_size, ends
 
     def left_out(self) -> list[str]:
-        """Return what lenient schemas say and the grammar does not hold, in the words of `llguidance`."""
         return [note for note in self.root.get_grammar_warnings() if note.startswith(_LEFT_OUT)]
 
     def begin(self) -> GrammarState:
-        """Return the state of an answer that has no token yet."""
         return GrammarState(self)
 
 
@@ -149,9 +144,9 @@ class GrammarState:
     def masks(self, output: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Return which tokens the grammar allows after `output`, and after each of the `draft` tokens that follow it.
 
-        Shape [rows, vocab_size]: row i is for the token after i draft tokens. The rows end at the first draft token
-        that is not allowed or ends the answer. Asking again for the same arguments costs nothing. Where the grammar
-        becomes too complex, nothing is allowed; if that is directly after `output`, RequestError is raised."""
+        Row i of [rows, vocab_size] is for the token after i draft tokens. The rows end at the first draft token that is
+        not allowed or ends the answer. Asking again costs nothing. Where the grammar becomes too complex, nothing is
+        allowed; if that is directly after `output`, RequestError is raised."""
         if self._told != (len(output), draft):
             self._advance(output)
             self._masks, self._told = self._along(draft), (len(output), draft)
@@ -184,7 +179,7 @@ class GrammarState:
         return tokens
 
     def unpacked(self, bits: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return packed masks [n, words], int32, as booleans [n, vocab_size]."""
+        """Convert packed masks [n, words], int32, to booleans [n, vocab_size]."""
         count = self._grammar.vocab_size
         return np.unpackbits(bits.view(np.uint8), axis=-1, count=count, bitorder="little").view(np.bool_)
 
@@ -218,6 +213,5 @@ class GrammarState:
         return bits
 
     def _rebuild(self, output: Sequence[int]) -> None:
-        """Replace the matcher after a failure, from which it does not recover, by a new one that has read `output`."""
         self._matcher = self._grammar.root.deep_copy()
         self._matcher.consume_tokens(list(output))

@@ -25,10 +25,10 @@ _DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
 
 def serialized(asked: Structured, free: str = "") -> str:
-    """Return the grammar of `asked` as text for `llguidance`; `GrammarCompiler.compile` checks it.
+    """Return the grammar of `asked` as text for `llguidance`.
 
-    `free` is Lark rules for the text before the answer, among them one named `free`; "" for none. Time and memory grow
-    with the source. Raises RequestError for a source that is too long or malformed."""
+    `free`: Lark rules for the text before the answer, among them one named `free`, or "". Raises RequestError for a
+    source that is too long or malformed."""
     if asked.kind == "compiled":
         return _after(free, asked.source)
     if len(asked.source) > MAX_GRAMMAR:
@@ -63,9 +63,9 @@ def _converted(kind: GrammarKind, source: str) -> str:
 
 
 def loosened(asked: Structured) -> tuple[Structured, set[str]]:
-    """Return a format without the keywords of its schemas that no grammar holds, and their names.
+    """Return a format without the keywords that no grammar holds, and their names; a strict schema as it is.
 
-    A format without schemas and a strict schema stay as they are. Raises RequestError for a malformed one."""
+    Raises RequestError for a malformed one."""
     left_out: set[str] = set()
     if asked.kind == "json":
         return Structured("json", json.dumps(_loose(_object(asked.source), left_out))), left_out
@@ -80,7 +80,6 @@ def loosened(asked: Structured) -> tuple[Structured, set[str]]:
 
 
 def _loose(schema: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
-    """Return a schema without the keywords that no grammar holds, closed; a strict one unchanged."""
     if take_strict({**schema}):
         return schema
     keywords = KeywordFilter()
@@ -101,7 +100,7 @@ def _after(free: str, grammar: str) -> str:
 
 
 def _object(source: str) -> dict[str, Any]:
-    """Return a JSON Schema as an object, an empty one for `true`. Raises RequestError for anything else."""
+    """Return a JSON Schema as an object. Raises RequestError."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -114,7 +113,7 @@ def _object(source: str) -> dict[str, Any]:
 
 
 def json_rule(asked: Structured) -> str:
-    """Return the expression of an answer of the kind `json` or `json_object` in Lark. Raises RequestError."""
+    """Return the expression of a JSON answer in Lark. Raises RequestError."""
     schema = _object(asked.source) if asked.kind == "json" else json.loads(_ANY_OBJECT)
     take_strict(schema)
     options = schema.get(OPTIONS)
@@ -135,16 +134,12 @@ _Mark = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of the text between `begin` and `end` that must obey `schema`."""
-
     begin: _Mark
     end: Annotated[str, Meta(max_length=256)]
     schema: dict[str, Any] | bool = True
 
 
 class _Tags(msgspec.Struct, forbid_unknown_fields=True):
-    """A client's structural tags: each trigger in the text begins one of the structures."""
-
     structures: Annotated[list[_Structure], Meta(min_length=1, max_length=256)]
     triggers: Annotated[list[_Mark], Meta(min_length=1, max_length=256)]
     type: Literal["structural_tag"] = "structural_tag"
@@ -198,5 +193,5 @@ def _text(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal of Lark: JSON, with DEL escaped too."""
+    # JSON, with DEL escaped too.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
