@@ -6,10 +6,9 @@ import ctypes
 
 
 def give_back_freed() -> None:
-    """Give freed memory back to the system, after work that needed much more memory than it kept.
+    """Give freed memory back to the system, where the C library can, after work that needed much more than it kept.
 
-    glibc keeps freed memory that lies below memory in use, which may be half the size of the weights. With a C library
-    that has no `malloc_trim`, this does nothing."""
+    glibc keeps freed memory that lies below memory in use, which may be half the size of the weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

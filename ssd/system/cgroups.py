@@ -1,6 +1,4 @@
-"""Limits on this process by a container or a systemd unit: the kernel's control groups, version 1 and 2.
-
-The files are those of the kernel's documentation, admin-guide/cgroup-v1 and admin-guide/cgroup-v2."""
+"""Limits on this process by the kernel's control groups (admin-guide/cgroup-v1 and admin-guide/cgroup-v2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Named places in the protocol at which a test can make a process die, stop, hang or wait.
 
-`SSD_FAILPOINTS` has an effect only if `EngineConfig.failpoints` allows it:
-
-    SSD_FAILPOINTS="draft.after_payload=kill@0.01,draft.step=delay:20"
+SSD_FAILPOINTS="draft.after_payload=kill@0.01,draft.step=delay:20"
 """
 
 from __future__ import annotations
@@ -57,13 +55,11 @@ def arm(text: str) -> None:
 
 
 def arm_from_environment(allowed: bool) -> None:
-    """Arm the failpoints of SSD_FAILPOINTS, if the configuration has `allowed` it."""
     if allowed:
         arm(os.environ.get(VARIABLE, ""))
 
 
 def reach(name: str) -> None:
-    """Run the failpoint's action if it is armed, with its probability."""
     if _armed and (armed := _armed.get(name)) is not None and random.random() < armed.probability:
         armed.act()
 

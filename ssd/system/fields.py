@@ -25,7 +25,6 @@ def flag(config: Config, name: str, default: bool = False) -> bool:
 
 
 def number(config: Config, name: str, default: float | None = None) -> float:
-    """Return a field that is a positive number."""
     value = _given(config, name, default)
     if type(value) not in (int, float) or not 0 < value < _LARGEST:
         raise UsageError(f"{name} must be a positive number, is {_shown(value)}")
@@ -33,7 +32,6 @@ def number(config: Config, name: str, default: float | None = None) -> float:
 
 
 def count(config: Config, name: str, default: int | None = None, most: int = MOST) -> int:
-    """Return a field that is a positive whole number up to `most`."""
     value = _given(config, name, default)
     if type(value) is not int or value <= 0:
         raise UsageError(f"{name} must be a positive number, is {_shown(value)}")
@@ -43,7 +41,6 @@ def count(config: Config, name: str, default: int | None = None, most: int = MOS
 
 
 def mapping(config: Config, name: str) -> Config:
-    """Return a field that is a JSON object; {} if it is missing."""
     value = _given(config, name, {})
     if not isinstance(value, Mapping):
         raise UsageError(f"{name} must be an object, is {_shown(value)}")

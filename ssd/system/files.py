@@ -1,6 +1,4 @@
-"""The cache folder, its locks, and bounded reads of files that people and models name.
-
-A read never takes more than a bound, and never waits for a writer to open a pipe."""
+"""The cache folder, its locks, and bounded reads of files that people and models name."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ def lock(path: Path) -> Iterator[None]:
 def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
     """Return all of a regular file; with `pipe`, also of a pipe that somebody writes to, as in `--config <(...)`.
 
-    Raises UsageError for any other kind of file, for one that cannot be read, and for more than `most` bytes, without
-    reading them all."""
+    Raises UsageError for any other kind of file, for one that cannot be read, and for more than `most` bytes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not to wait for a pipe's writer
         with os.fdopen(descriptor, "rb") as file:
@@ -65,7 +62,7 @@ def read_bounded(path: Path, most: int, pipe: bool = False) -> bytes:
 
 
 def _all_of(file: BinaryIO, most: int) -> bytes:
-    """Return the rest of a file, up to `most` bytes. One `read(most)` would allocate `most` bytes at once."""
+    # One `read(most)` would allocate `most` bytes at once.
     parts, left = [], most
     while left and (part := file.read(min(left, _PART_BYTES))):
         parts.append(part)

@@ -1,8 +1,7 @@
 """Commands for Python processes that import no code from the working directory.
 
-`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path. Anyone who can write there,
-such as the author of a downloaded model, could replace any module. Run as a program, this file runs a module of the
-`ssd` package that it belongs to."""
+`python -m`, or an empty entry of PYTHONPATH, puts the working directory first on the path, where the author of a
+downloaded model could replace any module. This file, run as a program, runs a module of its own `ssd`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command of a Python process with `arguments`. Start it with `environment()`."""
     return [sys.executable, "-P", *arguments]
 
 
@@ -26,16 +24,13 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without the empty entries of PYTHONPATH."""
     entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def _main() -> None:
-    """Run the module that the first argument names.
-
-    The parent may have found this package only in its working directory. So the package is imported from its own
-    location, and its folder comes last on the path, where it hides nothing."""
+    # The parent may have found this package only in its working directory: import it from its own location, whose
+    # folder comes last on the path, where it hides nothing.
     sys.path.append(str(_PACKAGE.parent))
     spec = importlib.util.spec_from_file_location("ssd", _PACKAGE / "__init__.py")
     assert spec is not None and spec.loader is not None

@@ -1,6 +1,4 @@
-"""Entry points: parts of the core, of the plugins in `ssd/plugins` and of other packages, by name.
-
-docs/design.md ("Plugins") has the groups, and what a name in each of them stands for."""
+"""Entry points: parts of the core, of plugins and of other packages, by name (docs/design.md, "Plugins")."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ _PROJECT = _PACKAGE.parent / "pyproject.toml"
 def entries(group: str) -> list[EntryPoint]:
     """Return the entry points of a group: those of this package, then those of other installed packages.
 
-    A checkout's own entry points are read from its pyproject.toml. So a checkout works without installation, and with
-    parts that were added, moved or removed after installation."""
+    A checkout's own are read from its pyproject.toml, and so need no installation."""
     own = _own(group)
     others = _installed(group, tuple(sys.path))
     if own is not None:
@@ -47,7 +44,6 @@ def _installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 @cache
 def _own(group: str) -> list[EntryPoint] | None:
-    """Return the entry points in the checkout's pyproject.toml; None without a checkout."""
     try:
         project = tomllib.loads(_PROJECT.read_text())["project"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):  # installed: its metadata has them
@@ -58,14 +54,12 @@ def _own(group: str) -> list[EntryPoint] | None:
 
 
 def _is_here(entry: EntryPoint) -> bool:
-    """Return False for an entry point of one of our plugins whose folder was removed."""
     top, _, rest = entry.module.partition(".plugins.")
     return top != "ssd" or (_PACKAGE / "plugins" / rest.split(".")[0]).is_dir()
 
 
 @cache
 def names(group: str) -> list[str]:
-    """Return the names in a group, sorted."""
     return sorted({entry.name for entry in entries(group)})
 
 
@@ -79,7 +73,6 @@ def load(group: str, name: str) -> Any:
 
 
 def load_all(group: str) -> list[Any]:
-    """Return what a group has under each of its names, in the order of the names."""
     return [load(group, name) for name in names(group)]
 
 

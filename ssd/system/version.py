@@ -31,6 +31,5 @@ def commit() -> str:
 
 
 def described() -> str:
-    """Return the version, and in brackets the commit if it is known: "0.1.0 (1a2b3c4d5e)"."""
     found = commit()
     return f"{__version__} ({found})" if found else __version__
