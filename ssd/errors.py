@@ -30,7 +30,7 @@ class RequestError(SsdError):
         self.code, self.param = code, param
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parts for pickle, so that other processes can raise the error too."""
+        # For pickle: other processes can raise the error too.
         return RequestError, (self.code, str(self), self.param)
 
     @property
@@ -44,8 +44,6 @@ def refused_grammar(cause: str) -> RequestError:
 
 
 class RequestTimeoutError(RequestError):
-    """A request took longer than its caller allowed, and was cancelled."""
-
     def __init__(self) -> None:
         super().__init__("timeout", "the request was not finished in the time it was given, and was cancelled")
 
@@ -55,9 +53,6 @@ class EngineDeadError(SsdError):
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Return a line about the lack of memory; "" for any other error.
-
-    Torch and the dynamic loader have errors of their own."""
     said = str(error).strip().partition("\n")[0]
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not known and not any(words in said for words in ("allocate memory", "failed to map segment")):
@@ -66,7 +61,6 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'X'?" for the name in `known` that is close to a mistyped one; "" if none is."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, 1)

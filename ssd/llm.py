@@ -38,10 +38,9 @@ def running(
     loading: Callable[[Engine], AbstractContextManager[Any]] = nullcontext,
     stderr: int | None = None,
 ) -> Iterator[tuple[Engine, Client]]:
-    """Run an engine and a client of it while the block lasts. `loading` surrounds the engine's start.
+    """Run an engine and a client of it while the block lasts; `loading` surrounds the engine's start.
 
-    Its processes write to the descriptor `stderr`, by default to this process's. If the engine dies in the block, the
-    cause is raised."""
+    Its processes write to the descriptor `stderr`. If the engine dies in the block, the cause is raised."""
     engine = Engine(config, stderr=stderr)
     try:
         with loading(engine):
@@ -54,7 +53,7 @@ def running(
 
 @contextmanager
 def telling_cause(engine: Engine) -> Iterator[None]:
-    """Replace the error of a broken connection by the cause of the engine's end, which its supervisor soon knows."""
+    """Replace the error of a broken connection by the cause of the engine's end."""
     try:
         yield
     except EngineDeadError as error:
@@ -63,20 +62,17 @@ def telling_cause(engine: Engine) -> Iterator[None]:
 
 
 class _Keywords(EngineOptions, frozen=True, kw_only=True):
-    """The engine's options, of which K and fan-out are given as one writes them in Python."""
-
     num_speculative_tokens: int | Literal["auto"] = "auto"  # type: ignore[assignment]
     fan_out: int | Sequence[int] | Literal["auto"] | FanOutName = "auto"  # type: ignore[assignment]
 
 
 class _Arguments(_Keywords, frozen=True):
-    """The arguments of `LLM`: the engine's options, with `target` and `draft` also by position."""
+    """The engine's options, with `target` and `draft` also by position."""
 
     target: Path = EngineOptions().target  # type: ignore[assignment]
     draft: Path | Sequence[Path] | None = None  # type: ignore[assignment]
 
     def options(self) -> EngineOptions:
-        """Return the options, not yet checked."""
         drafts = (self.draft,) if isinstance(self.draft, str | PathLike) else self.draft or ()
         values = structs.asdict(self)
         values |= {"target": fspath(self.target), "draft": tuple(fspath(each) for each in drafts)}
@@ -91,9 +87,7 @@ class _Arguments(_Keywords, frozen=True):
 def _taking(
     arguments: Callable[_Given, _Arguments],
 ) -> Callable[[Callable[[Any, _Arguments], None]], Callable[Concatenate[Any, _Given], None]]:
-    """Give a constructor the signature of `arguments`, for type checkers, editors and `help`.
-
-    A signature written out, or a TypedDict to unpack, would be a second list of the options."""
+    """Give a constructor the signature of `arguments`, without a second list of the options."""
 
     def decorate(construct: Callable[[Any, _Arguments], None]) -> Callable[Concatenate[Any, _Given], None]:
         def __init__(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
@@ -134,21 +128,13 @@ class LLM:
         chat: bool = False,
         timeout: float | None = None,
     ) -> list[Completion]:
-        """Complete one text, or a batch of texts and token id lists. Results come in input order.
-
-        `params` is for all, or one for each; None is `get_default_sampling_params()`. With `chat`, a text is a user's
-        message in the model's chat format. Raises RequestError for the first prompt, in input order, that is refused
-        or fails, and RequestTimeoutError after `timeout` seconds for all."""
+        """Complete one text, or a batch, as `Client.generate`, but always return a list."""
         batch: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         with self._turn():
             return self.client.generate(batch, params, chat=chat, timeout=timeout)
 
     def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """Return the sampling that the model's generation_config.json recommends, with `changes`.
-
-        Without a temperature there, it is 0.
-
-        llm.generate(prompts, llm.get_default_sampling_params(max_tokens=32))"""
+        """Return the sampling that the model recommends, by default at temperature 0, with `changes`."""
         with self._turn():
             return self.client.get_default_sampling_params(**changes)
 
@@ -171,7 +157,7 @@ class LLM:
     ) -> list[list[float]]:
         """Return a vector of length 1 for each text or token id list: the target's last hidden states, pooled.
 
-        `pooling` is `mean`, `last`, or `auto`: as the checkpoint says, else the mean. Raises as `generate`."""
+        `pooling` is `mean`, `last`, or `auto`: as the checkpoint says, else the mean."""
         done = self.generate(prompts, SamplingParams(pooling=pooling), timeout=timeout)
         scaled = [(each.embedding or [], math.hypot(*(each.embedding or [])) or 1.0) for each in done]
         return [[number / length for number in vector] for vector, length in scaled]
@@ -181,9 +167,8 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Yield what each round adds to a text, to token ids or to a conversation. The last chunk has the `completion`.
 
-        The request begins with the first `next`. Closing the iterator early cancels it. Other calls may come in
-        between: the stream waits for them, and ends with `slow_reader` if more than 4096 of its tokens are unread.
-        """
+        Closing the iterator early cancels the request. Other calls may come in between: the stream waits for them, and
+        ends with `slow_reader` if more than 4096 of its tokens are unread."""
         chunks = self.client.stream(prompt, params, timeout=timeout)
         try:
             while True:
@@ -203,7 +188,7 @@ class LLM:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let one thread use the engine. Raises UsageError in a fork, which shares no connection with its parent."""
+        """Let one thread use the engine. Raises UsageError in a fork."""
         if self._is_fork:
             raise UsageError(
                 f"this LLM belongs to process {self._pid}, and process {os.getpid()} is a fork of it: make the LLM in "
