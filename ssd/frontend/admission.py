@@ -53,7 +53,7 @@ class Preparation:
         self._lookups = 0
 
     async def load(self) -> None:
-        """Load the tokenizer; call it before any other method. Raises UsageError where it cannot be read."""
+        """Load the tokenizer; call it before any other method. Raises UsageError."""
         self.vocabulary = await self._pool.start()
         self.answer_format = AnswerFormat(self._config.server, self.vocabulary)
 
@@ -61,9 +61,7 @@ class Preparation:
         self._pool.close()
 
     async def look_up(self, job: Encode | Decode) -> Any:
-        """Return the `Encoded` or `Decoded` of a text that belongs to no request.
-
-        Raises RequestError for a text that cannot be handled, and when too many wait already."""
+        """Return the `Encoded` or `Decoded` of a text of no request. Raises RequestError, also if too many wait."""
         if self._lookups == _LOOKUPS:
             raise RequestError("overloaded", f"{_LOOKUPS} texts are being looked up already")
         self._lookups += 1
@@ -76,14 +74,13 @@ class Preparation:
         return reply
 
     async def fill_in(self, job: Fill) -> Encoded:
-        """Return the prompt of a request that fills in the middle. Raises RequestError."""
         reply = await self._pool.do(TextWorker.LONG if job.is_long else TextWorker.PROMPT, job)
         if isinstance(reply, Broken):
             raise RequestError(reply.code, reply.message)
         return reply
 
     def begin(self, request: Request, message: Generate) -> None:
-        """Encode the prompt of a request unless it is ids, then go on with the ids. Raises RequestError."""
+        """Encode the prompt of a request unless it is ids, then go on. Raises RequestError."""
         text = text_of(message, self._config, self.vocabulary, self.answer_format.plain_tools)
         if text is None:
             ids = message.token_ids or []
@@ -100,7 +97,6 @@ class Preparation:
         self._wait(request, request.encoding, encoded)
 
     def _encoded(self, request: Request, message: Generate, ids: list[int], count: int) -> None:
-        """Check the ids of a prompt and compile the grammar of the answer, if it has one, then accept the request."""
         token_ids = checked_ids(ids, count, message, self._config)
         asked = request.params.structured
         if asked is None:
@@ -141,7 +137,7 @@ class Preparation:
 
 
 def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingParams:
-    """Return the parameters with seed and speculation filled in; None is the model's own sampling.
+    """Fill in seed and speculation; None is the model's own sampling.
 
     Raises RequestError for parameters that are invalid or that this engine cannot serve."""
     params = config.sampling.params() if params is None else params
@@ -169,7 +165,6 @@ def complete(params: SamplingParams | None, config: EngineConfig) -> SamplingPar
 
 
 def _pooling(config: EngineConfig) -> Pooling:
-    """Return how the checkpoint pools. Raises RequestError for a way that is not computed."""
     from ssd.models.checkpoint import pooling_of  # a MiB that few frontends need
 
     try:
@@ -183,8 +178,7 @@ def text_of(
 ) -> Encode | None:
     """Return the text to encode, or None where the prompt is token ids.
 
-    Raises RequestError for an ambiguous or empty prompt, and for one that is too long for the context in any
-    encoding."""
+    Raises RequestError for an ambiguous or empty prompt, and for one too long for the context in any encoding."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(message, name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -210,15 +204,14 @@ def text_of(
 
 
 def no_chat(vocabulary: Vocabulary) -> str:
-    """Return why this model has no chat."""
     return vocabulary.no_chat or "this model has no chat template; give a raw prompt"
 
 
 def checked_ids(token_ids: list[int], count: int, message: Generate, config: EngineConfig) -> list[int]:
-    """Return `token_ids`, the ids of a prompt, after checks. `count` is their number, also where they were left out.
+    """Check the ids of a prompt; `count` is their number, also where they were left out.
 
-    Raises RequestError for an empty prompt, for ids outside of the vocabulary, for a prompt that does not fit the
-    context, and for one too long for the log-probabilities that it asks for."""
+    Raises RequestError for a prompt that is empty, outside of the vocabulary, or too long for the context or for the
+    log-probabilities that it asks for."""
     if not count:
         raise RequestError("invalid_request", "the prompt is empty")
     if token_ids and max(token_ids) >= config.vocab_size:
@@ -248,7 +241,7 @@ def most_scored(alternatives: int) -> int:
 
 
 def _unable(speculation: Speculation, rule: AcceptanceRule, config: EngineConfig) -> str | None:
-    """Return why this engine cannot use `speculation` with its `rule`, or None."""
+    """Return why this engine cannot use `speculation`, or None."""
     if speculation.mode in DRAFTED and not config.has_draft:
         return f"mode {speculation.mode} needs a draft, and this engine runs without one"
     if config.inline_draft and not config.drafts_apart and speculation.mode in ("ngram", "ssd"):

@@ -1,7 +1,4 @@
-"""Limits on clients' connections: their number, and the memory that libzmq takes for them.
-
-libzmq bounds neither (`ssd.ipc.peer_connections`). A peer beyond a limit loses its connection; other peers keep theirs.
-"""
+"""Limits on clients' connections, which libzmq does not bound (`ssd.ipc.peer_connections`)."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _RESERVED_DESCRIPTORS = 256  # for ZeroMQ, shared memory and files
 def http_connections(wanted: int) -> int:
     """Return how many of `wanted` HTTP connections may be open at once. Raises UsageError if none may.
 
-    The other descriptors are for ZeroMQ: libzmq ends a process that has none left for its sockets."""
+    libzmq ends a process that has no descriptors left for its sockets."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -55,7 +52,7 @@ def http_connections(wanted: int) -> int:
 class ConnectionGuard:
     """Keeps the memory that libzmq holds for peers within limits, by closing connections.
 
-    `spoken_for` returns the bytes that came out of libzmq and are counted elsewhere (`MemoryBudget`)."""
+    `spoken_for` returns the bytes that came out of libzmq and are counted elsewhere."""
 
     def __init__(self, spoken_for: Callable[[], int]) -> None:
         self._spoken_for = spoken_for
@@ -102,10 +99,8 @@ class ConnectionGuard:
             self._relieve(self._memory() - self._base - GROWTH_BYTES, holders)
 
     def _relieve(self, excess: int, holders: list[tuple[int, PeerConnection]]) -> None:
-        """Cut peers that hold `excess` bytes together, the largest first.
-
-        Peers that hold less than half of the largest are left for another look: small frames take more memory than
-        their bytes, so `excess` may be too large. Peers that have just connected are left too."""
+        # Peers that hold less than half of the largest, or have just connected, wait for another look: small frames
+        # take more memory than their bytes, so `excess` may be too large.
         most = max(unread for unread, _ in holders)
         for unread, connection in sorted(holders, key=lambda holder: holder[0], reverse=True):
             if excess <= 0 or unread < most // 2:
@@ -127,7 +122,7 @@ class ConnectionGuard:
             self._unsaid, self._next_word = 0, now + _WORDS_S
 
     def _settle(self) -> None:
-        """Return freed memory to the system and measure growth from here; called while no message is coming."""
+        # Growth is measured from here, while no message is coming.
         if self._memory() > self._base + _TRIM_BYTES and time.monotonic() >= self._next_trim:
             self._trim()
             self._base = self._memory()

@@ -15,10 +15,7 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TemplateFacts(msgspec.Struct, frozen=True):
-    """The facts of a chat template that answers depend on.
-
-    `takes_tools`: it has a place for tools. `tool_parser` and `reasoning_parser` are the parsers that fit it, "" for
-    none. `takes_thinking`: it uses the variable `enable_thinking`."""
+    """The facts of a chat template that answers depend on; parsers are those that fit it, "" for none."""
 
     takes_tools: bool = False
     tool_parser: str = ""
@@ -27,13 +24,11 @@ class TemplateFacts(msgspec.Struct, frozen=True):
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The text of every token: all that the frontend keeps of a tokenizer.
+    """The text of every token: all that the frontend keeps of a tokenizer; empty for a model without one.
 
-    It is empty for a model without a tokenizer, which serves token ids only. `pieces`: the bytes that each token adds
-    to a text. `first`: the bytes that it adds at the beginning of a text, where they differ. `silent`: special tokens,
-    which add nothing. `longest_token`: characters of the longest token as the tokenizer's file writes it, at least 1.
-    `has_chat`: the model has a usable chat template, which `template` describes; if not, `no_chat` may say why.
-    `fill_in_ends`: tokens that end a text filled in between two others, none for a model that cannot do so."""
+    `pieces`: the bytes that each token adds to a text. `first`: the bytes at the beginning of a text, where they
+    differ. `silent`: special tokens, which add nothing. `longest_token`: characters of the longest token in the
+    tokenizer's file, at least 1. `fill_in_ends`: tokens that end a text filled in between two others."""
 
     pieces: dict[int, bytes] = {}
     first: dict[int, bytes] = {}
@@ -49,7 +44,6 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return self.piece_bytes(token_id).decode("utf-8", "backslashreplace")
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds after other tokens; empty for ids without a token."""
         return self.pieces.get(token_id, b"")
 
     def added_bytes(self, token_id: int, shown: Set[int] = frozenset()) -> Piece:
@@ -63,12 +57,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Detokenizer:
-    """Turns the tokens of one request into text, piece by piece. No token is decoded twice.
+    """Turns the tokens of one request into text, piece by piece.
 
     The joined pieces equal the tokenizer's text of all ids, cut before the first stop string, for any division of the
     ids over calls. Only the bytes of an incomplete character and a possible beginning of a stop string are held back.
-    A stop string takes effect once there are more than `min_tokens` tokens. For a tokenizer with a byte fallback, the
-    number of U+FFFD that stand for invalid bytes may differ."""
+    For a tokenizer with a byte fallback, the number of U+FFFD that stand for invalid bytes may differ."""
 
     def __init__(
         self,
@@ -92,8 +85,8 @@ class Detokenizer:
     def feed(self, token_ids: Sequence[int], ended: bool = False) -> tuple[str, int]:
         """Return (text that is now certain, how many of `token_ids` count).
 
-        A stop string sets `stopped`: the ids behind it do not count, and nothing more may be fed. `ended`: the last id
-        is a stop token. If it is special, only `include_stop` shows it."""
+        A stop string sets `stopped`: the ids behind it do not count. `ended`: the last id is a stop token. If it is
+        special, only `include_stop` shows it."""
         hides = ended and not self._include_stop
         if hides and token_ids and token_ids[-1] in self._shown:
             text, count = self.feed(token_ids[:-1])
@@ -109,11 +102,10 @@ class Detokenizer:
         return text, len(token_ids)
 
     def hides_stop(self, token_id: int) -> bool:
-        """Return True if the text does not show a token that ends it."""
         return token_id in self._vocabulary.silent and not self._include_stop
 
     def finish(self) -> str:
-        """Return the text still held back, since no token follows; "" after a stop string. May set `stopped`."""
+        """Return the text still held back; "" after a stop string. May set `stopped`."""
         if self.stopped:
             return ""
         text = self._screen(self._decoder.decode(b"", final=True)) + self._held
@@ -129,7 +121,7 @@ class Detokenizer:
         return b"".join(added)
 
     def _screen(self, piece: str) -> str:
-        """Return the part of the held text and `piece` that can be shown: up to a complete or possible stop string."""
+        """Return the part of the held text and `piece` that is no part of a complete or possible stop string."""
         if not self._stop or not piece:
             return piece
         text, held = self._held + piece, len(self._held)

@@ -12,8 +12,8 @@ class Marks(NamedTuple):
     """The tokens of one family of code models.
 
     A prompt is `prefix`, the text before, `suffix`, the text after and `middle`, or with `suffix_first` both texts in
-    the other order. A `file` mark with a name begins other files, a `repository` mark all of them. `ends` end an
-    answer, if the vocabulary has them, and so do all marks."""
+    the other order. A `file` mark begins other files, a `repository` mark all of them. All marks end an answer, and so
+    do `ends`."""
 
     prefix: str
     suffix: str
@@ -44,8 +44,6 @@ _FORMATS = (
 
 
 class File(msgspec.Struct, frozen=True):
-    """Another file that the model may look at."""
-
     name: str
     text: str
 
@@ -53,7 +51,7 @@ class File(msgspec.Struct, frozen=True):
 class FillIn:
     """Makes prompts for the marks that a tokenizer has, whose `vocabulary` has the ids of tokens by their texts.
 
-    `encode` returns the ids of a text without special tokens. Every prompt begins with the ids `begin`."""
+    `encode` returns ids without special tokens. Every prompt begins with the ids `begin`."""
 
     def __init__(
         self, marks: Marks, vocabulary: Mapping[str, int], encode: Callable[[str], list[int]], begin: Sequence[int]
@@ -72,8 +70,8 @@ class FillIn:
     def ids(self, prefix: str, suffix: str, files: Sequence[File] = (), most: int | None = None) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
 
-        With `most`, a prompt that would have more ids loses files, the first ones first, then the outer ends of both
-        texts: a quarter of the ids may be those of `suffix`."""
+        A prompt of more than `most` ids loses files, the first ones first, then the outer ends of both texts: a quarter
+        of the ids may be those of `suffix`."""
         before, after = self._encode(prefix), self._encode(suffix)
         others = [self._other(file) for file in files]
         if most is not None:
@@ -104,7 +102,6 @@ class FillIn:
 def fill_in(
     vocabulary: Mapping[str, int], encode: Callable[[str], list[int]], begin: Callable[[], Sequence[int]]
 ) -> FillIn | None:
-    """Return what makes the prompts of a tokenizer, or None if it lacks the tokens."""
     for marks in _FORMATS:
         if all(text in vocabulary for text in (marks.prefix, marks.suffix, marks.middle) if text):
             return FillIn(marks, vocabulary, encode, begin())

@@ -27,8 +27,8 @@ _SILENCE_S = 1.0
 class _Client:
     """One peer that has open requests or undelivered output.
 
-    `requests` are its open requests by the peer's own ids. `news` are requests with output to deliver, refused ones
-    included. `told`: something was sent to it lately. `owner` is its key or that key's name, or ""."""
+    `requests` are its open requests by the peer's own ids, `news` requests with output to deliver, refused ones too.
+    `told`: something was sent to it lately. `owner` is its key or that key's name, or ""."""
 
     identity: bytes
     owner: str = ""
@@ -81,9 +81,7 @@ class Gateway:
             self._manager.abort(client.requests[message.id])
 
     def _owner(self) -> str:
-        """Return the key that the message's peer has shown, or "".
-
-        With a receiver, return its name instead: a draft on another machine may have a key of the same name."""
+        # With a receiver, the name: a draft on another machine may have a key of the same name.
         config, key = self._manager.config, curve.user_of(self._reader.frame)
         if config.link is None or config.server.zmq_keys is None:
             return key
@@ -103,7 +101,7 @@ class Gateway:
         client.requests[message.id] = request
 
     def _refuse(self, client: _Client, failed: Failed) -> None:
-        """Answer a refused request. A client that does not read gets at most as many refusals as its queue takes."""
+        # A client that does not read gets at most as many refusals as its queue takes.
         if len(client.news) < len(client.requests) + sockets.HIGH_WATER_MARK:
             refused = Request(failed.id, SamplingParams(), lambda request: None)
             refused.ended = True
@@ -126,7 +124,7 @@ class Gateway:
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def _wake(self, request: Request, client: _Client) -> None:
-        """Schedule delivery for the end of this turn, when the tokens of the whole step are there."""
+        # At the end of this turn, when the tokens of the whole step are there.
         client.news[request] = None
         if client not in self._stuck:
             if not self._fresh:

@@ -33,9 +33,7 @@ class GrammarChecker:
         self._results: OrderedDict[tuple[Scope, Compile], asyncio.Future[Compiled | Broken]] = OrderedDict()
 
     def compile(self, asked: Structured, scope: Scope, free: str = "") -> asyncio.Future[Compiled | Broken]:
-        """Return a future of the compiled grammar for the target, preceded by the rules `free`.
-
-        Others of the scope may share the future: do not cancel it."""
+        """Return a future of the grammar, which others of the scope may share: do not cancel it."""
         most = self._limits.max_grammar_bytes * (_MADE if asked.kind == "compiled" else 1)
         if (size := len(asked.source.encode())) > most:
             return _settled(Broken(f"structured output: it has {size} bytes; at most {most} are read"))

@@ -38,7 +38,7 @@ class MemoryBudget:
         self.held += size
 
     def grow(self, thing: Hashable, size: int) -> None:
-        """Count `size` more bytes for one growing body. Raises RequestError `overloaded` beyond the limit of all.
+        """Count `size` more bytes for one body. Raises RequestError `overloaded` beyond the limit of all.
 
         A body of any size is let in while nothing else is held."""
         if self.held > self._peers[thing] and self.held + size > self._in_all:
@@ -47,7 +47,6 @@ class MemoryBudget:
         self.held += size
 
     def give_back(self, peer: Hashable, size: int) -> None:
-        """Count `size` bytes less, of those that `take` or `grow` counted."""
         self.held -= size
         self._peers[peer] -= size
         if self._peers[peer] <= 0:
@@ -59,7 +58,7 @@ class MemoryBudget:
 
 
 def prompt_bytes(message: Generate) -> int:
-    """Return the memory that a message takes while it waits, in bytes: its prompt, and its allowed token ids."""
+    """Return the bytes that a message takes while it waits: its prompt, and its allowed token ids."""
     texts = [] if message.messages is None else [message.chat.template_kwargs, message.chat.tools]
     for said in message.messages or ():
         texts += [said.content, said.reasoning_content, *(call.arguments for call in said.tool_calls)]

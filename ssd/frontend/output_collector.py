@@ -50,7 +50,6 @@ class OutputCollector:
 
     @property
     def head(self) -> Chunk | Done | Failed | None:
-        """Return the next message to send, or None."""
         return self._chunks[0] if self._chunks else self._end
 
     @property
@@ -85,7 +84,7 @@ class OutputCollector:
         self._since = self._since or time.monotonic()
 
     def drop(self, message: Failed) -> None:
-        """Discard the waiting chunks and set the last message: the client learns only how the request ended."""
+        """Discard the waiting chunks: the client learns only how the request ended."""
         self._chunks.clear()
         self.tokens, self._since = 0, None
         self.end(message)

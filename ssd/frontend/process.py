@@ -46,7 +46,6 @@ def main(child: Child) -> None:
 
 
 def run(serving: Any) -> None:
-    """Run a coroutine in uvloop, if it is installed, or in asyncio's loop."""
     try:
         import uvloop
     except ImportError:
@@ -58,8 +57,8 @@ def run(serving: Any) -> None:
 class Frontend:
     """Owns the sockets and the request manager; serves clients until it is drained.
 
-    HTTP answers from the start, and says that the model is loading. ZeroMQ clients are let in when the target is
-    ready, so that a connection means a working engine."""
+    HTTP answers from the start. ZeroMQ clients are let in when the target is ready: a connection means a working
+    engine."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -128,10 +127,8 @@ class Frontend:
         asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _connect(self) -> None:
-        """Connect to the target that runs now or comes next.
-
-        Messages that wait on this connection are lost with that target. Each connection has a new name: a target that
-        still knows the old one would not answer a second one of that name."""
+        # Each connection has a new name: a target that still knows the old one would not answer a second one of that
+        # name.
         identity = b"frontend-%d-%d" % (self._child.epoch, next(self._connections))
         self._engine = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         dropped = self.manager.dropped_frame
@@ -147,7 +144,7 @@ class Frontend:
         return router
 
     def _open_gateway(self, router: zmq.Socket[bytes], address: str) -> None:
-        """Listen on `address`. The gateway is made before the bind, because it counts connections from the start."""
+        # Before the bind, because the gateway counts connections from the start.
         self._gateways.append(Gateway(self.manager, router, self._child.epoch, self._guard))
         try:
             router.bind(address)
@@ -190,7 +187,6 @@ class Frontend:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Check every few milliseconds if every request has ended and its output has been sent."""
         if self.manager.open_requests or any(gateway.busy for gateway in self._gateways):
             asyncio.get_running_loop().call_later(0.01, self._watch)
         else:

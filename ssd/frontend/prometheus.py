@@ -105,7 +105,7 @@ class _Clock:
 
 
 class PrometheusExporter(Collector, Observer):
-    """Observes the request manager and counts. `text` returns the exposition of all counts so far."""
+    """Observes the request manager and counts; `text` returns the exposition."""
 
     kind = CONTENT_TYPE_LATEST.encode()
 
@@ -247,7 +247,6 @@ class PrometheusExporter(Collector, Observer):
             yield older.family("vllm:time_per_output_token_seconds", self._model)
 
     def _cache_config(self, prefix: str) -> Metric:
-        """Return the KV cache's configuration as the labels of a gauge that is always 1."""
         config = self._manager.config
         shown = {
             "model_name": self._model,

@@ -18,9 +18,7 @@ LOG_PERIOD_S = 10.0
 
 
 class Reporting(Observer):
-    """Observes the request manager while someone watches, and gives each report to `send`.
-
-    Reports hold raw rounds and ends; the watcher computes the figures (`ssd.monitor.statistics`)."""
+    """Observes the request manager while someone watches, and gives each report to `send`."""
 
     def __init__(self, manager: RequestManager, send: Callable[[FrontendReport], None]) -> None:
         self._manager, self._send = manager, send
@@ -28,7 +26,6 @@ class Reporting(Observer):
         self._clear()
 
     def watch(self, seconds: float) -> None:
-        """Report for `seconds` from now on."""
         self._until = time.monotonic() + seconds
         if self not in self._manager.observers:
             self._manager.observers.append(self)
@@ -86,7 +83,6 @@ class LogLine(Observer):
         self._begin()
 
     def text(self, seconds: float) -> str:
-        """Return the line about the last `seconds`."""
         load = self._manager.load
         parts = [
             f"{self._tokens / seconds:.1f} tok/s",

@@ -15,9 +15,7 @@ from ssd.ipc.public import Metrics
 
 
 class Observer:
-    """Base of classes that observe requests: the request manager calls a method for each event.
-
-    `emitted` is called before the tokens are added to the request."""
+    """Base of classes whose methods the request manager calls for each event; `emitted` before the tokens are added."""
 
     def opened(self, request: Request) -> None: ...
     def emitted(self, request: Request, emission: Emission) -> None: ...
@@ -28,13 +26,12 @@ class Observer:
 
 
 class Request:
-    """One open request.
+    """One open request; `wake` is called whenever there is news.
 
-    `output` holds the output that its client has not got yet. `admitted`: its prompt was accepted. `begun`: the target
-    has sent an emission for it. `stop_token`: its last token ended it, and its text does not show it. `losses`: the
-    number of targets that died while they had it. `blamed`: the parameter for which it was refused. `by_origin`: its
-    chunks are `Part`s. `wake` is called whenever there is news. `owner` is the client's key or its name, or "".
-    `trace`: headers that make it part of its client's trace. `free`, `reserve`: see `RequestManager.open`."""
+    `admitted`: its prompt was accepted. `begun`: the target has sent an emission for it. `stop_token`: its last token
+    ended it, and its text does not show it. `losses`: the number of targets that died while they had it. `blamed`: the
+    parameter for which it was refused. `by_origin`: its chunks are `Part`s. `owner` is the client's key or its name, or
+    "". `trace`: headers that make it part of its client's trace."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _LOSSES = 2
 
 
 class Submissions:
-    """The admitted requests, in `open` by number, which the target computes. The next target gets those that are open.
+    """The admitted requests, in `open` by number, which the target computes; the next target gets those left open.
 
     `send` sends a message to the target and returns False if it could not."""
 
@@ -47,7 +47,6 @@ class Submissions:
         self.open[request.number] = request
 
     def abort(self, request: Request) -> None:
-        """Tell the target that nobody waits for a request, if it may have it."""
         if request.number in self.open:
             self.send(Abort(request.number))
 
@@ -59,7 +58,6 @@ class Submissions:
         return had
 
     def target_back(self) -> None:
-        """Submit all open requests to a new target."""
         self._has_target = True
         self._unsent = deque(self.open.values())
         self._submit_again()
@@ -77,7 +75,7 @@ class Submissions:
 class RequestManager:
     """Owns every open request: admits it, submits it to the target, turns its tokens into text and ends it once.
 
-    Lives in one event loop. `send` sends a message to the target and returns False if it could not."""
+    Lives in one event loop."""
 
     def __init__(self, config: EngineConfig, epoch: int, send: Callable[[Message], bool]) -> None:
         self.config = config
@@ -123,11 +121,11 @@ class RequestManager:
         """Begin a request and return it; `wake` is called whenever it has news.
 
         Its text has the special tokens in `shown`. With `by_origin`, a chunk's tokens are all of one origin. `free`
-        returns, for the prompt's ids, the rules of the text that may come before the structured answer
-        (`ssd.grammar.source.serialized`). `reserve` gets the most tokens of prompt and answer, or raises RequestError.
+        returns, for the prompt's ids, the rules of the text that may come before the structured answer. `reserve` gets
+        the most tokens of prompt and answer, or raises RequestError.
 
-        Raises RequestError for an error that is known at once. An error found later, as the prompt is encoded or the
-        grammar compiled, ends the request with `Failed` before it is admitted."""
+        Raises RequestError for an error that is known at once. A later one ends the request with `Failed` before it is
+        admitted."""
         self.check()
         with admission():
             request = Request(message.id, complete(message.params, self.config), wake, shown, by_origin)
@@ -159,7 +157,6 @@ class RequestManager:
         request.wake(request)
 
     def dropped_frame(self) -> None:
-        """Count a frame on one of the frontend's sockets that was not a valid message."""
         self.bad_frames += 1
         for observer in self.observers:
             observer.dropped_frame()
@@ -188,8 +185,8 @@ class RequestManager:
     def target_lost(self) -> None:
         """Fail the requests that a dead target had begun, and keep the others for the next target.
 
-        A request that two targets had when they died fails too, since it may be the cause. While the engine drains,
-        all requests fail."""
+        A request that two targets had when they died fails too, since it may be the cause. While the engine drains, all
+        fail."""
         last = self.state == "draining"
         if self.state == "ready":
             self.state = "restarting"
@@ -203,13 +200,11 @@ class RequestManager:
                 self._fail(request, "engine_restarted", "the engine restarted in the middle of this request; try again")
 
     def target_back(self) -> None:
-        """Submit all open requests to a new target."""
         if self.state != "draining":
             self.state = "ready"
         self._submissions.target_back()
 
     def step(self, step: Step) -> None:
-        """Pass the output of one target step on to its requests."""
         self.load = step.load
         for observer in self.observers:
             observer.stepped(step.load)

@@ -20,12 +20,12 @@ _TURN_BYTES = 4 * 2**20
 
 
 class SocketReader:
-    """Calls `handle(peer, message)` for every message of a socket.
+    """Calls `handle(peer, message)` for every message of a socket in an event loop.
 
-    One turn of the loop handles at most `turn` messages and some MiB. Before `handle`, `took` is called for everything
-    that arrives, with the peer, the connection's descriptor and the size in bytes. Frames that are no message are
-    dropped, and `dropped` is called. An exception in `handle` loses only its message. The socket's descriptor signals
-    only changes, and sending may consume a signal: call `look` after sending."""
+    One turn handles at most `turn` messages and some MiB. Before `handle`, `took` gets the peer, the connection's
+    descriptor and the size in bytes of everything that arrives. Frames that are no message are dropped, and `dropped`
+    is called. An exception in `handle` loses only its message. The socket's descriptor signals only changes, and
+    sending may consume a signal: call `look` after sending."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class SocketReader:
         return False
 
     def look(self) -> None:
-        """Schedule a read in the next turn of the loop."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._read)

@@ -21,7 +21,7 @@ _MEMORY_SHARE, _LEAST_BYTES, _MOST_BYTES = 4, 256 << 20, 1 << 30
 
 
 def memory_bytes() -> int:
-    """Return the bytes that a text may take beside the loaded tokenizer: a quarter of the free memory, bounded."""
+    """Return the bytes that a text may take beside the loaded tokenizer."""
     return min(_MOST_BYTES, max(_LEAST_BYTES, available_bytes() // _MEMORY_SHARE))
 
 
@@ -48,15 +48,14 @@ class _Job(msgspec.Struct, tag=True, frozen=True):
 
     @property
     def is_long(self) -> bool:
-        """Return True if the worker's process ends after this job, so that its memory goes back to the system."""
+        """Return True if the worker's process ends after this job, which frees its memory."""
         return self.size > LONG_TEXT
 
 
 class Encode(_Job, tag=True, frozen=True):
-    """Encodes a text, or a conversation by the chat template.
+    """Encodes a text, or a conversation by the chat template; with `plain_tools` that gets tools as text.
 
-    With `keep`, only the last `keep` ids are kept. If more than `most` are left, only their count is returned. With
-    `plain_tools` the template gets tools as text."""
+    With `keep`, only the last `keep` ids are kept. If more than `most` are left, only their count is returned."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -102,9 +101,7 @@ class Check(_Job, tag=True, frozen=True):
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles a grammar as the target will, in at most `seconds` of CPU time.
-
-    `free` is the rules of the text that may come before it."""
+    """Compiles a grammar as the target will, in at most `seconds` of CPU time, behind the rules `free`."""
 
     asked: Structured
     free: str
@@ -116,14 +113,12 @@ class Compile(_Job, tag=True, frozen=True):
 
     @property
     def is_long(self) -> bool:
-        """Return False: the next process would have to load the tokenizer for grammars again."""
+        # The next process would have to load the tokenizer for grammars again.
         return False
 
 
 class Encoded(msgspec.Struct, tag=True, frozen=True):
-    """The reply to `Encode` and `Fill`.
-
-    `ids`: 32-bit integers in native order, or a JSON array where `as_json` was set."""
+    """The reply to `Encode` and `Fill`; `ids` are 32-bit integers in native order, or a JSON array (`as_json`)."""
 
     count: int
     ids: bytes
@@ -148,7 +143,7 @@ class Compiled(msgspec.Struct, tag=True, frozen=True):
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """The job cannot be done, for a reason that the client may see. `code` and `param` are those of a RequestError."""
+    """The job cannot be done, for a reason that the client may see, as in a RequestError."""
 
     message: str
     code: str = "invalid_request"
@@ -156,15 +151,13 @@ class Broken(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
-    """Server -> frontend: a worker's process ended by itself. `code` is that of `os.waitstatus_to_exitcode`."""
+    """A worker's process ended by itself. `code` is that of `os.waitstatus_to_exitcode`."""
 
     worker: Annotated[int, Meta(ge=0, lt=len(TextWorker))]
     code: int
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """Server -> frontend: the tokenizer is loaded."""
-
     vocabulary: Vocabulary
 
 
@@ -190,7 +183,6 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def read_frame(file: BinaryIO, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """Return the next message of a blocking file; None at its end."""
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

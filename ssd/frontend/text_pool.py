@@ -31,8 +31,8 @@ _KILLED = (signal.SIGKILL, signal.SIGTERM)  # from outside: the job is not to bl
 class TextPool:
     """Owns the text server and the queues of its workers, in whose processes texts are handled.
 
-    Lives in one event loop. A job waits only for the jobs of its own worker. If the process dies, the job is tried
-    once more in a new one. A job that takes too much CPU time is not tried again."""
+    Lives in one event loop. A job waits only for the jobs of its own worker. If the process dies, the job is tried once
+    more in a new one, unless it took too much CPU time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,10 +44,9 @@ class TextPool:
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> Vocabulary:
-        """Load the tokenizer and return its vocabulary.
+        """Load the tokenizer and return its vocabulary, without chat if the chat template is unusable.
 
-        With an unusable chat template the vocabulary has no chat. Raises UsageError where the tokenizer cannot be
-        loaded."""
+        Raises UsageError where the tokenizer cannot be loaded."""
         if not (self._directory / "tokenizer.json").is_file():
             return Vocabulary()
         vocabulary = await self._start_server()
@@ -164,7 +163,7 @@ class TextPool:
             await self._serve_one(worker, queue)
 
     async def _serve_one(self, worker: TextWorker, queue: _Queue) -> None:
-        """Do one job. A function of its own frees text and reply before the next wait."""
+        # A function of its own frees text and reply before the next wait.
         future, job = queue.take()
         if future.done():
             return
@@ -201,8 +200,6 @@ class TextPool:
 
 
 class _Queue:
-    """The jobs of one worker, and the connection to its process."""
-
     def __init__(self) -> None:
         self._jobs: dict[asyncio.Future[Any], Job] = {}
         self._more = asyncio.Event()
@@ -211,7 +208,6 @@ class _Queue:
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
     def add(self, future: asyncio.Future[Any], job: Job) -> None:
-        """Queue a job. Cancelling its future removes it."""
         self._jobs[future] = job
         self._more.set()
         future.add_done_callback(lambda done: self._jobs.pop(done, None))
@@ -235,7 +231,6 @@ class _Queue:
         return self._process is not None
 
     def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Use a new process from now on."""
         self._process, self._end = (reader, writer), asyncio.Queue()
 
     async def ask(self, job: Job) -> Any | None:
@@ -251,7 +246,6 @@ class _Queue:
         self._end.put_nowait(code)
 
     async def death(self) -> int | None:
-        """Wait up to `_LAST_WORDS_S` for the exit code of the process and return it; None if it stays unknown."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 return await self._end.get()
@@ -274,7 +268,6 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[A
 
 
 async def _back_off(who: str, how: str, losses: int) -> None:
-    """Wait before restarting a process lost as it started. Raises SsdError after too many losses in a row."""
     if losses > _MOST_LOSSES:
         raise SsdError(f"the {who} was lost {losses} times in a row as it started: {how}")
     delay = _FIRST_DELAY_S * 2.0 ** (losses - 1)

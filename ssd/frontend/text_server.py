@@ -1,9 +1,8 @@
-"""`python -m ssd.frontend.text_server FD DIRECTORY`: runs tokenizer and chat template within limits.
+"""Runs tokenizer and chat template within limits: `python -m ssd.frontend.text_server FD DIRECTORY`.
 
 Both are the model's own code: they may take any time and memory, or abort their process. The server loads them once and
 sends the vocabulary to the frontend. Then it reads bytes, each the number of a text worker together with a socket, and
-forks a process for each. A fork shares the loaded tokenizer and takes milliseconds. The kernel kills a process that
-breaks a limit, and the next job gets another fork."""
+forks a process for each. The kernel kills a process that breaks a limit, and the next job gets another fork."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ def main() -> None:
 
 
 def _serve(control: socket.socket, directory: Path) -> None:
-    """Load the tokenizer, send its vocabulary or the error to the frontend, and fork workers."""
     try:
         tokenizer = Tokenizer(directory)
         welcome = text_jobs.Welcome(tokenizer.vocabulary())
@@ -155,10 +153,7 @@ def _work(tokenizer: Tokenizer, directory: Path, worker: TextWorker, connection:
 
 
 def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Compiled:
-    """Compile a grammar and return its text.
-
-    A schema that no grammar holds is compiled without some keywords, unless it is strict. Raises RequestError for a
-    grammar that cannot be compiled."""
+    """Compile a grammar and return its text, if need be without some keywords of its schema. Raises RequestError."""
     left_out: set[str] = set()
     try:
         text = serialized(job.asked, job.free)
@@ -175,7 +170,6 @@ def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Co
 
 
 def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Fill | text_jobs.Decode | text_jobs.Check) -> bytes:
-    """Return the framed reply to a job."""
     if isinstance(job, text_jobs.Check):
         return frame(text_jobs.Checked(tokenizer.check_chat()))
     if isinstance(job, text_jobs.Decode):
@@ -200,7 +194,6 @@ def _encoded(ids: list[int], job: text_jobs.Encode | text_jobs.Fill, as_json: bo
 
 
 def _confine() -> None:
-    """Forbid core dumps and new privileges, and have this process end with its parent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _die_with_parent()
@@ -211,7 +204,6 @@ def _die_with_parent() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Limit this process to `more` bytes beyond its present address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + more
@@ -219,7 +211,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_cpu(seconds: int | None) -> None:
-    """Limit CPU time to `seconds` from now, rounded up to the next whole second; None removes the limit."""
+    # Rounded up to the next whole second; None removes the limit.
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds is None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))

@@ -38,9 +38,9 @@ _CHAT, _TOOL_USE = "default", "tool_use"  # names of templates, as in transforme
 class Tokenizer:
     """The tokenizer and chat template of the checkpoint in `directory`.
 
-    It runs the model's own regular expressions and template, which may take any time and memory. The caller must bound
-    both, as `ssd.frontend.text_server` does. Without a tokenizer.json the model serves prompts of token ids, and its
-    text is empty. Raises UsageError, naming the file, for a tokenizer that cannot be read."""
+    The caller must bound the time and memory of the model's own regular expressions and template, as
+    `ssd.frontend.text_server` does. Without a tokenizer.json texts are empty. Raises UsageError for a tokenizer that
+    cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -77,7 +77,6 @@ class Tokenizer:
         return read_bounded(file).decode() if file.is_file() else self._template_texts[name]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a raw prompt, with or without the special tokens of the model's post-processor."""
         if self._tokenizer is None:
             raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
         # Twice as fast as `encode` for long texts: it keeps no offsets.
@@ -86,7 +85,6 @@ class Tokenizer:
 
     @cached_property
     def fill_in(self) -> FillIn | None:
-        """Return the maker of prompts to fill in the middle; None where the vocabulary lacks the tokens for it."""
         if self._tokenizer is None:
             return None
         return fill_in(self._tokenizer.get_vocab(), partial(self.encode, add_special_tokens=False), self._begin)
@@ -98,7 +96,6 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _ANSWER, plain_tools: bool = False
     ) -> list[int]:
-        """Return the ids of a conversation in the model's chat format."""
         return self.encode(self.render_chat(messages, options, plain_tools), add_special_tokens=False)
 
     def render_chat(
@@ -106,10 +103,8 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation in the model's chat format, special tokens included.
 
-        With `plain_tools` the template gets tools, calls and results as text of messages.
-
-        Raises RequestError for options that contradict each other, and where the template fails or adds more than
-        `MAX_TEXT` characters."""
+        With `plain_tools` the template gets tools, calls and results as text of messages. Raises RequestError for
+        options that contradict each other, and where the template fails or adds more than `MAX_TEXT` characters."""
         if plain_tools:
             tools = _json(options.tools, list, _NO_TOOLS)
             has_system = not tools or self._has_system
@@ -163,7 +158,7 @@ class Tokenizer:
         return False
 
     def _without_special(self, text: str) -> str:
-        """Return JSON text with the first character of each special token escaped, so that none is spelled in it."""
+        # The first character of each special token is escaped, so that none is spelled in JSON.
         assert self._tokenizer is not None
         for token in self._tokenizer.get_added_tokens_decoder().values():
             if token.special and token.content in text:
@@ -208,13 +203,12 @@ class Tokenizer:
         return self._templates[tools]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of `token_ids` without special tokens, with U+FFFD for incomplete characters."""
+        """Return the text of ids without special tokens, with U+FFFD for incomplete characters."""
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary: the bytes of every token, and which tokens are special."""
         if self._tokenizer is None:
             return Vocabulary()
         written = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
@@ -274,7 +268,6 @@ def _arguments(call: CalledTool) -> Any:
 
 
 def _variables(options: ChatOptions) -> dict[str, Any]:
-    """Return a client's template variables. Raises RequestError unless they are a JSON object without taken names."""
     given = _json(options.template_kwargs, dict, "chat_template_kwargs: expected a JSON object")
     if taken := sorted(_TAKEN & given.keys()):
         raise RequestError("invalid_request", f"chat_template_kwargs: {taken[0]} is not for clients to set there")
@@ -282,7 +275,6 @@ def _variables(options: ChatOptions) -> dict[str, Any]:
 
 
 def _json(text: str, kind: type, cause: str) -> Any:
-    """Return the value of a JSON text. Raises RequestError, with `cause`, unless it is of type `kind`."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):

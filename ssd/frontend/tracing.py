@@ -1,6 +1,4 @@
-"""Spans of requests for OpenTelemetry: one a request, with queue, prefill and decode inside (`--otlp-traces-endpoint`).
-
-Attributes are named by the semantic conventions for generative AI where these have a name, else `ssd.*`."""
+"""Spans of requests for OpenTelemetry: one a request, with queue, prefill and decode inside."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _TIMES = ("verify_ms", "draft_wait_ms", "draft_step_ms", "round_overhead_ms")
 
 
 class Tracing(Observer):
-    """Makes the spans of a request when it ends; a thread of the library sends them to a collector.
-
-    Spans that the collector does not take in time are dropped, with a warning of the library."""
+    """Makes the spans of a request when it ends; a thread of the library sends them, or drops them with a warning."""
 
     def __init__(self, manager: RequestManager, endpoint: str) -> None:
         about = {"service.name": "ssd", "service.version": __version__}

@@ -6,9 +6,6 @@ To add an endpoint:
     2. answers.py: a struct for the JSON that it returns
     3. endpoints.py: a function that reads the `Exchange` and replies, and its `Route` in `ROUTES`
 
-An interface of its own (a door), as responses.py, is a module with its structs, its `Style` and its `ROUTES`. It makes
-a `ChatRequest` or a `CompletionRequest` of its bodies; `Service.converse` answers.
-
-Keys, limits, errors and the OpenAPI document follow from the route. A request goes through server.py (accepts
-connections), connection.py (reads heads and bodies), app.py (dispatches), endpoints.py and service.py (decode bodies),
-and for completions through generation.py (collects or streams) and chat.py or completions.py (the JSON)."""
+A request goes through server.py (accepts connections), connection.py (reads heads and bodies), app.py (dispatches),
+endpoints.py and service.py (decode bodies), and for completions through generation.py (collects or streams) and
+chat.py or completions.py (the JSON)."""

@@ -252,10 +252,9 @@ class BareError(msgspec.Struct):
 
 
 def usage(ends: Sequence[Done], n: int) -> Usage:
-    """Sum up the choices of one request, `n` of each prompt in turn.
+    """Sum up the choices of one request, `n` of each prompt in turn; a prompt counts once.
 
-    A prompt counts once. Its cached tokens are those of its first choice: the others find the pages that this one
-    filled."""
+    Its cached tokens are its first choice's: the others find the pages that this one filled."""
     firsts = ends[::n]
     prompts = sum(end.usage.prompt_tokens for end in firsts)
     completions = sum(end.usage.completion_tokens for end in ends)
@@ -271,7 +270,6 @@ def usage(ends: Sequence[Done], n: int) -> Usage:
 
 
 def request_metrics(m: Metrics, tokens: int) -> RequestMetrics:
-    """Convert the figures of a choice of `tokens` tokens to the names of this interface."""
     return RequestMetrics(
         time_to_first_token_ms=m.time_to_first_token_ms,
         generation_time_ms=m.generation_time_ms,

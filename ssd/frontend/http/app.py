@@ -1,7 +1,4 @@
-"""The ASGI application: finds the endpoint of a request, checks its Host and API key, turns errors into answers.
-
-Starlette would replace `_dispatch` and `cors.py` and nothing else. It bounds each body, but not the memory of all
-bodies together (`Exchange.body`), and it runs a task group for each stream."""
+"""The ASGI application: finds the endpoint of a request, checks its Host and API key, turns errors into answers."""
 
 from __future__ import annotations
 
@@ -110,10 +107,7 @@ class App:
         return f"; {known} is there ({clients})"
 
     def _check_host(self, exchange: Exchange) -> None:
-        """Refuse pages of a site whose name was made to lead to this machine (DNS rebinding).
-
-        Such a page asks by that name. Starlette's TrustedHostMiddleware knows names, and not all addresses of this
-        machine."""
+        # A page of a site whose name was made to lead to this machine (DNS rebinding) asks by that name.
         if (header := exchange.header(b"host")) is None:
             return  # HTTP/1.0, which no browser speaks
         given = header.decode("latin-1")
@@ -134,7 +128,7 @@ class App:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Return the regular expression of a path with names in braces; a model's name may have slashes."""
+    # A model's name may have slashes.
     return re.compile(
         re.sub(r"{(\w+)}", lambda name: f"(?P<{name[1]}>{'.+' if name[1] == 'model' else '[^/]+'})", path), re.DOTALL
     )

@@ -1,7 +1,7 @@
 """The JSON that HTTP clients send, by the names of the OpenAI API, of vLLM and of llama.cpp.
 
 Every known field stands here: what it does, why it changes nothing (`ignored`), or the values with which it asks for
-nothing (`unsupported`). Any other field is unknown. `ssd.frontend.http.decoding` decodes."""
+nothing (`unsupported`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`/v1/chat/completions`: its requests to the engine, and its JSON.
-
-Functions raise HttpError for a field that is wrong."""
+"""`/v1/chat/completions`: its requests to the engine, and its JSON. A wrong field raises HttpError."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def conversation(messages: Sequence[Said]) -> list[ChatMessage]:
 
 
 def _calls(messages: Sequence[Said]) -> list[list[CalledTool]]:
-    """Return the calls of each message. Those that came without an id have one."""
+    """Return the calls of each message, and number those without an id."""
     calls, count = [], 0
     for index, said in enumerate(messages):
         calls.append(made := list[CalledTool]())
@@ -91,7 +89,6 @@ def _calls(messages: Sequence[Said]) -> list[list[CalledTool]]:
 
 
 def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatOptions:
-    """Return the chat template's variables and tools."""
     continues, begins = bool(body.continue_final_message), body.add_generation_prompt
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     kwargs = encoder.encode({**effort, **(body.chat_template_kwargs or {})})
@@ -104,7 +101,6 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
 
 
 def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Generate]:
-    """Return one request to the engine for each choice."""
     n = count(body, config)
     if body.return_origins and not body.stream:
         raise invalid("return_origins", "return_origins needs stream")
@@ -132,8 +128,6 @@ def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Gen
 
 
 class ChatStyle(ParsingStyle):
-    """Choices as messages of an assistant."""
-
     prompt = "messages"
     prefix = "chatcmpl-"
 
@@ -167,9 +161,7 @@ class ChatStyle(ParsingStyle):
         return [begun, *(self._chunk(choice, delta, origin=origin) for delta in deltas[1:])]
 
     def _deltas(self, choice: Choice, message: Chunk | Done) -> list[answers.Delta]:
-        """Return what the last message has added to the answer: thoughts, content and each call apart.
-
-        Some clients read one call of a delta only, or either its content or its calls."""
+        # Some clients read only one of a delta: its content or one call.
         if choice.parser is None:
             return [answers.Delta(content=message.text if message.text or isinstance(message, Chunk) else UNSET)]
         news, made = choice.parts[-1], choice.parts[-1].calls

@@ -1,6 +1,4 @@
-"""`/v1/completions`: its requests to the engine, its JSON, and prompts to fill in the middle.
-
-Functions raise HttpError for a field that is wrong."""
+"""`/v1/completions`: its requests to the engine, its JSON, and prompts to fill in. A wrong field raises HttpError."""
 
 from __future__ import annotations
 
@@ -61,8 +59,6 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
 
 
 class CompletionStyle(Style):
-    """Choices as texts."""
-
     prompt = "prompt"
 
     def __init__(self, body: CompletionRequest, name: str, vocabulary: Vocabulary) -> None:
@@ -124,9 +120,6 @@ class CompletionStyle(Style):
     def _logprobs(
         self, entries: Sequence[TokenLogprob], offset: int, tops: list[dict[str, float] | None] | None
     ) -> tuple[answers.CompletionLogprobs, int]:
-        """Return the log-probabilities of tokens, and the offset of the text after them.
-
-        Their text begins at `offset`; `tops` are their alternatives."""
         pieces = [self._vocabulary.piece(entry.token_id) for entry in entries]
         *offsets, end = accumulate(map(len, pieces), initial=offset)
         return answers.CompletionLogprobs(pieces, [entry.logprob for entry in entries], tops, offsets), end
@@ -163,7 +156,6 @@ def prompts(given: str | Sequence[str | int | list[int]], most: int, field: str 
 
 
 async def complete(service: Service, exchange: Exchange, body: CompletionRequest, style: Style) -> None:
-    """Continue a text in this style, up to its suffix if it has one. Raises HttpError."""
     if body.suffix:
         await _fill(service, exchange, body)
         style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
@@ -192,7 +184,7 @@ async def fill_in_prompt(
     files: Sequence[File] = (),
     room: int | None = None,
 ) -> list[int]:
-    """Return the ids of the prompt for the text between two others, and have `body` stop at the tokens that end it.
+    """Return the ids of the prompt for the text between two others; `body` then stops at the tokens that end it.
 
     With `room` for an answer, the prompt is cut to leave it. Raises HttpError, which blames the field `blamed`."""
     service.check_ready()

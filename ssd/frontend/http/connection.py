@@ -36,9 +36,7 @@ class Hangups:
         loop.add_reader(self._epoll.fileno(), self._tell)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call `call` once the peer resets or closes the connection.
-
-        Call `forget` before the socket closes."""
+        """Call `call` once the peer resets or closes the connection; call `forget` before the socket closes."""
         self._calls[descriptor] = call
         self._epoll.register(descriptor, select.EPOLLONESHOT)  # reports errors and hang-ups, and nothing else
 
@@ -64,24 +62,22 @@ class Arrival:
         self._deadline: asyncio.TimerHandle | None = None
 
     def expect(self, part: Literal["none", "body", "rest"]) -> None:
-        """Wait for `part` from now on, without the deadline of the part before it, which arrived in time."""
         self.part, self.loose = part, 0
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def hurry(self, seconds: float, late: Callable[[], None]) -> None:
-        """Call `late` if the part has not arrived after `seconds`. A deadline that it has already stays."""
+        """Call `late` if the part has not arrived after `seconds`. An earlier deadline stays."""
         if self._deadline is None:
             self._deadline = self._loop.call_later(seconds, late)
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, with heads, bodies and pauses bounded in time, and all but bodies in size.
+    """One connection, with heads, bodies and pauses bounded in time, and heads in size; the route bounds bodies.
 
-    The route bounds bodies. A client that reads nothing is dropped. The request being answered is told when its client
-    has left, whatever else was sent meanwhile. To its answers a connection is the transport, whose `close` lets the
-    client read them first. `ended` is set when the connection is lost."""
+    The request being answered is told when its client has left. To its answers a connection is the transport, whose
+    `close` lets the client read them first."""
 
     def __init__(self, *arguments: Any, limits: Limits, hangups: Hangups, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -201,12 +197,12 @@ class Connection(HttpToolsProtocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read on even when the next request has to wait: otherwise a client's leaving would not be seen."""
+        # Even when the next request has to wait: otherwise a client's leaving would not be seen.
         if len(self.pipeline) <= _MOST_PIPELINED:
             self.flow.resume_reading()
 
     def _hurry(self) -> None:
-        """Set the deadline of what is being sent, unless it waits behind an answer, where no body is read."""
+        # Behind an answer no body is read.
         if self._arrival.part in ("head", "body") and not self._is_answering:
             self._arrival.hurry(_HEAD_S if self._arrival.part == "head" else _BODY_S, self._late)
 
@@ -287,7 +283,7 @@ class Connection(HttpToolsProtocol):
     def close(self) -> None:
         """End the connection once the client has sent what it is sending, or enough of it.
 
-        A socket that is closed before that resets the connection, and the answer is lost."""
+        A socket closed before that resets the connection, and the answer is lost."""
         if self.is_closing():
             return
         if self._arrival.part == "none":
@@ -303,7 +299,6 @@ class Connection(HttpToolsProtocol):
 
 
 def as_bytes(error: HttpError, headers: Headers) -> bytes:
-    """Return the answer to a request with these headers, after which the connection ends."""
     body = encoder.encode(error_object(error))
     fields = {
         b"content-type": JSON,

@@ -1,7 +1,4 @@
-"""Cross-origin resource sharing: the sites whose pages a browser lets read answers, by default none.
-
-Starlette's CORSMiddleware is all that this would need of Starlette. It also repeats any names of headers that a
-preflight asks for."""
+"""Cross-origin resource sharing: the sites whose pages a browser lets read answers, by default none."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ class CrossOrigin:
         self._origins = {origin.lower().encode() for origin in origins}
 
     def headers(self, exchange: Exchange) -> Headers:
-        """Return the headers that every answer to a page carries; none for a page that may not read it."""
         if self._any:
             return {b"access-control-allow-origin": b"*", b"access-control-expose-headers": _EXPOSED}
         if not self._origins:

@@ -1,7 +1,6 @@
 """JSON to the structs of `bodies.py`, without unknown fields, and with an error for unsupported ones.
 
-msgspec checks types and bounds. It decides about unknown fields by struct and not by decoder (`lenient`), and names the
-field of an error in a text only (`_named`)."""
+msgspec decides about unknown fields by struct and not by decoder, and names the field of an error in a text only."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class BodyDecoder(Generic[_Body]):
     """A decoder of the bodies of one route.
 
-    With `strict`, an unknown field is an error. Otherwise it is ignored, and its name comes into the log once. Numbers
-    and booleans may be texts, and whole numbers may have a fraction of 0."""
+    With `strict`, an unknown field is an error; otherwise it is ignored, and logged once. Numbers and booleans may be
+    texts, and whole numbers may have a fraction of 0."""
 
     def __init__(self, kind: type[_Body], strict: bool) -> None:
         self._kind, self._strict = kind, strict
@@ -42,9 +41,7 @@ class BodyDecoder(Generic[_Body]):
         self._said: set[str] = set()
 
     def decode(self, raw: bytes) -> _Body:
-        """Return the body.
-
-        Raises HttpError 400, which names a wrong, missing, unknown or unsupported parameter."""
+        """Return the body. Raises HttpError 400, which names a wrong, missing, unknown or unsupported parameter."""
         raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
             if not raw.isascii():
@@ -79,7 +76,6 @@ def _unknown(error: msgspec.ValidationError) -> str | None:
 
 
 def _named(error: msgspec.ValidationError) -> HttpError:
-    """Return the answer to a body that does not fit its struct."""
     if (name := _unknown(error)) is not None:
         return invalid(cut(name), f"unknown parameter: {cut(name)}", "unknown_parameter")
     message = str(error)
@@ -97,9 +93,6 @@ def _named(error: msgspec.ValidationError) -> HttpError:
 
 
 def _not_supported(param: str, value: str | None = None, but: Sequence[object] = ()) -> HttpError:
-    """Return the answer to an unsupported field, or to a value of it.
-
-    `but` lists values that are accepted."""
     accepted = f", but for {' and '.join(msgspec.json.encode(one).decode() for one in but)}" if but else ""
     message = f"{param} is not supported{accepted}" if value is None else f"{param}: {value} is not supported"
     return invalid(param, message, "unsupported_parameter")
@@ -116,9 +109,7 @@ def _neutral_values(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]
 
 
 def _check_raw(body: msgspec.Struct) -> None:
-    """Look into the fields that decoding has left as they came.
-
-    Raises HttpError or msgspec's errors."""
+    # Fields that decoding has left as they came.
     _refuse_unsupported(body)
     for name in ("structured_outputs", "response_format", "options"):
         if isinstance(part := getattr(body, name, None), msgspec.Struct):

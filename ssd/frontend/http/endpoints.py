@@ -1,6 +1,4 @@
-"""The endpoints of HTTP: their handlers and the table of routes.
-
-A new one is a function and a line in `ROUTES`; a door of its own is a plugin."""
+"""The endpoints of HTTP: their handlers and the table of routes."""
 
 from __future__ import annotations
 

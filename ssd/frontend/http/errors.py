@@ -39,33 +39,28 @@ class HttpError(Exception):
 
 
 def refusal(code: str, message: str, param: str | None = None) -> HttpError:
-    """Convert a RequestError's code and message to an HTTP error.
-
-    `param` is named if the request is to blame."""
+    """Convert a RequestError to an HTTP error, with `param` if the request is to blame."""
     status = _STATUS.get(code, 500)
     blamed = _FIELDS.get(param or "", param) if status == 400 else None
     return HttpError(status, message, code, blamed, _RETRY.get(status))
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> HttpError:
-    """Return the error for a field with an invalid value."""
     return HttpError(400, message, code, param)
 
 
 def missing(param: str) -> HttpError:
-    """Return the error for a field that the request needs and lacks."""
     return invalid(param, f"{param} is required", "missing_parameter")
 
 
 def given(value: Any, param: str) -> Any:
-    """Return the value of a field that the request needs. Raises HttpError where it lacks the field."""
+    """Return the value of a field that the request needs. Raises HttpError."""
     if value is None:
         raise missing(param)
     return value
 
 
 def cut(name: str) -> str:
-    """Return as much of a client's text as an error repeats."""
     return name[:_SHOWN]
 
 

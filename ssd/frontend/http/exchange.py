@@ -1,7 +1,4 @@
-"""One HTTP request and its answer, over ASGI.
-
-Starlette's Request and Response lack the budget of bodies, the callback for a client that leaves, and the parts in
-which a large answer is copied for a slow client."""
+"""One HTTP request and its answer, over ASGI."""
 
 from __future__ import annotations
 
@@ -53,15 +50,11 @@ class Account(Protocol):
 
 
 class Accounts(Protocol):
-    """The accounts of all API keys."""
-
     def of(self, key: bytes) -> Account: ...
 
 
 class Exchange:
-    """A request and its reply.
-
-    If `started`, the head of the answer is out: an error can only be part of the answer."""
+    """A request and its reply; if `started`, the head of the answer is out: an error can only be part of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -78,7 +71,6 @@ class Exchange:
         self._size = self._held = self._reserved = 0
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the header of a lower-case name; the last of several."""
         return self._headers.get(name)
 
     def is_local_program(self) -> bool:
@@ -92,7 +84,6 @@ class Exchange:
 
     @property
     def trace(self) -> dict[str, str]:
-        """Return W3C's trace context of the client, if it sent one."""
         return {name.decode(): value.decode("latin-1") for name in _TRACE if (value := self.header(name)) is not None}
 
     async def body(self, limit: int, budget: MemoryBudget) -> bytes:
@@ -121,10 +112,9 @@ class Exchange:
                 return b"".join(parts)
 
     def hold(self, size: int) -> None:
-        """Count `size` bytes in all for this request.
+        """Count `size` bytes in all for this request. Raises RequestError where the budget is used up.
 
-        The first KiB are free, so that nobody's short prompt waits for others' long ones. Raises RequestError where the
-        budget is used up."""
+        The first KiB are free, so that nobody's short prompt waits for others' long ones."""
         self._size = max(self._size, size)
         more = size - _UNCOUNTED - self._held
         if self._budget is not None and more > 0:
@@ -132,22 +122,18 @@ class Exchange:
             self._held += more
 
     def hold_more(self, size: int) -> None:
-        """Count `size` more bytes for this request. Raises RequestError."""
         self.hold(self._size + size)
 
     def end(self) -> None:
-        """Give back the bytes of the body."""
         if self._budget is not None:
             self._budget.give_back(self, self._held)
 
     def when_gone(self, call: Callable[[], object] | None) -> None:
-        """Call `call` if the client leaves before it has its answer, once the body was read.
-
-        None ends that."""
+        """Call `call` if the client leaves before it has its answer, once the body was read; None ends that."""
         self.scope["state"][GONE] = call
 
     def begin_use(self) -> None:
-        """Count a generating request in its key's account, if there is one. Raises HttpError 429 for one too many."""
+        """Count a generating request in its key's account. Raises HttpError 429 for one too many."""
         if self.account is not None:
             self.more_headers = {**self.more_headers, **self.account.begin()}
 
@@ -162,12 +148,11 @@ class Exchange:
             self._reserved += tokens
 
     def end_use(self, tokens: Callable[[], int]) -> None:
-        """Give back what a request that `begin_use` has counted reserved beyond the `tokens` that it used."""
+        """Give back the reserved tokens that a request, counted by `begin_use`, did not use."""
         if self.account is not None:
             self.account.end(self._reserved, tokens())
 
     async def reply(self, body: bytes, status: int = 200, kind: bytes = JSON, headers: Headers | None = None) -> None:
-        """Send the whole answer at once."""
         await self._head(status, kind, {**(headers or {}), b"content-length": b"%d" % len(body)})
         for start in range(0, len(body) or 1, _PART):
             part = body[start : start + _PART]
@@ -195,7 +180,6 @@ class Exchange:
 
 
 def request_id(headers: Headers) -> str:
-    """Return the client's own id of the request, or a new one."""
     given = headers.get(b"x-request-id")
     return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_PROCESS}{next(_numbers):016x}"
 

@@ -1,6 +1,4 @@
-"""One HTTP answer from open requests, whole or as a stream of events.
-
-The `Style` writes its JSON."""
+"""One HTTP answer from open requests, whole or as a stream of events; the `Style` writes its JSON."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _IN_A_TURN = 64
 
 
 class Generation:
-    """All choices of one HTTP request, each a request to the engine, in order.
-
-    Large answers take `turns`."""
+    """All choices of one HTTP request, each a request to the engine, in order. Large answers take `turns`."""
 
     def __init__(
         self,
@@ -42,9 +38,7 @@ class Generation:
         self._gone = False
 
     async def run(self, stream: bool) -> None:
-        """Send the answer, and end its requests at once when the client leaves.
-
-        Raises Gone and HttpError."""
+        """Send the answer, and end its requests at once when the client leaves. Raises Gone and HttpError."""
         self._exchange.begin_use()
         try:
             self._open()
@@ -79,7 +73,6 @@ class Generation:
         self._wake.set()
 
     async def _follow(self, stream: bool) -> None:
-        """Add what comes to the choices until all have ended, and send it as events if asked to."""
         ended = False
         while not ended:
             await self._wake.wait()
@@ -105,7 +98,7 @@ class Generation:
                 await self._write(events, ended)
 
     async def _write(self, events: list[Any], ended: bool) -> None:
-        """Send events, and with the first ones the head, so that an earlier error has a status of its own."""
+        # The head comes with the first events, so that an earlier error has a status of its own.
         if not self._exchange.started:
             await self._exchange.start_stream(self._style.kind)
             events = [event for choice in self._choices for event in self._style.first(choice)] + events
@@ -113,9 +106,7 @@ class Generation:
         await self._exchange.write(data + self._style.end if ended else data, more=not ended)
 
     async def _each(self, make: Callable[[TokenLogprob], Any], entries: Sequence[TokenLogprob]) -> list[Raw]:
-        """Return the JSON of `make` of each entry, made a few at a time so that others get their turn.
-
-        Raises Gone."""
+        # A few at a time, so that others get their turn.
         made = [Raw(encoder.encode(make(entry))) for entry in entries[:_IN_A_TURN]]
         for start in range(_IN_A_TURN, len(entries), _IN_A_TURN):
             async with self._turns:

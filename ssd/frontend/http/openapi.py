@@ -1,6 +1,4 @@
-"""The routes' type, and the OpenAPI document made of them and of the structs that decode and encode.
-
-msgspec makes all schemas. It knows no paths, statuses and keys: these are written here."""
+"""The routes' type, and the OpenAPI document made of them and of the structs that decode and encode."""
 
 from __future__ import annotations
 
@@ -33,11 +31,10 @@ _ERRORS = {
 class Route(NamedTuple):
     """One endpoint.
 
-    A name in braces in `path` stands for a part without slashes, `{model}` for any rest. `handler` gets the
-    application's `Service` and the request. `body`, `answer` and `events` are the structs that the document describes;
-    `open` needs no key. `error` returns the body of an error, `stream` is the content type of `events`. A route without
-    a `summary` is not in the document. One with a `header` takes the place of the path's own for requests with it.
-    `clients` is the hint for a wrong base URL."""
+    A name in braces in `path` stands for a part without slashes, `{model}` for any rest. `body`, `answer` and `events`
+    are the structs that the document describes. `error` returns the body of an error, `stream` is the content type of
+    `events`. A route without a `summary` is not in the document. One with a `header` takes the place of the path's own
+    for requests with it. `clients` is the hint for a wrong base URL."""
 
     method: str
     path: str
@@ -54,7 +51,6 @@ class Route(NamedTuple):
 
 
 def document(routes: Sequence[Route], config: EngineConfig, keys: bool) -> dict[str, Any]:
-    """Return the document of this engine: its model's names are part of it."""
     routes = [route for route in routes if route.summary]
     kinds = {kind for route in routes for kind in (route.body, route.answer, route.events)}
     kinds |= {_error(route) for route in routes}

@@ -1,6 +1,4 @@
-"""The sampling parameters that the fields of a body ask for.
-
-Functions raise HttpError for a field that is wrong."""
+"""The sampling parameters that the fields of a body ask for. A wrong field raises HttpError."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ _TEMPERATURE = 1.0  # OpenAI's, where neither the request nor the model says one
 
 
 def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingParams:
-    """Return the parameters that all choices of a request share; admission checks them."""
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -71,7 +68,6 @@ def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 def count(body: Sampling, config: EngineConfig) -> int:
-    """Return the number of choices asked for."""
     n, most = body.n or 1, config.server.limits.max_n
     if n > most:
         raise invalid("n", f"n is {n}; at most {most} choices are made of a prompt")
@@ -79,7 +75,7 @@ def count(body: Sampling, config: EngineConfig) -> int:
 
 
 def check_one_choice(body: Sampling) -> None:
-    """Raise HttpError for what only chats and completions of OpenAI's interface have, at a door without it."""
+    """Raise HttpError for what only chats and completions of OpenAI's interface have."""
     asked = {
         "n": (body.n or 1) > 1,
         "prompt_logprobs": body.prompt_logprobs is not None,
@@ -105,7 +101,6 @@ def _truncation(asked: int | None, config: EngineConfig) -> int | None:
 
 
 def _speculation(body: Sampling, config: EngineConfig) -> Speculation | None:
-    """Return the speculation that this request asks for, or None for the engine's."""
     asked = body.speculative
     if asked is None:
         return None

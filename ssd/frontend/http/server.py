@@ -1,7 +1,7 @@
 """HTTP on a listening socket: uvicorn's protocol (`connection.py`) without uvicorn's server.
 
-`uvicorn.Server` counts connections only after the event loop has accepted all that wait, when no descriptor may be left
-for ZeroMQ. It also takes the process's signals. So this file accepts, counts and ends connections itself."""
+`uvicorn.Server` counts connections only after all that wait are accepted, when no descriptor may be left for ZeroMQ. It
+also takes the process's signals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _HANDSHAKE_S = 10.0  # of TLS
 class HttpServer:
     """The HTTP server on a listening socket, which it owns, from `start` to `stop`.
 
-    Raises UsageError where the process may have too few descriptors, and for certificates or API keys that cannot be
-    used."""
+    Raises UsageError for too few descriptors, and for certificates or API keys that cannot be used."""
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         self._limits = manager.config.server.limits
@@ -56,7 +55,6 @@ class HttpServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Accept connections from now on."""
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._loop = asyncio.get_running_loop()
         self._hangups = Hangups(self._loop)
@@ -111,7 +109,6 @@ class HttpServer:
                 connected.add_done_callback(self._connections.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        """Serve one connection until it is lost."""
         connection = Connection(self._uvicorn, self._state, {}, limits=self._limits, hangups=self._hangups)
         try:
             seconds = None if self._tls is None else _HANDSHAKE_S

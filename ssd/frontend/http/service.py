@@ -1,4 +1,6 @@
-"""The state that HTTP endpoints share: what reads a body, and what answers a chat in the style of a door."""
+"""The state that HTTP endpoints share: what reads a body, and what answers a chat in the style of a door.
+
+A door is a plugin's interface of its own, such as `/v1/responses`: structs, a `Style` and `ROUTES`."""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class Service:
         await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
 
     async def count_tokens(self, exchange: Exchange, asked: bodies.ChatRequest, param: str) -> int:
-        """Return the number of tokens of a chat's prompt. Raises HttpError, which blames `param`, or Gone."""
+        """Count the tokens of a chat's prompt. Raises HttpError, which blames `param`, or Gone."""
         self.check_ready()
         format = self.manager.texts.answer_format
         options = chat.options(asked, offered(asked, format).tools)

@@ -17,9 +17,7 @@ _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
 
 def structured(body: Sampling) -> Structured | None:
-    """Return the format that the answer must have, or None for any text.
-
-    Raises HttpError if fields contradict each other."""
+    """Return the format that the answer must have, or None. Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
     if others := [name for name, asked in found[1:] if not _same(asked, found[0][1])]:
         raise invalid(others[0], f"{found[0][0]} and {others[0]} both say what the answer must be; give one")
@@ -31,12 +29,10 @@ def structured(body: Sampling) -> Structured | None:
 
 
 def field_of(body: Sampling) -> str | None:
-    """Return the name of the field that asks for a format, or None if none does."""
     return next((name for name, _ in _asked(body)), None)
 
 
 def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
-    """Yield each field that asks for a format, and the format."""
     if body.response_format is not None and (asked := _format(body.response_format)) is not None:
         yield "response_format", asked
     if (vllm := body.structured_outputs) is not None:
@@ -61,7 +57,6 @@ def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
 
 
 def _same(one: Structured, other: Structured) -> bool:
-    """Return True if two fields ask for the same format."""
     if one.kind != other.kind or one.kind not in ("json", "choice"):
         return one == other
     try:

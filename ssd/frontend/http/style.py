@@ -48,7 +48,6 @@ class Choice:
 
     @property
     def end(self) -> Done:
-        """Return the `Done` of a choice that has ended."""
         assert self.done is not None
         return self.done
 
@@ -66,7 +65,7 @@ class Choice:
 
 
 class Style(ABC):
-    """The JSON of one interface, as msgspec structs.
+    """The JSON of one interface.
 
     `prompt` is the name of its field for the prompt, `structured` of the one that asks for the answer's format."""
 
@@ -99,9 +98,7 @@ class Style(ABC):
 
     @abstractmethod
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
-        """Return the answer that is not streamed.
-
-        `each` converts log-probabilities, most of a large answer."""
+        """Return the answer that is not streamed; `each` converts log-probabilities, most of a large answer."""
 
     @abstractmethod
     def first(self, choice: Choice) -> list[Any]:
@@ -112,21 +109,19 @@ class Style(ABC):
         """Return the events of a message; the last one's event carries the finish reason."""
 
     def last(self, choices: Sequence[Choice]) -> list[Any]:
-        """Return the events after all choices have ended."""
         if not self._with_usage and not self._with_metrics:
             return []
         usage = self._usage(choices) if self._with_usage else UNSET
         return [self._part([], usage=usage, metrics=self._metrics(choices))]
 
     def error(self, error: HttpError) -> Any:
-        """Return the event of an error in the middle of a stream, which is the last one."""
         return error_object(error)
 
     def encode(self, event: Any) -> bytes:
         return b"data: %b\n\n" % encoder.encode(event)
 
     def tokens(self, choices: Sequence[Choice]) -> int:
-        """Return how many tokens prompts and choices have so far. A prompt counts once."""
+        """Count the tokens of prompts, each once, and choices so far."""
         prompts = sum(len(choice.request.prompt) for choice in choices[:: self._n])
         return prompts + sum(choice.request.completion_tokens for choice in choices)
 
@@ -193,7 +188,6 @@ class Growing(ABC):
     kinds: ClassVar[tuple[str, str]]
 
     def add(self, part: Answer) -> list[Any]:
-        """Add a part of the answer."""
         events = []
         for piece in part.pieces:
             if isinstance(piece, ToolCall):

@@ -51,7 +51,7 @@ class Offer(NamedTuple):
 def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
     """Return the tools that an answer may call.
 
-    Raises HttpError where a choice of them cannot be enforced, and where tools are refused."""
+    Raises HttpError for refused tools, or a choice that cannot be enforced."""
     if body.functions and body.tools:
         raise invalid("functions", "functions and tools mean the same; give one")
     if body.functions and body.tool_choice is not None:
@@ -64,9 +64,6 @@ def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
 
 
 def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> ChatRequest:
-    """Return a request with `functions` and `function_call` as tools. At most one is called.
-
-    Raises HttpError."""
     chosen = body.function_call
     if isinstance(chosen, FunctionName) and chosen.name not in (function.name for function in functions):
         raise _not_there(chosen.name, "function_call", "functions")
@@ -76,7 +73,6 @@ def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> Chat
 
 
 def _with_allowed(body: ChatRequest, choice: ChosenTool) -> ChatRequest:
-    """Return a request whose tools are those that `allowed_tools` names. Raises HttpError."""
     if choice.allowed_tools is None:
         raise missing("tool_choice.allowed_tools")
     names = {_name(tool) for tool in choice.allowed_tools.tools}
@@ -87,7 +83,6 @@ def _with_allowed(body: ChatRequest, choice: ChosenTool) -> ChatRequest:
 
 
 def _name(tool: AllowedTool | ChosenTool) -> str:
-    """Return the name of a tool, which has two places. Raises HttpError."""
     name = tool.name if tool.function is None else tool.function.name
     if name is None:
         raise missing("tool_choice.function")
@@ -99,7 +94,6 @@ def _not_there(name: str, field: str = "tool_choice", among: str = "tools") -> H
 
 
 def check_tools_are_told(format: AnswerFormat) -> None:
-    """Raise HttpError where a prompt may have no tools."""
     if format.refuses_tools:
         cause = "the model's chat template has no place for tools; --tools auto tells them in text"
         raise invalid("tools", f"tools: {cause}")
@@ -153,9 +147,7 @@ def _enforced(
     format: AnswerFormat,
     of: Callable[[type[ToolParser], Rules], str],
 ) -> Offer:
-    """Return an offer with the grammar that `of` makes of a parser's format.
-
-    A model whose format has no grammar calls in that of `Llama3Json`, which is plain text. Raises HttpError."""
+    # A model whose format has no grammar calls in that of `Llama3Json`, which is plain text.
     for parser in (format.tools, Llama3Json):
         structured = _structured(Rules(functions, format.ids, offer.most_calls != 1), partial(of, parser))
         if structured is not None:
@@ -169,9 +161,7 @@ def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
 
 
 def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:
-    """Return the grammar that a parser makes, or None if it makes none.
-
-    Raises HttpError."""
+    """Return the grammar that a parser makes, or None if it makes none. Raises HttpError."""
     try:
         answer = of(rules)
         text = rules.grammar(answer)
