@@ -198,7 +198,8 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     - `target` and `draft` are checkpoint directories; `cascade` has the drafts below `draft`, smallest first. With a
       `link` the draft is on another machine. With an `upstream` the target is, and `target` has only its tokenizer.
-      `digest` names the target's files. Unless the target `has_weights`, a plugin's process takes its place. The draft's process takes the fastest of `draft_formats`.
+      `digest` names the target's files. Unless the target `has_weights`, a plugin's process takes its place. The
+      draft's process takes the fastest of `draft_formats`.
     - `inline_draft`: a draft works in turn with the target, in its process. With `inline_num_pages` another one, in a
       process of its own, drafts ahead for requests in mode `ssd`.
     - All ranks of the target are here, or only rank 0 if the `executor` is not "local". The system places a process
