@@ -10,12 +10,12 @@ from msgspec import UNSET
 from ssd.config.engine import EngineConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
+from ssd.frontend.http.asked import AskedAnswer, new_id, numbered_id
 from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TokenizeRequest, Tool
 from ssd.frontend.http.errors import invalid, missing
 from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
-from ssd.frontend.http.tools import Offer, new_id, numbered_id
 from ssd.frontend.output_collector import Part
 from ssd.frontend.parsers.answer import AnswerFormat, joined
 from ssd.ipc.public import (
@@ -100,7 +100,7 @@ def options(body: ChatRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatO
     return ChatOptions(not continues if begins is None else begins, continues, kwargs.decode(), shown)
 
 
-def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Generate]:
+def generates(body: ChatRequest, config: EngineConfig, asked: AskedAnswer) -> list[Generate]:
     n = count(body, config)
     if body.return_origins and not body.stream:
         raise invalid("return_origins", "return_origins needs stream")
@@ -115,13 +115,13 @@ def generates(body: ChatRequest, config: EngineConfig, offer: Offer) -> list[Gen
     params = sampling(
         body,
         config,
-        structured=offer.structured,
-        free_text=offer.obey is not None,
+        structured=asked.structured or asked.form.structured,  # the calls' grammar holds the form
+        free_text=asked.obey is not None,
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     messages = conversation(body.messages)
-    chat = options(body, offer.tools)
+    chat = options(body, asked.tools)
     return [
         Generate(index, messages=messages, params=own, chat=chat) for index, own in enumerate(each_choice(params, n))
     ]
@@ -132,9 +132,9 @@ class ChatStyle(ParsingStyle):
     prefix = "chatcmpl-"
 
     def __init__(
-        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer
+        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, asked: AskedAnswer
     ) -> None:
-        super().__init__(body, name, vocabulary, format, offer)
+        super().__init__(body, name, vocabulary, format, asked)
         self._with_logprobs, self.by_origin = bool(body.logprobs), bool(body.return_origins)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:
@@ -171,7 +171,7 @@ class ChatStyle(ParsingStyle):
         ]
         found = [answers.Delta(reasoning_content=news.reasoning)] if news.reasoning else []
         found += [answers.Delta(content=news.content)] if news.content else []
-        if self._offer.legacy:
+        if self._asked.legacy:
             found += [answers.Delta(function_call=call.function) for call in calls]
         else:
             found += [answers.Delta(tool_calls=[call]) for call in calls]
@@ -187,8 +187,8 @@ class ChatStyle(ParsingStyle):
             "assistant",
             None if silent else answer.content,
             reasoning_content=answer.reasoning or UNSET,
-            tool_calls=UNSET if self._offer.legacy else calls or UNSET,
-            function_call=calls[0].function if calls and self._offer.legacy else UNSET,
+            tool_calls=UNSET if self._asked.legacy else calls or UNSET,
+            function_call=calls[0].function if calls and self._asked.legacy else UNSET,
         )
 
     async def _choice(self, choice: Choice, each: Each) -> answers.ChatChoice:
@@ -205,9 +205,9 @@ class ChatStyle(ParsingStyle):
 
     def _reason(self, choice: Choice) -> answers.ChatFinishReason:
         reason = choice.end.finish_reason
-        if not choice.calls or reason != "stop" or self._offer.named:
+        if not choice.calls or reason != "stop" or self._asked.named:
             return reason
-        return "function_call" if self._offer.legacy else "tool_calls"
+        return "function_call" if self._asked.legacy else "tool_calls"
 
     def _chunk(
         self,

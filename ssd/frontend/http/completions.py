@@ -20,6 +20,7 @@ from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.service import Service
+from ssd.frontend.http.structured import Form
 from ssd.frontend.http.style import Choice, Each, Style
 from ssd.frontend.text_jobs import Encoded, Fill
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
@@ -27,7 +28,7 @@ from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
 _DEFAULT_TOKENS = 16
 
 
-def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
+def generates(body: CompletionRequest, config: EngineConfig, form: Form) -> list[Generate]:
     """Return a request to the engine for each choice: all of the first prompt, then of the next."""
     given = prompts(body.prompt, config.server.limits.max_prompts)
     n = count(body, config)
@@ -41,6 +42,7 @@ def generates(body: CompletionRequest, config: EngineConfig) -> list[Generate]:
     params = sampling(
         body,
         config,
+        structured=form.structured,
         max_tokens=max(1, tokens),
         logprobs=body.logprobs,
         **({"prompt_logprobs": body.logprobs} if body.echo and body.logprobs is not None else {}),
@@ -159,7 +161,7 @@ async def complete(service: Service, exchange: Exchange, body: CompletionRequest
     if body.suffix:
         await _fill(service, exchange, body)
         style.shown = service.manager.texts.vocabulary.fill_in_ends  # stop tokens are hidden, special or not
-    requests = generates(body, service.manager.config)
+    requests = generates(body, service.manager.config, style.form)
     await Generation(service.manager, exchange, style, requests, service.turns).run(bool(body.stream))
 
 

@@ -8,11 +8,11 @@ import msgspec
 
 from ssd import __version__
 from ssd.frontend.http import answers, bodies, chat, completions
+from ssd.frontend.http.asked import check_tools_are_told
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.openapi import Route, document
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.tools import check_tools_are_told
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.text_jobs import Decode, Encode
 

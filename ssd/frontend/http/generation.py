@@ -118,7 +118,7 @@ class Generation:
 
     def _error(self, code: str, message: str, param: str | None = None) -> HttpError:
         if param == "structured":
-            param = self._style.structured
+            param = self._style.form.field
         return refusal(code, message, param or self._style.prompt)
 
 

@@ -12,7 +12,6 @@ from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation, derived_seed
 from ssd.frontend.http.bodies import Sampling
 from ssd.frontend.http.errors import cut, invalid
-from ssd.frontend.http.structured import structured
 
 _SHARED = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
 _shared = operator.attrgetter(*_SHARED)
@@ -23,7 +22,6 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    form = structured(body)  # which may be refused
     asked = dict(zip(_SHARED, _shared(body), strict=True)) | given
     if body.temperature is None and config.sampling.temperature is None:
         asked["temperature"] = _TEMPERATURE
@@ -35,7 +33,6 @@ def sampling(body: Sampling, config: EngineConfig, **given: Any) -> SamplingPara
         "stop": tuple(filter(None, stop)),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "allowed_token_ids": tuple(body.allowed_token_ids or ()),
-        "structured": given.get("structured") or form,  # the calls' grammar holds the form
         "seed": None if body.seed == -1 else body.seed,
         "speculation": _speculation(body, config),
         "truncate_prompt_tokens": _truncation(body.truncate_prompt_tokens, config),

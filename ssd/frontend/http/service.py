@@ -17,13 +17,13 @@ from ssd.errors import RequestError
 from ssd.frontend.admission import no_chat
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import bodies, chat
+from ssd.frontend.http.asked import AskedAnswer, asked_answer
 from ssd.frontend.http.decoding import BodyDecoder
 from ssd.frontend.http.errors import HttpError, cut, invalid, refusal
 from ssd.frontend.http.exchange import Accounts, Exchange, Gone
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.style import ParsingStyle
-from ssd.frontend.http.tools import Offer, offered
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
@@ -80,28 +80,28 @@ class Service:
     async def converse(
         self,
         exchange: Exchange,
-        asked: bodies.ChatRequest,
+        body: bodies.ChatRequest,
         kind: type[ParsingStyle],
-        style: Callable[[bodies.ChatRequest, str, Vocabulary, AnswerFormat, Offer], ParsingStyle] | None = None,
+        style: Callable[[bodies.ChatRequest, str, Vocabulary, AnswerFormat, AskedAnswer], ParsingStyle] | None = None,
     ) -> None:
         """Answer a chat in the style of a door: of `kind`, made by `style` if it needs more than the chat.
 
         Raises HttpError, which blames the style's prompt where the model has no chat."""
-        self.own(exchange, asked)
+        self.own(exchange, body)
         self.check_ready()
         vocabulary, format = self.manager.texts.vocabulary, self.manager.texts.answer_format
         if not vocabulary.has_chat:
             raise invalid(kind.prompt, f"{no_chat(vocabulary)}; use /v1/completions", "no_chat_template")
-        offer = offered(asked, format)
-        made = (style or kind)(asked, f"{kind.prefix}{exchange.id}", vocabulary, format, offer)
-        requests = chat.generates(asked, self.manager.config, offer)
-        await Generation(self.manager, exchange, made, requests, self.turns).run(bool(asked.stream))
+        asked = asked_answer(body, format)
+        made = (style or kind)(body, f"{kind.prefix}{exchange.id}", vocabulary, format, asked)
+        requests = chat.generates(body, self.manager.config, asked)
+        await Generation(self.manager, exchange, made, requests, self.turns).run(bool(body.stream))
 
     async def count_tokens(self, exchange: Exchange, asked: bodies.ChatRequest, param: str) -> int:
         """Count the tokens of a chat's prompt. Raises HttpError, which blames `param`, or Gone."""
         self.check_ready()
         format = self.manager.texts.answer_format
-        options = chat.options(asked, offered(asked, format).tools)
+        options = chat.options(asked, asked_answer(asked, format).tools)
         job = Encode(None, chat.conversation(asked.messages), options, plain_tools=format.plain_tools)
         found: Encoded = await self.look_up(exchange, job, param)
         return found.count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -16,20 +16,24 @@ from ssd.grammar.keywords import as_strict, take_strict
 _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
 
-def structured(body: Sampling) -> Structured | None:
-    """Return the format that the answer must have, or None. Raises HttpError if fields contradict each other."""
+class Form(NamedTuple):
+    """The format that a body asks of its answer, and the name of the field that asks; None for any text."""
+
+    field: str | None = None
+    structured: Structured | None = None
+
+
+def form_of(body: Sampling) -> Form:
+    """Return the form of the answer. Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
-    if others := [name for name, asked in found[1:] if not _same(asked, found[0][1])]:
-        raise invalid(others[0], f"{found[0][0]} and {others[0]} both say what the answer must be; give one")
-    for name, asked in found:
-        if len(asked.source) > MAX_COMPILED:
-            raise invalid(name, f"{name} has {len(asked.source)} characters, which is too long")
-        return asked
-    return None
-
-
-def field_of(body: Sampling) -> str | None:
-    return next((name for name, _ in _asked(body)), None)
+    if not found:
+        return Form()
+    field, structured = found[0]
+    if others := [name for name, asked in found[1:] if not _same(asked, structured)]:
+        raise invalid(others[0], f"{field} and {others[0]} both say what the answer must be; give one")
+    if len(structured.source) > MAX_COMPILED:
+        raise invalid(field, f"{field} has {len(structured.source)} characters, which is too long")
+    return Form(field, structured)
 
 
 def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:

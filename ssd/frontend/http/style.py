@@ -12,11 +12,11 @@ from msgspec import UNSET, UnsetType
 
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
+from ssd.frontend.http.asked import AskedAnswer
 from ssd.frontend.http.bodies import Sampling, StreamOptions
 from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import EVENTS, encoder
-from ssd.frontend.http.structured import field_of
-from ssd.frontend.http.tools import Offer
+from ssd.frontend.http.structured import Form, form_of
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
 from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
@@ -67,7 +67,7 @@ class Choice:
 class Style(ABC):
     """The JSON of one interface.
 
-    `prompt` is the name of its field for the prompt, `structured` of the one that asks for the answer's format."""
+    `prompt` is the name of its field for the prompt, `form` what the body asks of the answer."""
 
     prompt: ClassVar[str]
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
@@ -79,9 +79,9 @@ class Style(ABC):
     by_origin = False
     """True if each message is to have tokens of one origin."""
 
-    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary, form: Form | None = None) -> None:
         self._vocabulary = vocabulary
-        self.structured = field_of(body)
+        self.form = form or form_of(body)
         self._n = body.n or 1
         self._with_ids, self._with_metrics = bool(body.return_token_ids), bool(body.return_metrics)
         self._with_prompt_logprobs = body.prompt_logprobs is not None
@@ -160,26 +160,28 @@ class ParsingStyle(Style):
 
     prefix: ClassVar[str] = ""
 
-    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary, format: AnswerFormat, offer: Offer) -> None:
-        super().__init__(body, name, vocabulary)
-        self._format, self._offer = format, offer
-        self._parses = offer.parser is not None or format.reasoning is not None
-        if offer.structured is not None:
-            self.structured = "tools"
-        self.shown = format.special(offer.parser)
+    def __init__(
+        self, body: Sampling, name: str, vocabulary: Vocabulary, format: AnswerFormat, asked: AskedAnswer
+    ) -> None:
+        super().__init__(body, name, vocabulary, asked.form)
+        self._format, self._asked = format, asked
+        self._parses = asked.parser is not None or format.reasoning is not None
+        if asked.structured is not None:
+            self.form = self.form._replace(field="tools")
+        self.shown = format.special(asked.parser)
 
     def take(self, choice: Choice, message: Chunk | Done) -> None:
         if self._parses and choice.parser is None:
-            offer = self._offer
-            offered = {tool.function.name: tool.function.parameters for tool in offer.tools}
-            exact = offer.structured is not None and offer.obey is None
+            asked = self._asked
+            offered = {tool.function.name: tool.function.parameters for tool in asked.tools}
+            exact = asked.structured is not None and asked.obey is None
             choice.parser = self._format.parser(
-                offer.parser, offered, choice.request.prompt, offer.most_calls, exact, offer.obey
+                asked.parser, offered, choice.request.prompt, asked.most_calls, exact, asked.obey
             )
         super().take(choice, message)
 
     def free(self, prompt: Sequence[int]) -> str:
-        return self._format.thoughts(prompt, self._offer.parser if self._offer.structured else None)
+        return self._format.thoughts(prompt, self._asked.parser if self._asked.structured else None)
 
 
 class Growing(ABC):

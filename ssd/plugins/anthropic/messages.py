@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Raw
 from ssd.config.engine import ServerConfig
 from ssd.config.params import MAX_STOPS
 from ssd.frontend.detokenization import Vocabulary
+from ssd.frontend.http.asked import AskedAnswer, log_left_out, new_id
 from ssd.frontend.http.bodies import (
     Anything,
     CalledFunction,
@@ -44,7 +45,6 @@ from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
-from ssd.frontend.http.tools import Offer, log_left_out, new_id
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
@@ -402,12 +402,12 @@ class MessageStyle(ParsingStyle):
         name: str,
         vocabulary: Vocabulary,
         format: AnswerFormat,
-        offer: Offer,
+        answer: AskedAnswer,
     ) -> None:
-        super().__init__(asked, name, vocabulary, format, offer)
+        super().__init__(asked, name, vocabulary, format, answer)
         self._parses = True
-        if self.structured == "response_format" and body.response_format is None:
-            self.structured = "output_config.format"
+        if self.form.field == "response_format" and body.response_format is None:
+            self.form = self.form._replace(field="output_config.format")
         self._name = name.removeprefix(self.prefix)
         self._blocks = _Blocks()
 

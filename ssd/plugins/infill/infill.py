@@ -171,7 +171,8 @@ async def _infill(service: Service, exchange: Exchange) -> None:
     around, room = (body.input_prefix + body.prompt, body.input_suffix), min(limit, config.max_model_len // 4)
     ids = await fill_in_prompt(service, exchange, body, "input_suffix", around, files, room)
     style = InfillStyle(body, f"infill-{exchange.id}", service.manager.texts.vocabulary)
-    asked = Generate(0, token_ids=ids, params=sampling(body, config, max_tokens=limit, logprobs=None))
+    params = sampling(body, config, structured=style.form.structured, max_tokens=limit, logprobs=None)
+    asked = Generate(0, token_ids=ids, params=params)
     await Generation(service.manager, exchange, style, [asked], service.turns).run(bool(body.stream))
 
 

@@ -12,15 +12,15 @@ from msgspec import UNSET, Meta, Raw
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.http import answers, bodies, chat, completions
+from ssd.frontend.http.asked import AskedAnswer
 from ssd.frontend.http.bodies import Anything, Name, Said, Text, ignored, unsupported
 from ssd.frontend.http.errors import HttpError, bare_error, invalid
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import LINES, Route
 from ssd.frontend.http.parameters import agreed, check_one_choice
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.structured import field_of
+from ssd.frontend.http.structured import form_of
 from ssd.frontend.http.style import Choice, Each
-from ssd.frontend.http.tools import Offer
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.ipc.public import Chunk, Done
 
@@ -74,7 +74,7 @@ def _shared(body: OllamaRequest) -> dict[str, Any]:
     """Return the fields that chats and completions have in common. Raises HttpError."""
     options = body.options or OllamaOptions()
     check_one_choice(options)
-    if body.format and (other := field_of(options)) is not None:
+    if body.format and (other := form_of(options).field) is not None:
         raise invalid("format", f"format and options.{other} both say what the answer must be; give one")
     limit = agreed(num_predict=options.num_predict, n_predict=options.n_predict) or 0
     asked = {name: getattr(options, name) for name in {*bodies.Sampling.__struct_fields__} - _NOT_PASSED}
@@ -124,8 +124,8 @@ class OllamaStyle(chat.ChatStyle):
     def __init__(self, texts: bool, *given: Any) -> None:
         super().__init__(*given)
         self._line = partial(_line, self._named["model"], texts)
-        if self.structured == "response_format":
-            self.structured = "format"
+        if self.form.field == "response_format":
+            self.form = self.form._replace(field="format")
 
     async def whole(self, choices: Any, each: Each) -> Any:
         choice, told = choices[0], {}
@@ -186,7 +186,7 @@ async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, sai
     text = bodies.CompletionRequest(prompt=body.prompt or "", logprobs=tops, suffix=body.suffix, **_shared(body))
     service.own(exchange, text)
     plain = AnswerFormat(ServerConfig(tool_call_parser="none", reasoning_parser="none"), vocabulary)
-    style = OllamaStyle(texts, asked, exchange.id, vocabulary, plain, Offer())
+    style = OllamaStyle(texts, asked, exchange.id, vocabulary, plain, AskedAnswer(form_of(text)))
     await completions.complete(service, exchange, text, style)
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http.answers import PromptDetails
+from ssd.frontend.http.asked import AskedAnswer, log_left_out, new_id
 from ssd.frontend.http.bodies import (
     AllowedTool,
     AllowedTools,
@@ -39,7 +40,6 @@ from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
-from ssd.frontend.http.tools import Offer, log_left_out, new_id
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
@@ -232,12 +232,12 @@ class ResponseStyle(ParsingStyle):
         _: str,
         vocabulary: Vocabulary,
         format: AnswerFormat,
-        offer: Offer,
+        answer: AskedAnswer,
     ) -> None:
-        super().__init__(asked, name, vocabulary, format, offer)
+        super().__init__(asked, name, vocabulary, format, answer)
         self._parses = True
-        if self.structured == "response_format" and body.response_format is None:
-            self.structured = "text.format"
+        if self.form.field == "response_format" and body.response_format is None:
+            self.form = self.form._replace(field="text.format")
         self._numbers = itertools.count()
         self._items = _Items(name)
         self._keep = keep

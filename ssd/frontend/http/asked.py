@@ -1,4 +1,4 @@
-"""Tools in chats: which of them an answer may call, and the grammar of such calls."""
+"""The answer that a chat asks for, read of its body once: its form, its tools, and the grammar of their calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ssd.frontend.grammars import say_left_out
 from ssd.frontend.http.bodies import AllowedTool, ChatRequest, ChosenTool, FunctionName, Tool
 from ssd.frontend.http.bodies import Function as OfferedFunction
 from ssd.frontend.http.errors import HttpError, cut, invalid, missing
-from ssd.frontend.http.structured import field_of, structured
+from ssd.frontend.http.structured import Form, form_of
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.marked import Llama3Json
 from ssd.frontend.parsers.rules import Function, Rules, Unfit, argument_check
@@ -32,13 +32,14 @@ _logged: set[str] = set()
 _ID_LENGTH = 9  # Mistral's chat templates refuse other lengths
 
 
-class Offer(NamedTuple):
-    """The tools that an answer may call, and the `parser` that reads its calls.
+class AskedAnswer(NamedTuple):
+    """The form of an answer, the tools that it may call, and the `parser` that reads its calls.
 
     `structured` enforces calls, `named` a call of one tool by name. Calls after the first `most_calls` are dropped.
     `legacy` answers have their one call as OpenAI's older `function_call`. If there is text around calls that a grammar
     enforces, `obey` tells which calls in it are right."""
 
+    form: Form = Form()
     tools: Sequence[Tool] = ()
     parser: type[ToolParser] | None = None
     structured: Structured | None = None
@@ -48,19 +49,19 @@ class Offer(NamedTuple):
     obey: ArgumentCheck | None = None
 
 
-def offered(body: ChatRequest, format: AnswerFormat) -> Offer:
-    """Return the tools that an answer may call.
+def asked_answer(body: ChatRequest, format: AnswerFormat) -> AskedAnswer:
+    """Return the answer that a chat asks for.
 
-    Raises HttpError for refused tools, or a choice that cannot be enforced."""
+    Raises HttpError for refused tools, a choice that cannot be enforced, and forms that contradict each other."""
     if body.functions and body.tools:
         raise invalid("functions", "functions and tools mean the same; give one")
     if body.functions and body.tool_choice is not None:
         raise invalid("tool_choice", "tool_choice is about tools; function_call chooses one of functions")
     if body.functions or isinstance(body.function_call, FunctionName):
-        return _offered(_with_tools(body, body.functions or ()), format)._replace(legacy=True)
+        return _asked(_with_tools(body, body.functions or ()), format)._replace(legacy=True)
     if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
         body = _with_allowed(body, body.tool_choice)
-    return _offered(body, format)
+    return _asked(body, format)
 
 
 def _with_tools(body: ChatRequest, functions: Sequence[OfferedFunction]) -> ChatRequest:
@@ -99,31 +100,34 @@ def check_tools_are_told(format: AnswerFormat) -> None:
         raise invalid("tools", f"tools: {cause}")
 
 
-def _offered(body: ChatRequest, format: AnswerFormat) -> Offer:
+def _asked(body: ChatRequest, format: AnswerFormat) -> AskedAnswer:
     tools, most_calls = body.tools or (), 1 if body.parallel_tool_calls is False else None
     if tools and body.tool_choice != "none":
         check_tools_are_told(format)
+    form = form_of(body)
     if body.tool_choice not in (None, "none", "auto"):
-        return _enforce(body, tools, format, most_calls)
+        return _enforce(body, form, tools, format, most_calls)
     if not tools or body.tool_choice == "none":
-        return Offer()
-    offer = Offer(tools, format.tools, most_calls=most_calls)
+        return AskedAnswer(form)
+    asked = AskedAnswer(form, tools, format.tools, most_calls=most_calls)
     functions = _functions(tools, obey=False)
-    if (asked := structured(body)) is not None:
-        if field_of(body) != "response_format" or asked.kind not in ("json", "json_object"):
-            return Offer(tools)  # the answer has no place for calls
+    if (answer := form.structured) is not None:
+        if form.field != "response_format" or answer.kind not in ("json", "json_object"):
+            return AskedAnswer(form, tools)  # the answer has no place for calls
         try:
-            return _enforced(offer, functions, format, lambda parser, rules: parser.calls_or_answer(rules, asked))
+            return _enforced(asked, functions, format, lambda parser, rules: parser.calls_or_answer(rules, answer))
         except RequestError:  # of the schema, which is refused in its own name when it is compiled
-            return offer
+            return asked
     if not any(tool.function.strict for tool in tools):
-        return offer
+        return asked
     enforced = _structured(Rules(functions, format.ids, most_calls != 1), format.tools.allowed)
-    return offer._replace(structured=enforced, obey=None if enforced is None else argument_check(functions))
+    return asked._replace(structured=enforced, obey=None if enforced is None else argument_check(functions))
 
 
-def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None) -> Offer:
-    """Return an offer that must be taken, by a call of any tool (`required`) or of one by name. Raises HttpError."""
+def _enforce(
+    body: ChatRequest, form: Form, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None
+) -> AskedAnswer:
+    """Return an answer that must be a call: of any tool (`required`) or of one by name. Raises HttpError."""
     names = [tool.function.name for tool in tools]
     named = isinstance(body.tool_choice, ChosenTool)
     if isinstance(body.tool_choice, ChosenTool):
@@ -135,23 +139,23 @@ def _enforce(body: ChatRequest, tools: Sequence[Tool], format: AnswerFormat, mos
         raise invalid("tool_choice", f"tool_choice: {body.tool_choice} needs tools")
     else:
         callable = list(tools)
-    if (other := field_of(body)) not in (None, "response_format"):  # which is about content, and there is none
-        raise invalid("tool_choice", f"tool_choice and {other} both say what the answer must be; give one")
-    offer = Offer(tools, format.tools, named=named, most_calls=1 if named else most_calls)
-    return _enforced(offer, _functions(callable, obey=True), format, lambda parser, rules: parser.forced(rules))
+    if form.field not in (None, "response_format"):  # which is about content, and there is none
+        raise invalid("tool_choice", f"tool_choice and {form.field} both say what the answer must be; give one")
+    asked = AskedAnswer(form, tools, format.tools, named=named, most_calls=1 if named else most_calls)
+    return _enforced(asked, _functions(callable, obey=True), format, lambda parser, rules: parser.forced(rules))
 
 
 def _enforced(
-    offer: Offer,
+    asked: AskedAnswer,
     functions: Sequence[Function],
     format: AnswerFormat,
     of: Callable[[type[ToolParser], Rules], str],
-) -> Offer:
+) -> AskedAnswer:
     # A model whose format has no grammar calls in that of `Llama3Json`, which is plain text.
     for parser in (format.tools, Llama3Json):
-        structured = _structured(Rules(functions, format.ids, offer.most_calls != 1), partial(of, parser))
+        structured = _structured(Rules(functions, format.ids, asked.most_calls != 1), partial(of, parser))
         if structured is not None:
-            return offer._replace(parser=parser, structured=structured)
+            return asked._replace(parser=parser, structured=structured)
     raise AssertionError("Llama3Json has a grammar")
 
 
