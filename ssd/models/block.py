@@ -1,9 +1,7 @@
-"""A block drafter: a few layers that predict several tokens in one pass, from hidden states of the target.
+"""A block drafter: layers that predict several tokens in one pass, from hidden states of the target.
 
-The layouts are those of DFlash (z-lab) and DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), flat, nested or as vLLM's
-`speculators` writes them. Keys and values of the committed text are made of the target's hidden states (`remember`);
-the rows of a block are a known token, or several, and a mask for each further place. A first-order head adds to the
-logits of a place what the token before it says (`bias`)."""
+Layouts: DFlash (z-lab), DSpark (arXiv 2607.05147, deepseek-ai/DeepSpec), vLLM's `speculators`. The rows of a block are
+known tokens, and a mask for each further place."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ MASK = -1
 
 
 class BlockDraft(Predicting):
-    """A block drafter; see `ssd.models.interface.Model`. Among the ids of `forward`, MASK stands for a mask."""
+    """A block drafter. Among the ids of `forward`, MASK stands for a mask."""
 
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
@@ -85,8 +83,8 @@ class BlockDraft(Predicting):
     def remember(self, states: Tensor, first: int, slots: Sequence[int], keys: Tensor, values: Tensor) -> None:
         """Store keys and values of committed tokens in `slots` of [layers, slots, kv_heads, dim].
 
-        `states` [n, fused] are the target's hidden states of these tokens, after each of its `layers`, side by side;
-        their positions begin at `first`."""
+        `states` [n, fused]: the target's hidden states after each of `layers`, side by side; positions begin at
+        `first`."""
         positions, x = range(first, first + len(states)), self._fused_norm(self._fuse(states))
         if self._decoder is not None:
             spans = KVSpans([(keys, values)], array("q", slots), range(len(slots)), [1] * len(slots))
@@ -105,7 +103,7 @@ class BlockDraft(Predicting):
         return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
 
     def bias(self, before: Tensor) -> Tensor | None:
-        """Return what the tokens `before` int64 [n] add to the logits behind them, [n, outputs]; None if nothing."""
+        """Return what a first-order head adds to logits after tokens `before` int64 [n]: [n, outputs] or None."""
         if self._first is None:
             return None
         first, second = self._first
@@ -113,7 +111,6 @@ class BlockDraft(Predicting):
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """Return the model and the ranking of its logits as one call of our kernels, or None."""
         if self._decoder is None:
             return None
         if self._first is None:

@@ -1,8 +1,7 @@
-"""Reads the config of a block drafter, and checks that it fits its target. Reads configs and headers only.
+"""Reads the config of a block drafter, and checks that it fits its target.
 
-Layouts: DSpark's (deepseek-ai/DeepSpec), flat; DFlash's (z-lab) and SpecForge's, whose fields lie in `dflash_config`
-or beside it; vLLM's `speculators` (`ssd.models.layouts`). A layer is named by its output there: layer i is read after
-i + 1 layers."""
+Layouts: DSpark's, flat; DFlash's and SpecForge's, with fields in `dflash_config` or beside it; vLLM's `speculators`.
+Their layer i is read after i + 1 layers."""
 
 from __future__ import annotations
 
@@ -48,12 +47,10 @@ _TENSORS = re.compile(
 
 
 class BlockFields(NamedTuple):
-    """The fields of a block drafter.
+    """A block drafter that reads the target's hidden states after `layers` layers.
 
-    It reads the target's hidden states after `layers` layers. `block`: rows of a block. `mask`: the id whose embedding
-    is that of a mask. `causal`: a row of a block sees no later ones.
-    `from_anchor`: the row of the last known token predicts the next one; else that of a mask predicts its own place.
-    `rank` of the first-order head; 0 without one."""
+    `mask`: id of a mask's embedding. `causal`: a row of a block sees no later ones. `from_anchor`: the row of the last
+    known token predicts the next token; else a mask predicts its own place. `rank`: of the first-order head, or 0."""
 
     layers: tuple[int, ...]
     block: int
@@ -66,7 +63,7 @@ class BlockFields(NamedTuple):
 def path_cells(fields: BlockFields, longest: int) -> int:
     """Return how many cells the path of a sequence needs, with speculations of at most `longest` tokens.
 
-    If the anchor predicts nothing, each output after a known token is a block of its own, which ends in a mask."""
+    If the anchor predicts nothing, each output after a known token is a block that ends in a mask."""
     return 1 if fields.from_anchor else longest + 2
 
 
@@ -111,7 +108,7 @@ def _refuse_windows(said: Mapping[str, Any]) -> None:
 
 
 def _layers(said: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return after how many target layers a drafter reads hidden states; DFlash's default places without a list."""
+    """Return the target layers after which hidden states are read; without a list, DFlash's default."""
     ids = said.get("target_layer_ids")
     if ids is None:
         theirs = count(said, "num_target_layers")
@@ -125,7 +122,7 @@ def _layers(said: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def check_block(draft: Checkpoint, target: Checkpoint) -> BlockFields:
-    """Return the fields of a block drafter. Raises UsageError if it does not fit its target."""
+    """Raise UsageError if a block drafter does not fit its target; return its fields."""
     file = draft.directory / "config.json"
     try:
         fields = fields_of(draft.config)
@@ -147,7 +144,7 @@ def check_block(draft: Checkpoint, target: Checkpoint) -> BlockFields:
 
 
 def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
-    """Raise UsageError for tensors of another computation, and if one is missing that the config cannot stand for."""
+    """Raise UsageError for an unknown tensor, and for a missing one that the config cannot stand for."""
     layers, where = draft.count("num_hidden_layers"), draft.directory
     for name in sorted(draft.tensors):
         found = _TENSORS.fullmatch(name)

@@ -1,6 +1,4 @@
-"""Checks a checkpoint folder before a process starts or memory is allocated: config, tensors, tokenizer.
-
-No file is trusted: lengths, offsets, dtypes and shapes are compared with the bytes that exist."""
+"""Checks a checkpoint folder before memory is allocated; trusts no length, offset, dtype or shape."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ _POOLINGS: Mapping[str, Literal["last", "mean"]] = {
 
 @cache
 def pooling_of(target: Path) -> Literal["last", "mean"]:
-    """Return how a checkpoint's hidden states become an embedding: as sentence-transformers' file beside it says.
-
-    Without the file it is the mean. Raises `UsageError` for a pooling that is not computed."""
+    """Return a checkpoint's pooling (default: mean). Raises `UsageError` for one that is not computed."""
     file = _pooling_file(target)
     given = read_json(file) if file.is_file() else {}
     modes = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
@@ -81,11 +77,11 @@ def _pooling_file(directory: Path) -> Path:
 
 
 class Translation(NamedTuple):
-    """Translates between a draft's ids and those of a target with another vocabulary (`ssd.models.vocabularies`).
+    """Translates between a draft's ids and a target's in another vocabulary (`ssd.models.vocabularies`).
 
-    `known`: size of the draft's own vocabulary. `own`: for each target id, the draft's id of the same token, else of
-    the token's longest suffix that the draft has, else 0. `shared`: target ids of the tokens that both have, ascending.
-    `words`: how many these are, for messages."""
+    `known`: size of the draft's vocabulary. `own`: the draft's id of each target token, else of its longest suffix that
+    the draft has, else 0. `shared`: target ids of the tokens that both have, ascending. `words`: their share, for
+    messages."""
 
     known: int
     own: list[int]
@@ -97,7 +93,7 @@ class Translation(NamedTuple):
 class Checkpoint:
     """A checkpoint that passed every check. Equal files have an equal `digest` (hex) in any folder.
 
-    With a `translation` the model reads and predicts its target's ids; `config` already has the sizes for these."""
+    With a `translation`, `config` has the sizes of the target's vocabulary."""
 
     directory: Path
     config: dict[str, Any]
@@ -115,10 +111,9 @@ class Checkpoint:
 
 
 def inspect(directory: Path, weights: bool = True) -> Checkpoint:
-    """Check the config and every safetensors file of `directory`, or its GGUF.
+    """Check config and weights of `directory`. Raises UsageError for the first fault.
 
-    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty. Raises UsageError for the
-    first fault."""
+    Without `weights` (`--load-format dummy`) only the config is read, and `tensors` is empty."""
     config = read_config(directory)
     tensors: dict[str, TensorInfo] = {}
     running = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -154,7 +149,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
 
 
 class Description(NamedTuple):
-    """The facts of a checkpoint that people choose models by; `dtype` is that of most of its `nbytes`."""
+    """A checkpoint's facts that people choose models by; `dtype` is that of most of its `nbytes`."""
 
     format: str = ""
     family: str = ""
@@ -165,7 +160,7 @@ class Description(NamedTuple):
 
 @cache
 def described(directory: str) -> Description:
-    """Describe a checkpoint; one that cannot be read here is described as empty."""
+    """Describe a checkpoint; return an empty description of one that cannot be read."""
     try:
         model = inspect(Path(directory))
     except (UsageError, OSError):
@@ -181,11 +176,9 @@ def described(directory: str) -> Description:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read config.json under the field names that the engine uses.
+    """Read config.json, of a multimodal model its text part, under the field names that the engine uses.
 
-    A multimodal model gives the config of its text part. A draft of vLLM's `speculators` gives the fields of other
-    drafts. Raises UsageError if the file is missing, is no JSON object, brings its own code, or asks for a
-    quantisation, modality or attention that is not supported."""
+    Raises UsageError for a bad file, for one with its own code, and for anything that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
     if "speculators_model_type" in config:
@@ -202,9 +195,6 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _text_part(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the config of a multimodal model's text part, with the top-level fields that are no objects.
-
-    Raises UsageError if the family is not supported."""
     left_out, text = _LEFT_OUT.get(str(config.get("model_type"))), config["text_config"]
     if left_out is None or not isinstance(text, dict):
         known = ", ".join(_LEFT_OUT)
@@ -239,9 +229,6 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """Return model.safetensors, or the shards that model.safetensors.index.json names.
-
-    Raises UsageError if a file is missing."""
     single = directory / "model.safetensors"
     if single.is_file():
         return [single]
@@ -274,7 +261,7 @@ def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Return True if the tokenizer of a checkpoint has a chat template, valid or not."""
+    """Return True if the tokenizer has a chat template, valid or not."""
     file = directory / "tokenizer_config.json"
     return (directory / "chat_template.jinja").is_file() or (
         file.is_file() and bool(read_json(file).get("chat_template"))
@@ -286,7 +273,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int = _MAX_JSON) -> bytes:
-    """Read a whole file of a model. Raises UsageError if it is missing or `ssd.system.files` refuses it."""
+    """Read a whole file. Raises UsageError if it is missing or `ssd.system.files` refuses it."""
     if not path.exists():
         raise UsageError(f"{path.parent} has no {path.name}")
     return files.read_bounded(path, most)
@@ -301,7 +288,7 @@ def generation_config(directory: Path) -> dict[str, Any]:
 def stop_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     """Return the end-of-sequence ids of config.json and generation_config.json that are in the vocabulary.
 
-    Raises UsageError if one is no id, or if all of them are beyond the vocabulary."""
+    Raises UsageError if one is no id, or if all are beyond the vocabulary."""
     found: set[int] = set()
     for source in (checkpoint.config, generation_config(checkpoint.directory)):
         ids = source.get("eos_token_id")

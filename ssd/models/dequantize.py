@@ -1,6 +1,4 @@
-"""Reads quantised weights: as integers in groups of inputs (`Groups`), or as float32.
-
-`ssd.models.quantization` describes the layouts."""
+"""Reads quantised weights (`ssd.models.quantization`): as integers in groups of inputs, or as float32."""
 
 from __future__ import annotations
 
@@ -35,10 +33,9 @@ class _Numbers(NamedTuple):
 
 
 def quantized_groups(tensor: QuantizedTensor, read: ReadPart, fp8: bool = False) -> Groups | None:
-    """Return a weight as `Groups` equal to `quantized_floats` bit for bit, or None if it cannot be grouped.
+    """Return a weight as `Groups` equal to `quantized_floats` bit for bit.
 
-    None if the groups' inputs are not in order, if float32 cannot hold a product of scale and zero, and for FP8
-    unless `fp8`."""
+    None if the groups' inputs are not in order, if float32 cannot hold scale times zero, and for FP8 unless `fp8`."""
     if tensor.layout == "fp8":
         return _fp8_groups(tensor, read) if fp8 else None
     if _order(tensor, read) is not None:
@@ -108,9 +105,7 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unpack int32 [n, words] into uint8 [n, numbers] of `bits` each, lowest bits first.
-
-    A number of 3 bits may lie in two words; a row then has a multiple of three words."""
+    """Unpack int32 [n, words] into uint8 [n, numbers], lowest bits first; 3 bits may lie in two words."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -130,8 +125,7 @@ def _awq(words: Tensor) -> Tensor:
 def _one_more(stored: Tensor, bits: int, name: str) -> Tensor:
     """Return the zeros of GPTQ's first format, which stores each less 1.
 
-    Raises UsageError for the largest number of `bits`, which libraries read in three ways: as a zero too large for its
-    bits, as 0, or as 0 with a carry into the number beside it."""
+    Raises UsageError for the largest number of `bits`, which libraries read in three ways."""
     if int(stored.max()) == (most := (1 << bits) - 1):
         raise UsageError(
             f"tensor {name} stores a zero as {most}, which stands for 0 or for {most + 1}: the format gptq cannot say "

@@ -1,4 +1,4 @@
-"""Downloads a file and checks its pinned digest, and builds cache folders, which appear complete or not at all."""
+"""Downloads a file and checks its digest; builds cache folders that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from ssd.errors import UsageError
 
 
 def fetch(folder: Path, sha256: str, download: Callable[[Path], Path]) -> Path:
-    """Return the file in `folder` that has this digest, downloaded unless it is there.
+    """Return the file in `folder` that has this digest, downloaded into the folder unless it is there.
 
-    `download` puts a file into the folder that it is given, which is empty. Raises UsageError for a wrong file, which
-    is deleted."""
+    Raises UsageError for a wrong file, which is deleted."""
     complete = folder / "complete"
     if complete.is_file() and _digest(complete) == sha256:
         return complete
@@ -38,9 +37,7 @@ def _digest(path: Path) -> str:
 
 
 def download_from_hub(repository: str, commit: str, name: str, folder: Path) -> Path:
-    """Download the file `name` of `repository` ("org/name") at `commit` into `folder`, and return it.
-
-    Raises UsageError if the hub cannot be reached or has no such file."""
+    """Download a file of a hub's `repository` ("org/name"); raise UsageError if that fails."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:
@@ -51,15 +48,12 @@ def download_from_hub(repository: str, commit: str, name: str, folder: Path) -> 
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its type if it says nothing."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager
 def building(final: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces `final` if the block ends without an error, and is removed if not.
-
-    A reader sees the old folder, none, or the new one, never a mixture."""
+    """Yield a new folder that replaces `final` at once if the block succeeds, and is removed if not."""
     fresh, old = final.with_name(f".{final.name}.new"), final.with_name(f".{final.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)  # left by a process that was killed
     fresh.mkdir()

@@ -1,7 +1,7 @@
 """The EAGLE-3 head: one layer that reads hidden states of its target, or its own (arXiv 2503.01840).
 
-It reads pairs: the features of one token, and the token after it. Its output for a pair predicts the following token,
-and serves as features that the target has not computed yet."""
+It reads the features of a token and the next token. Its output predicts the token after these two, and stands for
+features that the target has not computed yet."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from ssd.system.fields import Config, flag, number
 
 
 class FeatureContext(ForwardContext, Protocol):
-    """A context that also has the features of the token before each token of the batch."""
-
     features: Tensor
     """[n, width]: fused hidden states of the target, or the head's own output for that token."""
 
@@ -40,9 +38,7 @@ class PairAttention(Attention):
 
 
 class PairModel:
-    """A head that reads pairs; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
-
-    `forward` returns the features of the next pair, [n, `width`]. `fused`: width of the target's hidden states."""
+    """A head of pairs. `forward` returns the next features [n, `width`]. `fused`: the target's width."""
 
     shape: Shape
     dtype: torch.dtype
@@ -98,7 +94,6 @@ class Eagle3(PairModel):
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """Return the head as one call of our kernels, or None; see `ssd.models.families.llama.Llama.guess_step`."""
         norms = [norm.kernel for norm in (self._token_norm, self._feature_norm, self._forward_norm)]
         products = [*self._attention.products, *self._feed_forward.products]
         token, feature, forward = (norm and norm[0] for norm in norms)

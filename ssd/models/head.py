@@ -1,4 +1,4 @@
-"""The last layer of a model: hidden states to logits of all ids, or of a short list of ids."""
+"""The last layer of a model: hidden states to logits of all ids, or of a short list."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ssd.system.fields import Config
 class Head:
     """Computes the logits of the ids that a model predicts.
 
-    `ids` int64 [n]: the id of each logit; None: the ids from 0 on. `table` [V, width]: rows of all ids, also of those
-    that are not predicted; None if all are predicted, or if the checkpoint has no other rows."""
+    `ids` int64 [n]: the id of each logit; None: the ids from 0 on. `table` [V, width]: rows of all ids, unless all are
+    predicted or the checkpoint has no other rows."""
 
     def __init__(self, linear: LinearLayer, ids: Tensor | None = None, table: Table | None = None) -> None:
         self.linear, self.ids, self.table = linear, ids, table
@@ -40,7 +40,7 @@ class Head:
 
 
 class Predicting:
-    """Base of a model that predicts by its `head`. A subclass may scale the logits."""
+    """Base of a model that predicts by its `head`; a subclass may scale the logits."""
 
     head: Head
 
@@ -51,14 +51,11 @@ class Predicting:
         return self.scaled(self.head.of(hidden, ids))
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """Return the logits as the model's family changes what its head computes."""
         return logits
 
 
 def with_list(draft: Checkpoint) -> Checkpoint:
-    """Return `draft` with the list of ids that it predicts, if its folder has the file.
-
-    Raises UsageError for a file that is no such list, or whose length is not the config's `draft_vocab_size`."""
+    """Return `draft` with its folder's list of ids that it predicts. Raises UsageError for a wrong list."""
     file = draft.directory / LIST_FILE
     reads_rows = draft_kind(draft) and not is_mtp(draft)  # of a table that `d2t` names
     if not draft.tensors or reads_rows or not file.is_file():
@@ -75,7 +72,7 @@ def with_list(draft: Checkpoint) -> Checkpoint:
 def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size: int, device: torch.device) -> Head:
     """Return the head of a model that predicts `outputs` ids: those of its list, else the first ones.
 
-    If these are not all ids, the head keeps `weight` [vocab_size, width] as its table."""
+    A head of some ids keeps `weight` [vocab_size, width] as its table."""
     if outputs == vocab_size:
         return Head(weights.linear(weight, None))
     ids = None
@@ -91,8 +88,8 @@ def predicting(
 ) -> tuple[Head, Table]:
     """Return the head of a draft that reads hidden states, and the table of its embedding.
 
-    Its rows are its own, or those of the target's table, which has rows for all other ids, too. `d2t` has each
-    predicted token's id less its place in the list. `theirs`: the embedding is the target's."""
+    The head's rows are the draft's, or the target's. `d2t` has each predicted token's id less its place in the list.
+    `theirs`: the embedding is the target's."""
     count, known, width = shape.outputs, shape.vocab_size, int(config["hidden_size"])
     own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
     if own:
@@ -111,7 +108,7 @@ def predicting(
 
 
 def embedding_table(embedding: Tensor | Groups, predicting: Tensor | Groups, head: Head) -> Table:
-    """Return the table of an embedding; share the memory of `head` if it predicts with the same weight."""
+    """Return an embedding's table; share the memory of `head` if it predicts with the same weight."""
     if predicting is not embedding:
         return Table(embedding)
     return Table(embedding, head.linear) if head.table is None else head.table

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked against the bytes that exist; nothing in it is trusted.
+"""Reads the header of a safetensors file, checked against the bytes that exist.
 
-Format: an 8-byte little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), then the tensors.
-"""
+Format: an 8-byte little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), then the
+tensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ _SAMPLE = 64 << 10
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as its file's header describes it; `dtype` is safetensors' name of it (`BF16`, `F32`, ...).
-
-    `stored`: its name in the file, if a checkpoint has it under another one."""
+    """A tensor by its file's header; `dtype` is safetensors' (`BF16`). `stored`: another name in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,8 +38,7 @@ class TensorInfo:
 def check_safetensors(path: Path) -> dict[str, TensorInfo]:
     """Return the tensors of one file, in the order of their bytes, from its header alone.
 
-    Raises UsageError unless the header fits, every dtype is known, every shape agrees with its bytes, and the tensors
-    fill the rest of the file with neither gap nor overlap."""
+    Raises UsageError for an unknown dtype, a wrong shape, a gap and an overlap."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -104,7 +101,7 @@ def _naturals(value: Any) -> bool:
 def sample(path: Path) -> bytes:
     """Return bytes that identify a file: size, header, and pieces from the middle and the end.
 
-    Size and header alone are equal in all fine-tunes of a model. Raises UsageError for a header that does not fit."""
+    Size and header alone are equal in all fine-tunes of a model. Raises UsageError for a bad header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         pieces = [size.to_bytes(8, "little"), _header(file, path, size)]

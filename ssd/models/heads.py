@@ -1,9 +1,8 @@
 """Recognises an EAGLE-3 head, and checks that it fits its target. Reads configs and headers only.
 
-An EAGLE-3 head (Li et al., arXiv 2503.01840) is one Llama-like layer that predicts from hidden states of its target.
-Its checkpoint has the layout of SafeAILab, which SGLang and vLLM read, or of vLLM's `speculators`: `fc` fuses three
-hidden states, `midlayer` (or `layers.0`) is the layer, `lm_head` predicts `draft_vocab_size` tokens, and `d2t` is the
-difference between each token's id in the target and its place. A head without `lm_head` uses its target's rows."""
+An EAGLE-3 head (Li et al., arXiv 2503.01840) is a Llama-like layer. Its tensors, as SafeAILab or vLLM's `speculators`
+names them: `fc` fuses three hidden states, `midlayer` or `layers.0` is the layer, `lm_head` predicts `draft_vocab_size`
+tokens, `d2t` is each token's id less its place. Without `lm_head` the target's rows predict."""
 
 from __future__ import annotations
 
@@ -35,9 +34,7 @@ def target_width(config: Mapping[str, Any]) -> int:
 
 
 def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
-    """Return after how many target layers the head reads hidden states: low, middle, high.
-
-    Raises UsageError if the two do not fit together."""
+    """Return the three target layers after which the head reads; raise UsageError if it does not fit."""
     if head.config.get("model_type", "llama") != "llama":
         raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
     if head.config.get("norm_before_fc"):
@@ -86,8 +83,8 @@ def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
 def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
     """Return the layers of `check_head`, which configs count in two ways.
 
-    An `eagle_config` whose first id is 1 (SGLang) names a layer by its output. All others name it by its input: the
-    number of layers before it."""
+    An `eagle_config` whose first id is 1 (SGLang) names a layer by its output, any other config by the number of layers
+    before it."""
     count = target.config.get("num_hidden_layers")
     if type(count) is not int:
         raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")

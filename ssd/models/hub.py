@@ -16,13 +16,10 @@ _NOT_HUB_FILES = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a built-in model, a local checkpoint, a GGUF file or a hub model.
+    """Return the folder of a built-in model, local checkpoint, GGUF file or (then downloaded) hub model.
 
-    The folder of a GGUF file is made from its metadata, unless it exists. A hub model is downloaded, unless it is
-    cached; `org/name:Q4_K_M` is the GGUF file of this type in its repository.
-
-    `revision` (branch, tag or commit) is for hub names only. Raises UsageError when there is no such model, when a
-    built-in one has not been pulled, and when the hub cannot be reached and has nothing cached."""
+    `org/name:Q4_K_M` is the GGUF file of this type at the hub. `revision` (branch, tag or commit) is for hub names
+    only. Raises UsageError if there is no such model, or a built-in one has not been pulled."""
     path = Path(name).expanduser()
     is_folder = name != "" and path.is_dir()  # an empty name would be the working directory
     is_gguf = path.suffix == ".gguf" and path.is_file()
@@ -86,7 +83,6 @@ def _gguf_of_type(directory: Path, name: str, quant: str) -> Path:
 
 
 def _from_hub(name: str, revision: str | None, wanted: list[str], unwanted: list[str]) -> Path:
-    """Download the files that match a pattern of `wanted` and none of `unwanted`, and return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

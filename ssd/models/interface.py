@@ -17,47 +17,43 @@ from ssd.models.sizes import MOST
 
 
 class ForwardContext(Protocol):
-    """The positions and the attention of one forward. The engine makes it; a model only calls it."""
+    """Positions and attention of one forward. The engine makes it; a model only calls it."""
 
     @property
     def positions(self) -> Tensor:
         """Return the absolute position of every token of the batch, int64 [n]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        """Store k and v [n, kv_heads, head_dim] of this layer, then attend with q [n, heads, head_dim] by `rule`.
+        """Store k and v [n, kv_heads, head_dim], then attend with q [n, heads, head_dim] by `rule`.
 
         Returns [n, heads * head_dim]."""
 
     def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        """Attend with q to the keys and values of a layer that called `attend` before, in this forward.
-
-        So layers share keys and values."""
+        """Attend to the keys and values of a layer that called `attend` before: layers share them."""
 
     def recur(self, index: int, recurrence: Recurrence, changes: Tensor, queries: Tensor) -> Tensor:
-        """Compute the recurrence `index` of `Shape.states`, and keep the `changes` [n, change] of the batch's tokens.
+        """Compute the recurrence `index` of `Shape.states`, and keep the `changes` [n, change] of the tokens.
 
         Each token's output [n, out] is what its `queries` [n, read] read from the state after its change."""
 
     def cache_places(self, layer: int) -> CachePlaces | None:
-        """Return where a kernel may store keys and values of this layer, or None if only `attend` may."""
+        """Return where a kernel may store keys and values of this layer; None if only `attend` may."""
 
     def views(self) -> Views | None:
-        """Return what tokens attend to, or None if our kernels cannot compute all layers over it in one call."""
+        """Return what tokens attend to; None if our kernels cannot compute all layers in one call."""
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
-        """Offer x [n, width], the hidden states after the first `layers` layers; few contexts keep them.
-
-        A family that calls this after every layer can be the target of an EAGLE-3 head."""
+        """Offer hidden states x [n, width] after `layers` layers; an EAGLE-3 head's target needs all calls."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model that the engine needs.
 
-    A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position` is the
-    longest sequence, in tokens. `layers` are those with keys and values; `states` are what other layers keep.
-    `no_rollback` says why draft tokens cannot be taken back, and prefixes not be shared; it is empty if they can.
-    `sizes`: (kv_heads, head_dim) of each of the layers, if they differ."""
+    A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position`: longest
+    sequence in tokens. `layers` have keys and values; `states` are those of other layers. `no_rollback`: why draft
+    tokens cannot be taken back and prefixes not be shared; empty if they can. `sizes`: (kv_heads, head_dim) of each of
+    the layers, if they differ."""
 
     vocab_size: int
     outputs: int
@@ -82,8 +78,6 @@ class Shape:
 
 
 class Model(Protocol):
-    """A loaded model: a function of token ids and a forward context, without state."""
-
     shape: Shape
     dtype: torch.dtype
     device: torch.device

@@ -1,4 +1,4 @@
-"""Names of the kinds of layers, as `layer_types` of a config.json lists them."""
+"""Names of the kinds of layers in `layer_types` of a config.json."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LINEAR, CONVOLUTION = "linear_attention", "conv"

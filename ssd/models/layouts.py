@@ -1,4 +1,4 @@
-"""Brings configs of draft layouts that others write into the fields that the engine reads. Reads no tensors."""
+"""Brings configs of other draft layouts into the fields that the engine reads. Reads no tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _BESIDE_THE_LAYERS = (
 
 
 def names_block(config: Mapping[str, Any]) -> bool:
-    """Return True for the config of a block drafter, by its architecture."""
     names = config.get("architectures")
     return isinstance(names, list) and any(kind in str(name).lower() for name in names for kind in _BLOCKS)
 
@@ -28,8 +27,8 @@ def names_block(config: Mapping[str, Any]) -> bool:
 def of_speculators(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return the config of a draft of vLLM's `speculators`, in the fields of other drafts of its kind.
 
-    `auto_map` names a class of the library, not code of the checkpoint. Raises UsageError, which names `file`, for
-    kinds that are not supported and for fields that are missing."""
+    Its `auto_map` names a class of the library, not code. Raises UsageError, which names `file`, for a config that is
+    not supported."""
     kind, layers = config["speculators_model_type"], config.get("transformer_layer_config")
     if kind not in ("eagle3", *_BLOCKS):
         supported = ", ".join(("eagle3", *_BLOCKS))

@@ -1,8 +1,8 @@
 """Finds the MTP head in a target's own checkpoint. Reads configs and headers only.
 
-MTP (multi-token prediction; DeepSeek-V3, arXiv 2412.19437) trains a further layer with the model, which predicts the
-token after the next one. Read are the names of Qwen3-Next and Qwen3.5: `mtp.pre_fc_norm_embedding`,
-`mtp.pre_fc_norm_hidden`, `mtp.fc`, `mtp.layers.0` (one of the family's layers with full attention), `mtp.norm`."""
+MTP (multi-token prediction; DeepSeek-V3, arXiv 2412.19437) trains a further layer, which predicts the token after the
+next one. Read are the names of Qwen3-Next and Qwen3.5: `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.fc`,
+`mtp.layers.0`, `mtp.norm`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def is_mtp(model: Checkpoint) -> bool:
 
 
 def head_of(target: Checkpoint) -> Checkpoint | None:
-    """Return the target's MTP head as a draft, a model of one layer of the target's family; None if there is none.
-
-    Raises UsageError for MTP layers that are not supported."""
+    """Return the target's MTP head as a draft, or None. Raises UsageError for one that is not supported."""
     config, kind = target.config, target.config.get("model_type")
     others = [name for name in target.tensors if name.endswith(".eh_proj.weight")]
     if others or (kind in _REFUSED and config.get("num_nextn_predict_layers")):
@@ -75,5 +73,4 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
 
 
 def check_mtp(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
-    """Return after how many target layers the head reads hidden states: after all, before the last norm."""
     return (target.count("num_hidden_layers"),)

@@ -1,8 +1,7 @@
-"""The MTP head of a target's own checkpoint: one layer of the target's family that goes on from its hidden states.
+"""The MTP head of a target's checkpoint: one layer of its family, with its embedding and last layer.
 
 It reads pairs, as `ssd.models.eagle3` does: x = fc(norm(embedding of a token), norm(features of the token before)).
-The target's features are its hidden states after its last norm; the head's own are its output, after its last norm.
-Embedding and last layer are those of the target."""
+Features are hidden states, the target's or the head's own, after the last norm."""
 
 from __future__ import annotations
 
@@ -19,9 +18,7 @@ from ssd.system.fields import Config, number
 
 
 class MTPHead(PairModel):
-    """An MTP head; see `ssd.models.interface.Model`. `forward` takes a `FeatureContext`.
-
-    It owns a model of the target's `family` with one layer, whose look-up it replaces by `fc`."""
+    """An MTP head. It owns a model of the target's `family` whose look-up is replaced by `fc`."""
 
     def __init__(
         self, family: Any, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int

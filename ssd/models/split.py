@@ -1,4 +1,4 @@
-"""Splits the tensors of a family over ranks, by a table beside the family, when weights are read."""
+"""Splits tensors over ranks, by a table beside the family, when weights are read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 class Split(NamedTuple):
     """The dimensions along which weight and bias of a layer are split; None: every rank has all of it.
 
-    `keys`: by key heads; if there are fewer than ranks, neighbouring ranks have the same ones. `vocabulary`: by token
-    ids, nearly as many at each rank. `blocks`: number of matrices side by side in the tensor. `fused`: the tensor has
-    queries, keys and values side by side, split by query heads and by key heads."""
+    `keys`: by key heads; neighbouring ranks share one if there are too few. `vocabulary`: by token ids. `blocks`:
+    number of matrices side by side. `fused`: queries, keys and values side by side."""
 
     weight: int
     bias: int | None
@@ -42,8 +41,6 @@ Piece = tuple[slice, ...]
 
 
 class Share:
-    """One rank's part of a model with `heads` query heads and `key_heads` key heads."""
-
     def __init__(
         self, ranks: Ranks = SINGLE, splits: Splits | None = None, key_heads: int = 1, heads: int | None = None
     ) -> None:
@@ -52,9 +49,7 @@ class Share:
 
     @classmethod
     def of(cls, family: type, config: Mapping[str, Any], ranks: Ranks | None) -> Share:
-        """Return the share of `ranks` in a model of `family`.
-
-        Raises `UsageError` if the class has no table `splits` of its own; an inherited one does not count."""
+        """Return the share of `ranks`. Raises `UsageError` unless the class itself, no base, has `splits`."""
         if ranks is None or ranks.size == 1:
             return WHOLE
         if "splits" not in vars(family):
@@ -72,7 +67,6 @@ class Share:
         return count // parts
 
     def shape(self, shape: Shape) -> Shape:
-        """Return the shape of this rank's part of a model of `shape`, which has some of the heads."""
         if shape.outputs < self.ranks.size:
             raise UsageError(f"a vocabulary of {shape.outputs} cannot be divided among {self.ranks.size} ranks")
         heads = self.size(shape.heads, "num_attention_heads")
@@ -82,8 +76,8 @@ class Share:
     def pieces(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[Piece]]:
         """Return the shape of the whole tensor `name`, and the pieces of it that make up this rank's part.
 
-        `shape` is that of this rank's part, or of the whole if it is split by vocabulary. The pieces lie side by side
-        in the last dimension that they index. Without pieces this rank has the whole tensor."""
+        `shape`: of this rank's part, or of the whole if it is split by vocabulary. Pieces lie side by side in the last
+        dimension that they index. Without pieces this rank has the whole tensor."""
         layer, _, kind = name.rpartition(".")
         split = self._splits.get(layer.rpartition(".")[2]) if self.ranks.size > 1 else None
         dimension = None if split is None else split.weight if kind == "weight" else split.bias
@@ -101,7 +95,7 @@ class Share:
         return (*shape[:dimension], start, *shape[dimension + 1 :]), pieces
 
     def _blocks(self, split: Split, size: int) -> list[tuple[int, int]]:
-        """Return (size of a part, number of parts) of each matrix in a tensor; this rank has `size` in all."""
+        """Return (size of a part, number of parts) of each matrix; this rank has `size` in all."""
         if not split.fused:
             return [(size // split.blocks, self._key_parts if split.keys else self.ranks.size)] * split.blocks
         queries, keys = self._heads[0] // self.ranks.size, self._heads[1] // self._key_parts

@@ -1,9 +1,8 @@
 """Finds the experts that a checkpoint stacks in one tensor: each becomes a tensor of its own.
 
-`experts.gate_up_proj` [experts, 2 * inner, in] has the outputs of gate, then those of up; `experts.down_proj` is
-[experts, out, in]. In gpt-oss they are [experts, in, out], with gate and up by turns, and beside them is `_bias`
-[experts, out]; weights in MXFP4 are `_blocks` uint8 [experts, out, groups, 16] and `_scales` uint8 [experts, out,
-groups]."""
+`experts.gate_up_proj` [experts, 2 * inner, in] has the outputs of gate, then of up; `experts.down_proj` is [experts,
+out, in]. In gpt-oss they are [experts, in, out], gate and up by turns, with `_bias` [experts, out]; MXFP4 has `_blocks`
+uint8 [experts, out, groups, 16] and `_scales` uint8 [experts, out, groups]."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _KINDS = {"": (3, "weight"), "_bias": (2, "bias"), "_blocks": (4, "weight_blocks
 
 @dataclass(frozen=True)
 class ExpertTensor(TensorInfo):
-    """An expert's part of the tensor `stack`: some of its outputs, which come first unless they are `transposed`."""
+    """An expert's part of the tensor `stack`; its dimension of outputs is last if `transposed`."""
 
     stack: str
     expert: int
@@ -36,7 +35,6 @@ class ExpertTensor(TensorInfo):
     transposed: bool
 
     def of(self, stack: Any) -> Tensor:
-        """Return the tensor from the safetensors slice of its stack."""
         whole: Tensor = stack[self.expert]
         return whole[:, self.outputs].t().contiguous() if self.transposed else whole[self.outputs]
 
@@ -44,8 +42,7 @@ class ExpertTensor(TensorInfo):
 def unstacked(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """Return the tensors of a checkpoint with those of each expert in place of their stacks.
 
-    Example: `experts.gate_up_proj` becomes `experts.0.gate_proj.weight`, `experts.0.up_proj.weight`, ... Raises
-    UsageError for a stack that does not have the config's number of experts."""
+    `experts.gate_up_proj` becomes `experts.0.gate_proj.weight`, ... Raises UsageError for a wrong number of experts."""
     found, by_turns = dict[str, TensorInfo](), config.get("model_type") in _BY_TURNS
     for name, info in tensors.items():
         if (match := _STACK.fullmatch(name)) is None:

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def check_type(name: str, tensor: TensorInfo) -> None:
-    """Raise `UsageError` for a type of quantised weights, which mean nothing without their scales."""
+    """Raise `UsageError` for quantised weights, which mean nothing without their scales."""
     if tensor.dtype not in _TYPES:
         known = ", ".join(_TYPES)
         raise UsageError(f"tensor {name} has type {tensor.dtype}: quantised weights are not read ({known} are)")
@@ -47,9 +47,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 class StoredTensors:
-    """Reads tensors as `dtype` on `device`, or a piece of one; each is checked against the shape that is expected.
-
-    One of `ranks` ranks reads. `progress` is called after each tensor."""
+    """Reads tensors, or pieces, as `dtype` on `device`. `progress` is called after each tensor."""
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, ranks: int, progress: Progress
@@ -74,7 +72,7 @@ class StoredTensors:
         return tensor
 
     def groups(self, name: str, shape: tuple[int, ...], piece: Piece) -> Groups | None:
-        """Return a weight of few bits as it is stored, if kernels compute with it here; None for any other."""
+        """Return a weight of few bits as it is stored, if kernels compute with it here; None for others."""
         packed = fuses(self._device)
         if not packed and (self._dtype != torch.float32 or self._device.type != "cpu"):
             return None
@@ -97,7 +95,7 @@ class StoredTensors:
         return tensor
 
     def _quantised(self, name: str, shape: tuple[int, ...]) -> Groups | None:
-        """Return a weight of few bits on the device; None if it is not one, or not of a kind that groups express."""
+        """Return a weight of few bits on the device; None if groups do not express it."""
         info = self._tensors.get(name)
         if isinstance(info, GgufTensor) and info.dtype not in FLOATS:
             check_shape(name, info, shape)
@@ -118,7 +116,6 @@ class StoredTensors:
         return replace(groups.map(lambda part: part.to(self._device)), dtype=self._dtype)
 
     def _parts(self, info: QuantizedTensor) -> Callable[[str], Tensor]:
-        """Return what reads the stored tensors that make up a quantised one, by their names."""
         headers = dict(info.parts.values())
 
         def part(stored_name: str) -> Tensor:

@@ -1,7 +1,6 @@
-"""Translates a draft's vocabulary into another one of its target: shared tokens, and substitutes for the others.
+"""Translates a draft's vocabulary into another one of its target.
 
-The draft reads and predicts the target's ids. It predicts only tokens that both have: a token-level intersection (Timor
-et al., arXiv 2502.05202). None of this can change the output, because the target verifies each draft token."""
+The draft predicts only tokens that both have (token-level intersection, Timor et al., arXiv 2502.05202)."""
 
 from __future__ import annotations
 
@@ -27,17 +26,16 @@ Vocabulary = Mapping[str, int]
 def byte_alphabet() -> dict[str, int]:
     """Return the byte of each character of a byte-level vocabulary (GPT-2).
 
-    Printable Latin-1 characters stand for themselves, the other bytes follow in order from U+0100."""
+    Printable Latin-1 stands for itself, other bytes follow from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def vocabulary_of(directory: Path) -> dict[str, int] | None:
-    """Return the vocabulary of tokenizer.json, or None if there is no such file.
+    """Return the vocabulary of tokenizer.json; None if there is no file, UsageError for a bad one.
 
-    If a byte-fallback token has the same byte as another token, only the other is listed. Raises UsageError if the file
-    cannot be read."""
+    A byte-fallback token is left out if another token has the same byte."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return None
@@ -71,7 +69,7 @@ def vocabulary_of(directory: Path) -> dict[str, int] | None:
 
 
 def translation(theirs: Vocabulary, size: int, ours: Vocabulary, known: int) -> Translation:
-    """Return the translation for a draft with `known` ids of `ours` and a target with `size` ids of `theirs`.
+    """Return the translation for a draft with `known` ids of `ours`, a target with `size` of `theirs`.
 
     Raises UsageError if they share too few tokens."""
     target = {number: token for token, number in theirs.items() if number < size}
@@ -89,9 +87,7 @@ def translation(theirs: Vocabulary, size: int, ours: Vocabulary, known: int) -> 
 
 
 def _standing_for(token: str, draft: Vocabulary) -> int:
-    """Return the draft's id of a token, else of its longest suffix that the draft has, else 0.
-
-    The longest suffix says most about the tokens that follow."""
+    """Return the draft's id of a token, else of its longest suffix, which predicts most, else 0."""
     if token in draft:
         return draft[token]
     text = token.removeprefix(_SPECIAL)
@@ -102,7 +98,6 @@ def _standing_for(token: str, draft: Vocabulary) -> int:
 
 
 def readable(token: str) -> str:
-    """Return a token as readable text, in quotes."""
     special = token.removeprefix(_SPECIAL)
     text = special if special != token else token.encode("latin-1", "replace").decode(errors="replace")
     return f"{text!r:.80}"

@@ -35,9 +35,8 @@ def unseen(done: int, total: int) -> None:
 class Weights:
     """Tensors below a name prefix, read on demand and checked against the shape the family expects.
 
-    `linear` makes a family's linear layers out of them. `names`: the tensors that exist; None: any that is asked for.
-    `share`: this rank's part of tensors that are split (`ssd.models.split`). `integers` reads tensors of whole numbers,
-    unchanged. `groups` reads weights of few bits."""
+    `linear` makes linear layers. `names`: the tensors that exist; None: any. `share`: this rank's part
+    (`ssd.models.split`). `integers` reads whole numbers, `groups` weights of few bits."""
 
     def __init__(
         self,
@@ -53,10 +52,10 @@ class Weights:
         self._integers, self._groups = integers or read, groups
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor `name`, or this rank's part of it, which has `shape`.
+        """Return the tensor `name`, or this rank's part of it, of `shape`.
 
-        For a tensor that is split by vocabulary, `shape` is the whole shape. Raises `UsageError` if the tensor is
-        missing or has another shape."""
+        For a tensor split by vocabulary, `shape` is the whole shape. Raises `UsageError` for a missing tensor or
+        another shape."""
         whole, pieces = self.share.pieces(self._prefix + name, shape)
         if not pieces:
             return self._read(self._prefix + name, shape)
@@ -64,14 +63,12 @@ class Weights:
         return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
 
     def whole(self, name: str, outputs: int, inputs: int) -> Tensor | Groups:
-        """Return one weight [outputs, inputs], as `Groups` if the checkpoint has it in groups."""
+        """Return a weight [outputs, inputs], as `Groups` if the checkpoint has it in groups."""
         groups = self._grouped(name, (outputs, inputs))
         return self(name, outputs, inputs) if groups is None else groups
 
     def stacked(self, layers: Sequence[tuple[str, int]], inputs: int) -> Tensor | Grouped:
-        """Return the weights [out, inputs] of layers with these names and numbers of outputs, one below the other.
-
-        They are `Grouped` if the checkpoint has all of them in groups."""
+        """Return weights [out, inputs] of (name, outputs) below each other; `Grouped` if all are in groups."""
         if len(layers) == 1:
             return self.whole(f"{layers[0][0]}.weight", layers[0][1], inputs)
         found = [self._grouped(f"{name}.weight", (outputs, inputs)) for name, outputs in layers]
@@ -101,7 +98,6 @@ class Weights:
         return table if ranks.size == 1 else ParallelEmbedding(table, ranks.part(vocab_size).start, ranks)
 
     def integers(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of whole numbers, as int64."""
         return self._integers(self._prefix + name, shape).long()
 
     def below(self, prefix: str) -> Weights:
@@ -118,10 +114,7 @@ class Weights:
         return Weights(self._read, self.linear, self._prefix, names, self.share, integers, self._groups)
 
     def translated(self, ids: Translation, layers: Container[str]) -> Weights:
-        """Return the same weights in other ids.
-
-        Layers named in `layers` have a row for each of `ids.own`; the tensor `LISTED` has the ids that the model
-        predicts."""
+        """Return the weights in other ids: `layers` have rows of `ids.own`, `LISTED` the predicted ids."""
         rows, read_whole, read_groups = torch.tensor(ids.own), self._read, self._groups
 
         def has_rows(name: str) -> bool:
@@ -162,16 +155,14 @@ def from_checkpoint(
     share: Share = WHOLE,
     progress: Progress = unseen,
 ) -> Weights:
-    """Return weights that are read from the checkpoint's memory-mapped files, as `dtype` on `device`.
-
-    Only the `share` of a split tensor in safetensors is read. `progress` is called after each tensor."""
+    """Return weights read from memory-mapped files as `dtype` on `device`; see `StoredTensors`."""
     stored = StoredTensors(checkpoint, dtype, device, share.ranks.size, progress)
     names = checkpoint.tensors
     return Weights(stored.floats, linear, names=names, share=share, integers=stored.raw, groups=stored.groups)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:
-    """Return small random weights for `--load-format dummy`: the cost of a model without its checkpoint.
+    """Return small random weights for `--load-format dummy`.
 
     A name and shape give the same tensor in every process on a device of the same kind."""
 

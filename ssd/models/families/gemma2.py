@@ -1,6 +1,4 @@
-"""The Gemma 2 family (arXiv 2408.00118): Gemma 3 without norms on queries and keys, with a soft cap on scores.
-
-Every second layer sees a window only; all layers rotate by the same base."""
+"""Gemma 2 (arXiv 2408.00118): Gemma 3 without norms on queries and keys, with a soft cap on scores."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from ssd.system.fields import Config, number
 
 
 class Gemma2Attention(Attention):
-    """Attention with the config's scale and a soft cap on scores."""
-
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         cap = None if config["attn_logit_softcapping"] is None else number(config, "attn_logit_softcapping")
@@ -25,8 +21,6 @@ class Gemma2Attention(Attention):
 
 
 class Gemma2(Gemma3):
-    """A Gemma 2 decoder; see `ssd.models.interface.Model`."""
-
     attention = Gemma2Attention
     defaults: ClassVar[Config] = {
         "head_dim": 256,

@@ -1,7 +1,6 @@
-"""The text models of the Gemma 3 family (arXiv 2503.19786), `model_type` gemma3_text.
+"""The text models of Gemma 3 (arXiv 2503.19786): four norms a layer, also on queries and keys.
 
-Four norms a layer, norms on queries and keys, scaled embeddings; most layers see a window only and rotate by a base of
-their own."""
+Most layers see a window only and rotate by a base of their own."""
 
 from __future__ import annotations
 
@@ -37,8 +36,6 @@ _REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention", "mlp_bias")
 
 
 class Gemma3Attention(Qwen3Attention):
-    """Attention with this family's norm on queries and keys, and the config's scale."""
-
     norm = OffsetRMSNorm
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
@@ -70,8 +67,6 @@ class Layer:
 
 
 class Gemma3(Predicting):
-    """A Gemma 3 decoder; see `ssd.models.interface.Model`."""
-
     attention: type[Attention] = Gemma3Attention
     defaults: ClassVar[Config] = {"sliding_window": 4096}
     refused: tuple[str, ...] = _REFUSED
@@ -120,7 +115,7 @@ class Gemma3(Predicting):
 
 
 def text_of(weights: Weights) -> Weights:
-    """Return the weights below `model`, or below a prefix of older or newer checkpoints with a vision tower."""
+    """Return the weights below `model`, or below a prefix of checkpoints with a vision tower."""
     prefixes = ("model", "language_model.model", "model.language_model")
     found = (weights.below(prefix) for prefix in prefixes)
     return next((one for one in found if one.has("embed_tokens.weight")), weights.below("model"))
@@ -138,9 +133,7 @@ def layer_types(config: Config) -> list[str]:
 
 
 def rope(config: Config, kind: str) -> Config:
-    """Return the rotary part of the config for layers of a kind, in the fields of other families.
-
-    Old configs scale the global layers only."""
+    """Return the rotary part of the config for layers of a kind. Old configs scale the global layers only."""
     theta = number(config, "rope_theta", 1e6) if kind == FULL else number(config, "rope_local_base_freq", 1e4)
     parameters, scaling = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
     if parameters and scaling:

@@ -1,7 +1,7 @@
 """The text models of the Gemma 4 family, `model_type` gemma4_text.
 
-New beside Gemma 3: inputs of each layer from a second embedding, the last layers read the keys and values of an earlier
-one, global layers have heads of another size, and a layer may have experts beside its feed-forward."""
+New beside Gemma 3: layers have inputs from a second embedding, the last layers read keys and values of an earlier one,
+global layers have larger heads, and a layer may have experts beside its feed-forward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SPLITS: Splits = {**SPLITS, "embed_tokens_per_layer": VOCABULARY}
 class Gemma4Attention:
     """Attention with norms on queries, keys and values, and scores that are not scaled.
 
-    `source`: the layer whose keys and values it reads; its own if it has any. They are (kv_heads, dim) as `size`."""
+    `source`: the layer whose keys and values, (kv_heads, dim) as `size`, it reads; itself if it has any."""
 
     def __init__(
         self,
@@ -79,8 +79,6 @@ class Gemma4Attention:
 
 
 class Gemma4Experts(Experts):
-    """Experts with a norm and a scale of their own. The router reads x through another norm."""
-
     router, expert = "router.proj", Gemma3FeedForward
 
     def __init__(self, config: Config, weights: Weights) -> None:
@@ -136,8 +134,6 @@ class Layer:
 
 
 class Gemma4(Predicting):
-    """A Gemma 4 decoder; see `ssd.models.interface.Model`."""
-
     defaults: ClassVar[Config] = {"head_dim": 256, _INPUT: 256}
     splits = _SPLITS  # for a draft's vocabulary
 
@@ -197,7 +193,7 @@ class Gemma4(Predicting):
         return self._cap.capped(logits)
 
     def _inputs(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
-        """Return the layers' inputs [n, layers, width], from tokens and their embeddings x; None if there are none."""
+        """Return the layers' inputs [n, layers, width] from tokens and their embeddings x, or None."""
         if not self._input_width:
             return None
         projected = self._input_projection(x).view(len(x), -1, self._input_width) * x.shape[1] ** -0.5
@@ -206,7 +202,7 @@ class Gemma4(Predicting):
 
 
 def input_width(config: Config) -> int:
-    """Return the width of each layer's input, or 0 if layers have none."""
+    """Return the width of each layer's input, or 0."""
     return count(config, _INPUT) if config[_INPUT] else 0
 
 

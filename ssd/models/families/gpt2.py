@@ -64,8 +64,6 @@ class Block:
 
 
 class GPT2(Predicting):
-    """A GPT-2 decoder; see `ssd.models.interface.Model`."""
-
     splits = SPLITS
 
     def __init__(

@@ -34,8 +34,6 @@ _SPLITS: Splits = {**SPLITS, "self_attn": Split(0, 0)}  # the sinks, by heads
 
 
 class GptOssAttention(Attention):
-    """Attention with a learned sink for each head."""
-
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         self._scores = replace(self._scores, sinks=sinks_of(weights("sinks", shape.heads)))
@@ -71,8 +69,6 @@ class GptOssExperts(Experts):
 
 
 class GptOss(Llama):
-    """A gpt-oss decoder; see `ssd.models.interface.Model`."""
-
     attention = GptOssAttention
     slides = True
     defaults: ClassVar[Config] = {

@@ -19,21 +19,17 @@ from ssd.system.fields import Config, count, flag, number
 
 
 class Lfm2Attention(Qwen3Attention):
-    """Attention with norms on queries and keys, under this family's names."""
-
     out_name = "out_proj"
     norm_names = "q_layernorm", "k_layernorm"
 
 
 class Lfm2FeedForward(FeedForward):
-    """A feed-forward under this family's names."""
-
     gate_up = ("w1", "w3")
     down_name = "w2"
 
 
 class GatedConvolution:
-    """out(c * convolution(b * x)), where b, c and x are one projection. Its recurrence is `index` of the model's."""
+    """out(c * convolution(b * x)), where b, c and x are one projection."""
 
     def __init__(self, config: Config, weights: Weights, index: int) -> None:
         width, window = count(config, "hidden_size"), convolved(config, "conv_L_cache")
@@ -53,8 +49,6 @@ class GatedConvolution:
 
 
 class Lfm2(Qwen35):
-    """An LFM2 decoder; see `ssd.models.interface.Model`."""
-
     recurrent = GatedConvolution
     kind = CONVOLUTION
     norm = RMSNorm
@@ -84,7 +78,6 @@ class Lfm2(Qwen35):
 
 
 def _inner(config: Config) -> int:
-    """Return the width of a feed-forward: by default two thirds of what the config says, rounded up."""
     inner = count(config, "block_ff_dim", count(config, "intermediate_size", 12288))
     if not flag(config, "block_auto_adjust_ff_dim", True):
         return inner

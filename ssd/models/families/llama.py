@@ -42,13 +42,13 @@ SPLITS: Splits = {
 
 
 def check_activation(config: Config, name: str = "hidden_act", computed: str = "silu") -> None:
-    """Raise `UsageError` if the config's field `name` asks for an activation other than the one `computed`."""
+    """Raise `UsageError` if the config's field `name` asks for an activation other than `computed`."""
     if (asked := config.get(name, computed)) != computed:
         raise UsageError(f"activation {asked!r} is not supported ({computed} is)")
 
 
 def shape_of(config: Config, max_position: int) -> Shape:
-    """Return the sizes in a Llama-like config; raise `UsageError` if one is missing or no positive number."""
+    """Return the sizes in a Llama-like config; raise `UsageError` for a missing or wrong one."""
     vocab_size, heads = count(config, "vocab_size"), count(config, "num_attention_heads")
     return Shape(
         vocab_size=vocab_size,
@@ -64,8 +64,7 @@ def shape_of(config: Config, max_position: int) -> Shape:
 def window_of(config: Config, layer: int) -> int | None:
     """Return the sliding window of a layer in tokens, or None if it sees all tokens.
 
-    Qwen's configs name a window, whether it is used, and from which layer on; newer configs name the kind of every
-    layer. Raises `UsageError` for unknown kinds, and for a sliding layer without a window."""
+    Raises `UsageError` for unknown kinds of layers, and for a sliding layer without a window."""
     used = config.get("sliding_window") is not None and flag(config, "use_sliding_window", True)
     window = count(config, "sliding_window") if used else None
     if (kinds := config.get("layer_types")) is None:
@@ -80,8 +79,7 @@ def window_of(config: Config, layer: int) -> int | None:
 def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, tied: bool) -> Tensor | Groups:
     """Return the head's weight [vocab_size, width]: the embedding if the config ties them, else lm_head.
 
-    `tied` is the family's default. A checkpoint whose lm_head differs from the embedding is not tied, even if its
-    config says so; transformers does the same."""
+    `tied`: the family's default. An lm_head that differs from the embedding is used, as transformers does."""
     tied = flag(config, "tie_word_embeddings", tied)
     if tied and not weights.stored("lm_head.weight"):
         return embedding
@@ -92,7 +90,6 @@ def output_weight(config: Config, weights: Weights, embedding: Tensor | Groups, 
 def head_and_table(
     config: Config, weights: Weights, model: Weights, shape: Shape, width: int, device: torch.device, tied: bool
 ) -> tuple[Head, Table]:
-    """Return the head of a Llama-like checkpoint, and the table of its embedding, which is below `model`."""
     embedding = model.whole("embed_tokens.weight", shape.vocab_size, width)
     predicting = output_weight(config, weights, embedding, tied)
     head = head_of(weights, predicting, shape.outputs, shape.vocab_size, device)
@@ -104,7 +101,7 @@ def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tens
 
 
 def kernel_of(linear: LinearLayer) -> Product | None:
-    """Return our kernel that computes the whole linear layer, or None if something else does."""
+    """Return our kernel that computes the whole linear layer, or None."""
     product = getattr(linear, "product", None)
     return product if isinstance(product, Product) else None
 
@@ -117,7 +114,7 @@ def guess_step(
     mask: Tensor | None = None,
     first: tuple[Product, Product] | None = None,
 ) -> GuessStep | None:
-    """Return the parts of a model as one call of our kernels, or None if the kernels do not compute one of them."""
+    """Return a model as one call of our kernels, or None if the kernels do not compute a part of it."""
     product, kernel = kernel_of(head.linear), norm.kernel
     rows = embed.product if isinstance(embed, Table) else None
     if product is None or kernel is None or rows is None:
@@ -127,8 +124,6 @@ def guess_step(
 
 
 class Attention:
-    """Self-attention: one projection to queries, keys and values, rotary positions, the context's attention, output."""
-
     out_name = "o_proj"  # the tensor of the output projection
     inputs = 1  # width of the input as a multiple of the model's
     # True if our kernel for all layers computes the same as this class. Each subclass must say so itself, because it
@@ -155,7 +150,7 @@ class Attention:
         return self._out(context.attend(self._layer, *self._rotated(projected, table), self._scores))
 
     def keys_and_values(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values [n, kv_heads, dim] of x [n, width], which are all that others attend to."""
+        """Return keys and values [n, kv_heads, dim] of x [n, width]."""
         return self._rotated(self._projected(x), table)[1:]
 
     def _projected(self, x: Tensor) -> Tensor:
@@ -169,7 +164,6 @@ class Attention:
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Return our kernels of the projections to queries, keys and values, and to the output."""
         return kernel_of(self._qkv), kernel_of(self._out)
 
     @property
@@ -179,12 +173,12 @@ class Attention:
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Return the weights of the norms in `normalised`, or None if there are none."""
+        """Return the weights of the norms in `normalised`, or None."""
         return None
 
     @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
-        """Return the norms in `normalised` of queries and of keys, or (); None if it does something else."""
+        """Return the norms in `normalised` of queries and keys, or (); None if it does something else."""
         return () if type(self).normalised is Attention.normalised else None
 
     @staticmethod
@@ -224,7 +218,6 @@ class FeedForward:
 
     @property
     def products(self) -> tuple[Product | None, Product | None]:
-        """Return our kernels of gate and up, and of down."""
         return kernel_of(self._gate_up), kernel_of(self._down)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -245,7 +238,7 @@ class Layer:
         self._forward_norm, self._feed_forward = forward_norm, feed_forward
 
     def whole(self) -> DecoderLayer | None:
-        """Return the layer as our kernels take it, or None if a part of it has no kernel of ours."""
+        """Return the layer as our kernels take it, or None if a part has no kernel of ours."""
         first, second, feed_forward = self._attention_norm.kernel, self._forward_norm.kernel, self._feed_forward
         if type(self).__call__ is not __class__.__call__:  # type: ignore[name-defined]  # a subclass has its own
             return None
@@ -266,7 +259,7 @@ class Layer:
 
 
 def decoder_of(layers: Sequence[Layer], rotary: Rotary) -> Decoder | None:
-    """Return the layers as one call of our kernels, or None if one has none. Heads must be rotated whole."""
+    """Return the layers as one call of our kernels, or None. Heads must be rotated whole."""
     whole = [kernel for layer in layers if (kernel := layer.whole()) is not None]
     return Decoder(whole, rotary.tables) if len(whole) == len(layers) else None
 
@@ -278,7 +271,6 @@ def through_layers(
     norm: RMSNorm,
     context: ForwardContext,
 ) -> Tensor:
-    """Pass x [n, width] through layers that add to it, each with its rotations, and through the last norm."""
     total = Residual(x)
     for index, (layer, table) in enumerate(zip(layers, tables, strict=False), 1):
         layer(total, table, context)
@@ -287,8 +279,6 @@ def through_layers(
 
 
 class Llama(Predicting):
-    """A decoder of the Llama family; see `ssd.models.interface.Model`."""
-
     attention: type[Attention] = Attention
     layer: type[Layer] = Layer
     norms = "input_layernorm", "post_attention_layernorm"  # of attention, of the feed-forward
@@ -338,7 +328,6 @@ class Llama(Predicting):
         )
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        """Make the feed-forward of a layer; families whose layers differ override it."""
         return FeedForward(config, weights)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -354,7 +343,6 @@ class Llama(Predicting):
 
     @cached_property
     def guess_step(self) -> GuessStep | None:
-        """Return the model and the ranking of its logits as one call of our kernels, or None."""
         changed = any(getattr(type(self), name) is not getattr(Llama, name) for name in ("forward", "logits", "scaled"))
         if changed or self._decoder is None:
             return None

@@ -10,8 +10,6 @@ from ssd.system.fields import Config
 
 
 class Mistral(Llama):
-    """A Mistral decoder; see `ssd.models.interface.Model`."""
-
     slides = True
     defaults: ClassVar[Config] = {"sliding_window": 4096}
     refused = ("attention_bias", "mlp_bias")

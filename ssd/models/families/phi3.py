@@ -1,6 +1,4 @@
-"""The Phi 3 and Phi 4 text families (arXiv 2404.14219): Llama with fused projections, windows and LongRoPE.
-
-Phi 4 mini rotates only the first part of each head."""
+"""Phi 3 and Phi 4 (arXiv 2404.14219): Llama with fused projections, windows and LongRoPE."""
 
 from __future__ import annotations
 
@@ -18,8 +16,6 @@ _SPLITS: Splits = {**SPLITS, "qkv_proj": FUSED_QKV, "gate_up_proj": FUSED_GATE_U
 
 
 class Phi3Attention(Attention):
-    """Attention whose projection is one tensor."""
-
     in_one_call = True
 
     @staticmethod
@@ -28,15 +24,11 @@ class Phi3Attention(Attention):
 
 
 class Phi3FeedForward(FeedForward):
-    """A feed-forward whose gate and up are one tensor."""
-
     gate_up = ("gate_up_proj",)
     in_one_call = True
 
 
 class Phi3(Llama):
-    """A Phi 3 decoder; see `ssd.models.interface.Model`."""
-
     attention = Phi3Attention
     slides = True
     partly_rotated = True

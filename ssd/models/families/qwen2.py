@@ -10,8 +10,6 @@ WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_win
 
 
 class Qwen2Attention(Attention):
-    """Attention with biases that no config field names."""
-
     in_one_call = True
 
     @staticmethod
@@ -20,8 +18,6 @@ class Qwen2Attention(Attention):
 
 
 class Qwen2(Llama):
-    """A dense Qwen2 decoder; see `ssd.models.interface.Model`."""
-
     attention: type[Attention] = Qwen2Attention
     slides = True
     defaults = WINDOWS

@@ -15,8 +15,6 @@ from ssd.system.fields import Config, number
 
 
 class Qwen3Attention(Attention):
-    """Attention whose query and key heads are normalised before rotation, by `norm`."""
-
     norm: type[RMSNorm] = RMSNorm
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
     in_one_call = True
@@ -45,7 +43,5 @@ class Qwen3Attention(Attention):
 
 
 class Qwen3(Qwen2):
-    """A dense Qwen3 decoder; see `ssd.models.interface.Model`."""
-
     attention = Qwen3Attention
     splits = SPLITS

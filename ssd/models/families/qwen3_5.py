@@ -1,7 +1,6 @@
-"""The text models of Qwen3-Next and Qwen3.5: most layers have a gated delta rule (arXiv 2412.06464) for attention.
+"""The text models of Qwen3-Next and Qwen3.5: most layers have a gated delta rule (arXiv 2412.06464).
 
-The others have attention with a gate on its output, and rotate a part of each head. The feed-forward may be dense, or
-experts and beside them one that every token passes. A checkpoint's vision tower and its MTP layers are left alone."""
+Other layers have attention with a gate on its output. Vision towers and MTP layers of a checkpoint are left alone."""
 
 from __future__ import annotations
 
@@ -53,14 +52,14 @@ class Recurrent(Protocol):
 
 
 def convolved(config: Config, name: str) -> int:
-    """Return over how many tokens a short convolution goes, by a config's field."""
+    """Return over how many tokens a short convolution goes."""
     if (window := count(config, name, most=MAX_WINDOW)) < 2:
         raise UsageError(f"{name} must be above 1")
     return window
 
 
 class GatedAttention(Qwen3Attention):
-    """Attention whose output is multiplied by the sigmoid of a gate, which the query projection makes beside a head."""
+    """Attention whose output is multiplied by the sigmoid of a gate, made by the query projection."""
 
     norm = OffsetRMSNorm
 
@@ -85,9 +84,9 @@ class GatedAttention(Qwen3Attention):
 
 
 class DeltaNet:
-    """A short convolution over queries, keys and values, the gated delta rule, and a gated norm of each head.
+    """A short convolution over queries, keys and values, the gated delta rule, and a gated norm a head.
 
-    Its two recurrences are `2 * index` and `2 * index + 1` of the model's."""
+    Its recurrences are `2 * index` and `2 * index + 1` of the model's."""
 
     def __init__(self, config: Config, weights: Weights, index: int) -> None:
         width, self._index = count(config, "hidden_size"), index
@@ -110,7 +109,7 @@ class DeltaNet:
         self.sizes: tuple[StateSize, ...] = self._convolution.size, self._delta.size
 
     def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
-        """Return (name, outputs) of the tensors that project to q, k, v and the gate z, and of those to b and a."""
+        """Return (name, outputs) of the tensors that project to q, k, v and gate z, and of those to b and a."""
         return [("in_proj_qkv", qkv), ("in_proj_z", z)], [("in_proj_b", heads), ("in_proj_a", heads)]
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
@@ -129,9 +128,7 @@ class DeltaNet:
 
 
 class FusedDeltaNet(DeltaNet):
-    """A delta net whose projections are two tensors, each with the parts of a key head beside each other.
-
-    A GGUF has the first one as Qwen3.5 does."""
+    """A delta net whose projections are two tensors, each with the parts of a key head side by side."""
 
     def parts(self, weights: Weights, qkv: int, z: int, heads: int) -> tuple[Parts, Parts]:
         self._apart, ba = weights.stored("in_proj_qkv.weight"), [("in_proj_ba", 2 * heads)]
@@ -173,15 +170,13 @@ def decoder_layer(
     norm: type[RMSNorm] = OffsetRMSNorm,
     names: Sequence[str] = NORMS,
 ) -> Layer:
-    """Return a layer with its norms; `mixer` is its attention, or what it has in place of it."""
+    """Return a layer with its norms; `mixer` is its attention, or stands in its place."""
     width, eps = count(config, "hidden_size"), number(config, "rms_norm_eps", 1e-6)
     first, second = (norm(weights(f"{name}.weight", width), eps) for name in names[:2])
     return Layer(first, mixer, second, feed_forward)  # type: ignore[arg-type]  # called as attention is
 
 
 class Qwen35(Predicting):
-    """A dense Qwen3.5 decoder; see `ssd.models.interface.Model`."""
-
     recurrent: type[Recurrent] = DeltaNet  # what most layers have for attention
     norm: type[RMSNorm] = OffsetRMSNorm
     kind = LINEAR  # of these layers in `layer_types`
@@ -233,7 +228,7 @@ class Qwen35(Predicting):
 
     @classmethod
     def layer_types(cls, config: Config) -> list[str]:
-        """Return the kind of every layer; without a list, those that `attends` names have attention."""
+        """Return the kind of every layer; without a list, `attends` names the layers with attention."""
         layers = count(config, "num_hidden_layers")
         if (kinds := config.get("layer_types")) is None:
             kinds = [FULL if cls.attends(config, index) else cls.kind for index in range(layers)]
@@ -243,7 +238,6 @@ class Qwen35(Predicting):
 
     @staticmethod
     def attends(config: Config, layer: int) -> bool:
-        """Return True if a layer has attention where the config does not list the kinds: each n-th has."""
         return (layer + 1) % count(config, "full_attention_interval", 4) == 0
 
     @staticmethod
@@ -260,7 +254,6 @@ class Qwen35(Predicting):
             raise UsageError("attn_output_gate false is not supported in this family")
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        """Make the feed-forward of a layer; families with experts override it."""
         return FeedForward(config, weights)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -270,8 +263,6 @@ class Qwen35(Predicting):
 
 
 class Qwen35MoE(Qwen35):
-    """A Qwen3.5 decoder with experts in every layer; see `ssd.models.interface.Model`."""
-
     refused = (*Qwen35.refused, "mlp_only_layers")
     splits = SPLITS
 
@@ -280,8 +271,6 @@ class Qwen35MoE(Qwen35):
 
 
 class Qwen3Next(Qwen35):
-    """A Qwen3-Next decoder, with experts in some or all layers; see `ssd.models.interface.Model`."""
-
     recurrent = FusedDeltaNet
     splits = SPLITS
 

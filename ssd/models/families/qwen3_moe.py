@@ -35,11 +35,10 @@ class Experts:
         self._ranks = weights.share.ranks
 
     def router_of(self, weights: Weights, experts: int, width: int) -> Linear:
-        """Make the router; a family whose router has a bias overrides it."""
         return Linear(weights("weight", experts, width))
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shares and numbers of the experts chosen by the router's scores, each [n, chosen]."""
+        """Return shares and numbers of the experts chosen by the router's scores, each [n, chosen]."""
         shares, chosen = torch.softmax(scores, dim=-1, dtype=torch.float32).topk(self._chosen)
         return shares / shares.sum(-1, keepdim=True) if self._normalised else shares, chosen
 
@@ -47,7 +46,6 @@ class Experts:
         return self.mixed(x, *self.choose(self._router(x)))
 
     def mixed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Return the sum of what the `chosen` experts make of x, by their shares."""
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, rank = torch.where(chosen == index)
@@ -57,8 +55,6 @@ class Experts:
 
 
 class Qwen3MoE(Qwen3):
-    """A Qwen3 decoder with experts in some or all layers; see `ssd.models.interface.Model`."""
-
     slides = False
     defaults: ClassVar[Config] = {"use_sliding_window": False}
     splits = SPLITS
@@ -68,7 +64,6 @@ class Qwen3MoE(Qwen3):
 
 
 def has_experts(config: Config, layer: int) -> bool:
-    """Return True if a layer has experts: some or all layers do."""
     every, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     if any(type(index) is not int for index in dense):
         raise UsageError(f"mlp_only_layers must be a list of layers, is {dense!r}")

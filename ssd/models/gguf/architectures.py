@@ -1,6 +1,6 @@
-"""A table of the GGUF architectures that are read, in the terms of Hugging Face's configs and checkpoints.
+"""A table of the GGUF architectures that are read, in the terms of Hugging Face's checkpoints.
 
-Names of tensors are those of gguf-py's `tensor_mapping`, conventions those of llama.cpp's convert_hf_to_gguf.py."""
+Sources: gguf-py's `tensor_mapping` for names of tensors, llama.cpp's convert_hf_to_gguf.py for conventions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
 
 class Names(NamedTuple):
-    """The names of an architecture: in a GGUF, as `model_type` of a config, and of its class in transformers."""
+    """An architecture's names: in a GGUF, as `model_type` of a config, of its class in transformers."""
 
     kind: str
     model_type: str
@@ -48,9 +48,9 @@ class Names(NamedTuple):
 class Architecture:
     """One architecture: its config and the names of its tensors in Hugging Face's terms.
 
-    `fields` are copied from metadata to config; `constants` are in every config. `as_without`: metadata that is
-    accepted with this value only, which changes nothing. `biased` parts must have a bias; if `optional` names a config
-    field for a part, that field says whether it has one. `freq_factors` allows `rope_freqs.weight`."""
+    `fields` are copied from metadata to config. `as_without`: metadata accepted with this value only. `biased` parts
+    must have a bias; `optional`: part -> the config field that says if it has one. `freq_factors` allows
+    `rope_freqs.weight`."""
 
     names: Names
     layer: Mapping[str, str]  # {} in a name is the number of an expert in a stack
@@ -302,5 +302,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {one.names.kind: one for one in _ALL
 
 
 def architecture_of(model_type: object) -> Architecture:
-    """Return the architecture of a GGUF beside a config of this `model_type`; llama if no other has it."""
+    """Return the architecture of a config's `model_type`; llama if no other has it."""
     return next((one for one in ARCHITECTURES.values() if one.names.model_type == model_type), _LLAMA)

@@ -1,7 +1,6 @@
-"""Reads GGUF's blocks as `Groups` with the same codes, steps and offsets: no weight is rounded or expanded.
+"""Reads GGUF's blocks as `Groups` with the same codes, steps and offsets: no weight is rounded.
 
-The layouts are those of llama.cpp's ggml-common.h; bytes are little-endian. Blocks are unpacked as arrays, never one by
-one."""
+The layouts are those of llama.cpp's ggml-common.h; bytes are little-endian."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 class _Unpacked(NamedTuple):
     """n unpacked blocks: `codes` uint8 [n, weights of a block], `steps` and `offsets` float32 [n, groups].
 
-    In K types the steps are multiples of a block's `unit` float32 [n, 1], the offsets multiples of its
-    `offset_unit`."""
+    In K types the steps are multiples of `unit` float32 [n, 1], the offsets of `offset_unit`."""
 
     codes: np.ndarray
     steps: np.ndarray
@@ -74,9 +72,7 @@ def _q3_k(blocks: np.ndarray) -> _Unpacked:
 
 
 def _heads_of_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return steps and offsets [n, 8], and their units [n, 1], from the first 16 bytes of Q4_K and Q5_K.
-
-    The bytes hold two units in float16, then eight pairs of 6 bits."""
+    """Return steps and offsets [n, 8] and their units [n, 1] from the first 16 bytes of Q4_K and Q5_K."""
     import numpy as np
 
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]

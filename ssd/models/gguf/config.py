@@ -1,4 +1,4 @@
-"""Makes config.json, in Hugging Face's terms, from a GGUF's metadata and its tensors of frequency factors."""
+"""Makes config.json, in Hugging Face's terms, from a GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ _TOKENS = (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "p
 
 
 class _Metadata:
-    """Metadata below an architecture's name, with floats rounded to 7 digits.
-
-    Floats are fp32 in the file: 1e-05 arrives as 9.999999747e-06."""
+    """Metadata below an architecture's name. Floats are fp32 (1e-05: 9.999999747e-06); 7 digits are kept."""
 
     def __init__(self, fields: Mapping[str, Any], kind: str) -> None:
         self._fields, self._kind = fields, kind
@@ -59,8 +57,8 @@ class _Metadata:
 def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str, Any]:
     """Return the config.json of the model with this header; its `tensors` may be in several files.
 
-    Raises UsageError for another architecture, for metadata that may ask for another computation, and where metadata
-    and tensors disagree; KeyError, TypeError or ValueError for metadata that describes no model."""
+    Raises UsageError for metadata that is not supported or contradicts the tensors; KeyError, TypeError or ValueError
+    for metadata that describes no model."""
     fields = header.fields
     kind = fields.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -119,7 +117,6 @@ def _inner(said: _Metadata) -> str:
 
 
 def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
-    """Raise UsageError for metadata that may ask for another computation."""
     known = (
         _SIZES
         | {"pooling_type"}
@@ -136,7 +133,6 @@ def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> N
 
 
 def _check_sizes(said: _Metadata, shapes: Mapping[str, list[int]], arch: Architecture, head_dim: int) -> None:
-    """Raise UsageError where metadata contradicts the tensors."""
     layers = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
     sizes = {
         "attention.value_length": head_dim,
@@ -160,7 +156,7 @@ def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -
 def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
     """Return the `rope_parameters` of the metadata.
 
-    llama.cpp multiplies YaRN's own factor of cosines and sines, 0.1 ln(factor) + 1, by the factors in the metadata."""
+    llama.cpp multiplies YaRN's factor of cosines and sines, 0.1 ln(factor) + 1, by those in the metadata."""
     rope: dict[str, Any] = {"rope_theta": said.get("rope.freq_base", 10000.0), "rope_type": "default"}
     turned = said.get("rope.dimension_count", head_dim)
     if turned != head_dim:
@@ -195,9 +191,7 @@ def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architect
 
 
 def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> list[float]:
-    """Return the numbers of a tensor by which frequencies are divided, one for each pair of a head.
-
-    Raises UsageError if the tensor is missing, has another type or shape, or a number that is not positive."""
+    """Return the divisors of frequencies, one a pair of a head; raise UsageError for a bad tensor."""
     found = next((one for one in tensors if one[1].name == name), None)
     if found is None:
         raise UsageError(f"tensor {name!r} is missing")
@@ -213,7 +207,7 @@ def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> li
 
 
 def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return windows, caps and scale; llama.cpp knows by the model's depth those that the metadata lacks."""
+    """Return windows, caps and scale; llama.cpp derives missing ones from the model's depth."""
     layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     pattern = said.get("attention.sliding_window_pattern", arch.pattern)
     slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
@@ -232,7 +226,7 @@ def _gemma2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> d
 
 
 def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, without scaling."""
+    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, unscaled."""
     base = said.get("rope.freq_base_swa", 10000.0)
     rope = dict(config["rope_parameters"])
     if "rope.freq_base" not in said:
@@ -252,9 +246,7 @@ def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> 
 
 
 def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the window (0 in a file: none) and a padding token, 0 if the file names none.
-
-    transformers' default for a padding token would be beyond small vocabularies."""
+    """Return the window (0 in a file: none) and a padding token that fits small vocabularies."""
     return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
 
 
@@ -265,7 +257,6 @@ def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> 
 
 
 def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the kinds of layers; the last ones of a file may be MTP layers, which are left alone."""
     layers, every = config["num_hidden_layers"] - said.get("nextn_predict_layers", 0), said["full_attention_interval"]
     return {
         "num_hidden_layers": layers,

@@ -1,9 +1,8 @@
-"""The header of a GGUF file, checked against the bytes that exist; nothing in it is trusted.
+"""Reads the header of a GGUF file, checked against the bytes that exist; nothing in it is trusted.
 
 Format (little-endian): magic, version, tensor count, metadata count; metadata as (name, type, value); tensors as (name,
-dimensions, type, offset); then the tensors from the next aligned byte on. The gguf library trusts lengths and counts,
-and takes ten seconds for a vocabulary of 262,144 tokens.
-"""
+dimensions, type, offset); then the tensors from the next aligned byte on. The gguf library trusts lengths, and takes
+ten seconds for a vocabulary of 262,144 tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class Span(NamedTuple):
-    """The bytes of a tensor, its name, its shape with the slowest dimension first, and GGUF's name of its type."""
+    """The bytes of a tensor, its shape with the slowest dimension first, and GGUF's name of its type."""
 
     start: int
     stop: int
@@ -45,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A checked header: `fields` by name (numbers, texts, lists of them), and tensors in the order of their bytes."""
+    """A checked header: `fields` by name (numbers, texts, lists of them), tensors in order of their bytes."""
 
     file: Path
     fields: dict[str, Any]
@@ -53,9 +52,7 @@ class Header(NamedTuple):
 
 
 def shards_of(file: Path) -> list[Path]:
-    """Return the files of a model that gguf-split wrote, of which `file` is the first, else `file` alone.
-
-    Raises UsageError if `file` is not the first of them, and if one is missing."""
+    """Return all files of a model; raise UsageError if `file` is not the first, or one is missing."""
     if (found := _SPLIT.fullmatch(file.name)) is None:
         return [file]
     name, number, count = found[1], int(found[2]), int(found[3])
@@ -71,10 +68,10 @@ def shards_of(file: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a file, its tensors in the order of their bytes.
+    """Return the checked header of a file.
 
-    Raises `UsageError` unless the file has all bytes that the header promises, under names that occur once and in types
-    that are read here."""
+    Raises `UsageError` unless the file has all bytes that the header promises, under unique names and in known
+    types."""
     try:
         with path.open("rb") as file:
             return _Reader(file, path).read()
@@ -141,7 +138,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{layout}", self._take(size * self._count(count, size))))
 
     def _tensor(self, name: str) -> Span:
-        """Read the entry of a tensor; its byte range is relative to the first tensor byte."""
+        """Read a tensor's entry; its byte range is relative to the first tensor byte."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         dimensions = self._number("<I")

@@ -1,4 +1,4 @@
-"""Makes a GGUF a folder with config.json, tokenizer and the file's name; the weights stay in the GGUF."""
+"""Makes a folder with config.json and tokenizer for a GGUF, which keeps the weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from ssd.system.files import cache_dir, lock
 
 
 def import_gguf(header: Header, files: Sequence[Path], directory: Path) -> None:
-    """Write config.json for the model in GGUF `files`, `header` of the first, into the existing folder `directory`.
-
-    Raises UsageError for an architecture that is not read, and for tensors that do not belong to it."""
+    """Write config.json for GGUF `files` into `directory`. Raises UsageError if they are not supported."""
     try:
         headers = [header, *map(read_header, files[1:])]
         config = config_of(header, [(one.file, tensor) for one in headers for tensor in one.tensors])
@@ -48,11 +46,10 @@ _FORMAT = 3
 
 
 def checkpoint_of(file: Path) -> Path:
-    """Return the folder that names `file` as its weights; make it with config and tokenizer unless it exists.
+    """Return the folder that names `file`, a model's first, as its weights; make a missing or stale one.
 
-    A tokenizer.json beside `file` is copied, with the files that belong to it. A model in several files is named by its
-    first. The folder is made again when one of these files has changed. Raises UsageError for a file that is no GGUF of
-    a known architecture, and if the cache cannot be written."""
+    Config and tokenizer are copied from beside `file`, or made from its metadata. Raises UsageError for an unknown
+    file, and if the cache cannot be written."""
     beside = [path for name in FILES if (path := file.with_name(name)).is_file()]
     shards = shards_of(file)
     final = cache_dir() / "gguf" / f"{file.stem}-{_state([*shards, *beside])}"

@@ -1,6 +1,4 @@
-"""The rules that cut a text before byte-level BPE merges it, by llama.cpp's names (`tokenizer.ggml.pre`).
-
-The expressions are those in the tokenizer.json of each family."""
+"""The rules that cut a text before byte-level BPE, by llama.cpp's names (`tokenizer.ggml.pre`)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ def _cl100k(digits: str) -> str:
 
 
 def _o200k(ending: str, digits: str) -> str:
-    """Return the expression of tiktoken's o200k, with another ending of words and another rule for digits."""
+    """Return tiktoken's o200k with another ending of words and another rule for digits."""
     start = r"[^\r\n\p{L}\p{N}]?"
     words = f"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"

@@ -1,5 +1,3 @@
-"""The tensors of a GGUF file under Hugging Face's names, read from the file as they are wanted."""
-
 from __future__ import annotations
 
 import json
@@ -29,11 +27,10 @@ _MAX_LINK = 1 << 16
 
 @dataclass(frozen=True)
 class GgufTensor(TensorInfo):
-    """A tensor whose bytes begin at `offset` of its file. `dtype` is GGUF's name of its type.
+    """A tensor at `offset` of its file. `dtype` is GGUF's name of its type.
 
-    `heads`: number of heads within which llama.cpp's order of rows must be undone; 0: the order is Hugging Face's.
-    `added`: number that the file adds to the weights. `transposed`: `shape` is Hugging Face's [in, out], the file has
-    [out, in]. `logarithm`: the file has -e^x of each x."""
+    `heads`: number of heads whose rows are in llama.cpp's order; 0: none are. `added`: what the file adds to the
+    weights. `transposed`: `shape` is [in, out], the file has [out, in]. `logarithm`: the file has -e^x of each x."""
 
     offset: int
     size: int
@@ -53,7 +50,7 @@ class GgufTensor(TensorInfo):
         return groups_of(self.dtype, self._rows())
 
     def floats(self) -> Tensor:
-        """Return the tensor, in float32, float16 or bfloat16, with Hugging Face's numbers and shape."""
+        """Return the tensor with Hugging Face's numbers and shape, in float32, float16 or bfloat16."""
         import torch
 
         kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.dtype]
@@ -81,19 +78,17 @@ class GgufTensor(TensorInfo):
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Undo llama.cpp's order of the rows of a q or k projection, [heads * head_dim, any], within each head.
+    """Undo llama.cpp's order of the rows of a q or k projection, [heads * head_dim, any].
 
-    Its rotary embedding turns neighbours (0, 1), (2, 3), ...; Hugging Face's turns halves (0, d/2), (1, d/2 + 1), ...
-    """
+    Its rotary embedding turns neighbours (0, 1), ... of a head; Hugging Face's turns halves (0, d/2), ..."""
     count, width = rows.shape
     return rows.reshape(heads, count // heads // 2, 2, width).swapaxes(1, 2).reshape(count, width)
 
 
 def tensors_of(headers: Iterable[Header], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """Return the tensors of a model in files with these headers, by Hugging Face's names.
+    """Return the tensors of these headers by Hugging Face's names, each expert of a stack by itself.
 
-    Each expert in a stack becomes a tensor. Raises UsageError for a tensor that the architecture does not have, or that
-    is in two files."""
+    Raises UsageError for a tensor that the architecture does not have, or that is in two files."""
     arch, found = architecture_of(config.get("model_type")), dict[str, TensorInfo]()
     for file, _, tensors in headers:
         for tensor in tensors:
@@ -163,7 +158,7 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
 
 
 def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
-    """Return the number of heads within which a projection's rows are in llama.cpp's order; 0: they are not."""
+    """Return the number of heads whose rows are in llama.cpp's order; 0: none are."""
     names = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     if part not in names:
         return 0
@@ -195,7 +190,6 @@ def gguf_files(directory: Path) -> list[Path]:
 
 
 def link_to(files: Sequence[Path]) -> dict[str, Any]:
-    """Return the content of `LINK_FILE` for the files of a model as they are now."""
     first, *shards = (_stat(file) for file in files)
     return {**first, "shards": shards} if shards else first
 

@@ -1,6 +1,4 @@
-"""Writes the tokenizer in a GGUF's metadata as tokenizer.json and the files beside it.
-
-Two kinds are rebuilt: byte-level BPE (`gpt2`) and SentencePiece (`llama`), in the form of transformers' converter."""
+"""Writes the tokenizer in a GGUF's metadata, byte-level BPE or SentencePiece, as tokenizer.json."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _SPACE, _LONGEST = "▁", 1024
 def write_tokenizer(header: Header, directory: Path, kept: Collection[str] = ()) -> None:
     """Write `FILES` into `directory`, except for those in `kept`, which are there already.
 
-    Raises UsageError for a kind of tokenizer that is not rebuilt here, unless its tokenizer.json is kept."""
+    Raises UsageError for a tokenizer that is neither rebuilt here nor kept."""
     given = "tokenizer.json" in kept
     if given and _field(header, "tokens") is None:
         return
@@ -101,7 +99,6 @@ def _special_ids(header: Header, size: int, defaults: dict[str, int]) -> dict[st
 
 
 def _byte_level(header: Header, tokens: Sequence[str], cut: str) -> Any:
-    """Return byte-level BPE over the tokens and merges of the metadata."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -143,10 +140,10 @@ def _sentencepiece(header: Header, tokens: Sequence[str], types: Sequence[int], 
 
 
 def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the merges that SentencePiece would do: every two tokens that make a third, the best score first.
+    """Return the pairs of tokens that make a third, in SentencePiece's order: the best score first.
 
-    If scores are equal, the longer left part comes first, as in transformers' converter. User-defined tokens are
-    matched before all others, so their merges come first."""
+    If scores are equal, the longer left part comes first. User-defined tokens are matched before all others, so their
+    merges come first."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] != _CONTROL}
     if longest := next((token for token in ids if len(token) > _LONGEST), None):  # every cut of it is tried
         raise ValueError(f"{_PREFIX}tokens: {longest[:32]!r}... has {len(longest)} characters, more than {_LONGEST}")
@@ -168,9 +165,7 @@ def _add_special(
     bos: int | None,
     default: bool,
 ) -> None:
-    """Add the tokens that are matched before a text is cut, and BOS if the metadata asks for it.
-
-    `default`: True if BOS is added where the metadata does not say it."""
+    """Add the tokens that are matched before a text is cut, and BOS by the metadata, else by `default`."""
     from tokenizers import AddedToken, processors
 
     strips = "phi3" in str(header.fields.get("general.name")).lower().replace("-", "")
@@ -203,7 +198,6 @@ def _write_settings(
     ids: dict[str, int],
     kept: Collection[str],
 ) -> None:
-    """Write the files beside a tokenizer that are not `kept`: special and end tokens, chat template."""
     settings, generation = directory / "tokenizer_config.json", directory / "generation_config.json"
     config = {f"{key}_token": tokens[ids[key]] for key in ("bos", "eos") if key in ids}
     if settings.name not in kept:
