@@ -1,4 +1,4 @@
-"""Shared parts of the commands of `ssd bench`: engines for the settings, and the report at the end."""
+"""Shared parts of the commands of `ssd bench`: engines for the settings, and the report."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A benchmark to run: the engine's configuration and client, prompts, settings, and the report to fill."""
-
     config: EngineConfig
     client: Client
     prompts: list[Prompt]
@@ -39,7 +37,6 @@ class Job:
     report: BenchReport
 
     def rows(self, runs: Runs, temperature: float, perplexity: bool) -> list[Row]:
-        """Return a row of figures for each setting, with the perplexity of its answers if asked for."""
         from ssd.bench.figures import rows
         from ssd.bench.runs import perplexities
 
@@ -54,7 +51,6 @@ class Job:
 
 
 def base_speculation(engine: EngineOptions, setup: Setup = PLAIN) -> Speculation:
-    """Return how to speculate where no option says otherwise."""
     return Speculation(
         sampler=engine.sampler, saguaro_c=engine.saguaro_c, budget=engine.budget, allocation=setup.allocation
     )
@@ -68,15 +64,12 @@ def modes_to_compare(engine: EngineOptions, setup: Setup = PLAIN) -> tuple[Mode,
 
 
 def tell_left_out(asked: BenchOptions, engine: EngineOptions, settings: Sequence[Setting]) -> None:
-    """Print a note if modes are left out because there is no draft."""
     if asked.modes is None and not any(setting.speculation.mode in DRAFTED for setting in settings):
         click.echo(f"{engine.target} has no draft: sd and ssd are left out; give --draft to compare them", err=True)
 
 
 def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
-    """Return the options of an engine with room for all settings, and with a draft if one needs it.
-
-    Raises UsageError if a setting needs a draft and none is given."""
+    """Return options with room for all settings; raise UsageError if they need a draft and none is given."""
     room = widest(settings, base_speculation(engine))
     drafting = [setting.name for setting in settings if setting.speculation.mode in DRAFTED]
     if drafting and not engine.drafts:
@@ -96,7 +89,6 @@ def measuring(
     settings: list[Setting],
     setup: Setup,
 ) -> Iterator[Job]:
-    """Yield a job whose engine runs while the block lasts."""
     from ssd.bench.report import BenchReport
     from ssd.cli.session import process_setup, session
 
@@ -131,7 +123,6 @@ def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
 
 
 def check_ids(report: BenchReport) -> None:
-    """Raise SsdError if any answer's ids are not those of `ar`."""
     from ssd.bench.figures import differing
 
     if wrong := differing(report.rows):

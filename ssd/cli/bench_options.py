@@ -52,8 +52,6 @@ class Modes(click.ParamType):
 
 
 class BenchOptions(NamedTuple):
-    """The options that all benchmarks share."""
-
     dataset: str
     prompts: int
     input_len: int
@@ -72,9 +70,7 @@ class BenchOptions(NamedTuple):
     plot: Path | None
 
     def texts(self) -> list[str] | None:
-        """Return the texts of the data set, or None for random ids, which need a vocabulary.
-
-        Raises UsageError for options that can be refused before an engine starts."""
+        """Return the data set's texts, None for random ids; raise UsageError for options refused at once."""
         check_writable("--json", self.out)
         check_plot(self.plot)
         if self.dataset != datasets.RANDOM:
@@ -89,15 +85,12 @@ class BenchOptions(NamedTuple):
         return list(datasets.random_ids(self.prompts, self.input_len, vocabulary, self.seed, self.range_ratio))
 
     def sweep(self, modes: tuple[Mode, ...]) -> Sweep:
-        """Return the sweep that was asked for, over `modes` if --modes is not given."""
         return Sweep(self.modes or modes, self.lookaheads, self.fan_outs, self.backups)
 
     def protocol(self, chat: bool) -> Protocol:
-        """Return the parameters of all requests. `chat`: True if the model has a chat format."""
         return Protocol(self.tokens, chat if self.chat is None else self.chat, self.ignore_eos, self.seed)
 
     def workload(self, protocol: Protocol, prompts: int) -> dict[str, Any]:
-        """Return the workload as JSON."""
         facts: dict[str, Any] = {"dataset": self.dataset, "prompts": prompts, "preset": self.preset}
         if self.dataset == datasets.RANDOM:
             facts |= {"input_len": self.input_len, "random_range_ratio": self.range_ratio}
@@ -116,7 +109,7 @@ def set_defaults(ctx: click.Context, **defaults: Any) -> None:
 
 
 def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `BenchOptions` to a command, which receives them as `asked`."""
+    """Pass the options of `BenchOptions` to a command as `asked`."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -193,5 +186,5 @@ _OPTIONS: list[Callable[..., Any]] = [
 
 
 def setup_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of plugins to a command with `BenchOptions`, which has `setup`, a plain one if none is given."""
+    """Add the options of plugins; the command receives `setup`, by default a plain one."""
     return functools.reduce(lambda decorated, add: add(decorated), registered.load_all(BENCH_SETUPS), function)

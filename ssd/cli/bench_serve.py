@@ -40,7 +40,7 @@ _AS_SERVED = Setting("as served", Speculation("ar"))  # HTTP requests do not set
 
 
 class _Traffic(NamedTuple):
-    """The arrivals of requests: `rate` a second, at most `concurrency` open, all prompts `repeats` times."""
+    """Arrivals of requests: `rate` a second, at most `concurrency` open, all prompts `repeats` times."""
 
     rate: float
     concurrency: int | None
@@ -167,9 +167,7 @@ def _at_engine(
 
 
 def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None = None) -> None:
-    """Measure, then print and write the report.
-
-    `facts` describe the engine; `config` is its configuration if this command started it."""
+    """Measure, then report. `facts` describe the engine; `config` is that of this command's own."""
     from ssd.bench.figures import described, plain
     from ssd.bench.load import equal_answers, load_figures
     from ssd.bench.report import BenchReport
@@ -198,9 +196,7 @@ def _report(job: _LoadTest, facts: dict[str, Any], config: EngineConfig | None =
 
 
 async def _measure(job: _LoadTest, temperature: float, read: bool) -> dict[str, list[Pass]]:
-    """Run the passes of each setting, by turns, after a warm-up.
-
-    With `read`, the engine reads and caches all prompts first, so that no setting's pass has to."""
+    """Run the passes of each setting by turns; with `read`, the engine first caches all prompts."""
     from ssd.bench.load import drive, poisson
     from ssd.bench.runs import READ_TOKENS, WARM_UP, reader
 

@@ -93,7 +93,6 @@ class _Chat:
         }
 
     def run(self) -> None:
-        """Talk until the input ends or /exit comes."""
         quietly: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._interactive:
             from ssd.cli.markdown import unechoed as quietly
@@ -202,7 +201,6 @@ def _ask(prompt: str) -> str | None:
 
 
 def _piped() -> Callable[[str], str | None]:
-    """Return a function that returns the next line of standard input, None at its end."""
     lines = open(sys.stdin.fileno(), encoding="utf-8", closefd=False)  # noqa: SIM115  # in every locale
 
     def read(_: str) -> str | None:
@@ -221,7 +219,6 @@ def _tell(text: str) -> None:
 
 @contextmanager
 def _display() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a piece of an answer: as Markdown on a terminal, else as plain text."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -245,9 +242,7 @@ def _display() -> Iterator[Callable[[str], None]]:
 
 
 class Conversation:
-    """A chat's state: its messages, its sampling parameters, and the figures of its answers. No input, no output.
-
-    `system` is the system message, which stays first."""
+    """A chat's state without input or output. `system` is the system message, which stays first."""
 
     def __init__(self, params: SamplingParams, system: str | None = None) -> None:
         self.params = params
@@ -266,9 +261,7 @@ class Conversation:
         return [*self.messages, ChatMessage("user", text)]
 
     def keep(self, text: str, answer: str) -> None:
-        """Remember an exchange, even if the answer was stopped early.
-
-        Without any answer, restore the exchange that `retract` took back; else only `retract` knows the question."""
+        """Remember an exchange; without any answer, restore the exchange that `retract` took back."""
         self._before, self._asked = self._said, text
         if answer:
             self._said = [*self._said, ChatMessage("user", text), ChatMessage("assistant", answer)]
@@ -277,35 +270,31 @@ class Conversation:
         self._retracted = []
 
     def retract(self) -> str:
-        """Take the last exchange back and return its question. `keep` then remembers the new answer, or the old one.
-
-        Raises UsageError if there is no exchange."""
+        """Take the last exchange back, until `keep`, and return its question. Raises UsageError without one."""
         if not self._asked:
             raise UsageError("there is no question to ask again")
         self._retracted, self._said = self._said, self._before
         return self._asked
 
     def tell(self, system: str) -> str:
-        """Change the system message, to none if it is two quotes, and return it. "" only returns it."""
+        """Change the system message ('""': to none) and return it. "" only returns it."""
         if system:
             self._system = None if system == '""' else system
         return "no system message" if self._system is None else f"system: {self._system}"
 
     def count(self, tokens: int, metrics: Metrics) -> None:
-        """Add the figures of an answer to the session's."""
         self.answers += 1
         self.tokens += tokens
         self.metrics = _merged(self.metrics, metrics)
 
     def clear(self) -> None:
-        """Forget all messages but the system's; keep parameters and figures."""
         self._said, self._asked = [], ""
 
     def set(self, argument: str) -> str:
         """Set a sampling parameter, for example "temperature 0.7", and return its value.
 
-        A name alone returns its value; "" returns all values. Values are JSON, or bare texts. Raises UsageError, which
-        names the parameter and its bounds."""
+        A name alone returns its value; "" returns all values. Raises UsageError, which names the parameter and its
+        bounds."""
         name, *value = re.split(r"[\s=]+", argument.strip(), maxsplit=1)
         if not name:
             return "\n".join(map(self._shown, _PARAMETERS))
@@ -352,7 +341,6 @@ def _typed(text: str) -> Any:
 
 
 def _merged(a: Metrics, b: Metrics) -> Metrics:
-    """Return the figures of two groups of requests together: sums, and weighted means."""
     rounds = max(1, a.rounds + b.rounds)
     seconds = a.generation_time_ms + b.generation_time_ms
     decoded = a.tokens_per_second * a.generation_time_ms + b.tokens_per_second * b.generation_time_ms

@@ -1,4 +1,4 @@
-"""Commands with many options: their help by headings, and a warning of variables that nothing reads."""
+"""Commands with many options, their help by headings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _VARIABLES = "CACHE CONFIG FAILPOINTS KERNELS LOG OVERLAP PDL PREBUILT SPECULATI
 
 
 class HeadedOption(click.Option):
-    """An option that stands under a `heading` of the help."""
-
     def __init__(self, *args: Any, heading: str = OTHER, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.heading = heading
@@ -31,7 +29,7 @@ main_option = partial(headed, heading=MAIN)
 
 
 class GroupedCommand(click.Command):
-    """A command whose --help shows its main options and `examples`, and --help-all every option under its heading."""
+    """A command whose --help shows its main options, and --help-all every option under its heading."""
 
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +77,6 @@ def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 
 def server_options() -> tuple[str, ...]:
-    """Return the names of the server's options."""
     from ssd.launch.server import ServerOptions  # with it comes ZeroMQ, which help needs not
 
     return ServerOptions.__struct_fields__

@@ -1,4 +1,4 @@
-"""`ssd demo`: the gain of speculation over plain decoding on a story, on an edit, and in what plugins add."""
+"""Shows the gain of speculation over plain decoding on a story, on an edit, and in plugins' parts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _PLAN = "      see what a draft costs   ssd plan -m {target}"
 
 
 class Part(typing.Protocol):
-    """A plugin's part: `title`, words `about` it, a `name` for the summary, words for `help`, a `last` sentence."""
+    """A plugin's part: `title`, words `about` it, a `name` for the summary, a `last` sentence."""
 
     title: str
     about: str
@@ -78,9 +78,7 @@ class Part(typing.Protocol):
 
 
 class _Gain(NamedTuple):
-    """Tokens a second in mode `ar` (`plain`) and in the `mode` asked for, with its acceptance `length`.
-
-    `plan`: the engine's choice in the end."""
+    """Tokens a second in mode `ar` (`plain`) and in the `mode` `asked` for; the engine's last `plan`."""
 
     mode: str
     plain: float
@@ -170,9 +168,7 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
 
 
 def _reported(config: EngineConfig, settings: list[Setting], runs: Runs, shown: Completion | None = None) -> _Gain:
-    """Print the figures of `runs`, compare all ids with those of `ar`, and return the last setting's gain.
-
-    `shown` is one more answer to the same prompt."""
+    """Print the figures of `runs`, compare all ids with those of `ar`, return the last setting's gain."""
     found = rows(settings, runs, 0.0)
     plain, asked = found[0]["tok_s"], found[-1]
     cells = [

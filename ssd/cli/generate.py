@@ -97,9 +97,7 @@ def _structured(schema: Path | None, regex: str | None, grammar: Path | None) ->
 
 
 def _prompts(prompt: str | None, file: Path | None, params: SamplingParams) -> list[tuple[str, str]]:
-    """Return (file and line, text) of each prompt to complete; "" in place of a line for the command line's.
-
-    Raises UsageError for a prompt that can be refused without an engine."""
+    """Return (file and line, or "", text) of each prompt; raise UsageError for a bad one."""
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT or --prompts-file")
     params.check()

@@ -57,7 +57,6 @@ def launch(
 
 
 def serve(config: EngineConfig) -> None:
-    """Run an engine, and print its addresses, until it is interrupted or ends by itself."""
     running = Engine(config)
     ready = False
     with process_setup():

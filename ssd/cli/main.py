@@ -1,4 +1,4 @@
-"""`ssd`: the group of commands. A command is loaded when it is called. Errors become text here and nowhere else."""
+"""The group of commands, each loaded when it is called. Errors become text here and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import os
 
 
 class _Importing:
-    """Lets Ctrl-C end this process at once: an exception in the middle of an import may be printed, altered or lost.
-
-    Only Python's own handler is replaced, and only in the main thread."""
+    """Lets Ctrl-C end this process at once: an exception within an import may be printed or lost."""
 
     def __enter__(self) -> None:
         self._is_ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
@@ -52,7 +50,6 @@ _ALIASES = {"serve": "launch"}
 
 
 def _commands() -> dict[str, tuple[str, str]]:
-    """Return the core's commands and those of plugins, which may have other words for one of the core's."""
     with _Importing():
         return {
             **_COMMANDS,

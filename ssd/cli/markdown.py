@@ -1,7 +1,6 @@
 """Markdown on a terminal while it is still being written.
 
-rich's Live draws the start of a text that is taller than the screen, and all of it anew for each piece. So finished
-blocks are printed once here, and rich's Live and Markdown draw the last one."""
+rich's Live alone would draw the start of a tall text, and all of it anew for each piece."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class GrowingMarkdown:
     """An answer on a terminal, shown as it grows, for as long as the `with` block lasts.
 
-    A finished block (a paragraph, a list, code) is printed once and scrolls away. Only the last block is redrawn: the
-    part at its end that fits the screen, and all of it when it is finished."""
+    A finished block (a paragraph, a list, code) is printed once; only the end of the last block is redrawn."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._text = console, ""
@@ -72,9 +70,9 @@ class GrowingMarkdown:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep what is typed meanwhile for the next prompt, all of it, and out of the answer.
+    """Keep what is typed meanwhile for the next prompt, and out of the answer.
 
-    A terminal that waits for whole lines drops what is beyond 4095 characters, and at Ctrl-C all that it has."""
+    A terminal that waits for whole lines would drop input beyond 4095 characters, and all of it at Ctrl-C."""
     before = termios.tcgetattr(sys.stdin)
     silent = [*before]
     silent[3] = silent[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH

@@ -1,5 +1,3 @@
-"""`ssd models` and `ssd pull`: lists and describes models, and fetches them."""
-
 from __future__ import annotations
 
 import json
@@ -96,9 +94,7 @@ def _describe(name: str, given: dict[str, Any], as_json: bool) -> None:
 def _described(options: EngineOptions) -> dict[str, Any]:
     """Return the description of `options.target` as JSON: its model, its memory, and if the draft fits it.
 
-    Memory is in bytes, in the types that `ssd launch` takes by default on this machine's CPU, for `max_num_seqs`
-    sequences of `max_model_len` tokens, by default of the model's context. Raises UsageError for a checkpoint that
-    cannot be read."""
+    Memory is in bytes, on this machine's CPU. Raises UsageError for a checkpoint that cannot be read."""
     from ssd.launch import memory  # with it comes numpy
 
     options = chosen(options)
@@ -160,7 +156,6 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: Checkpoint, name: str) -> str | None:
-    """Return why the draft `name` cannot draft for `target`; None if it can."""
     other = None if name == mtp.NAME else inspect(hub.resolve(name))
     try:
         draft = other or registry.own_head(target)

@@ -27,14 +27,14 @@ class Lookahead(click.IntRange):
 
 
 class Names(click.types.StringParamType):
-    """A name. The flag may be given several times; an environment variable holds several names between commas."""
+    """A name, repeated by flags, or separated by commas in an environment variable."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return [name.strip() for name in rv.split(",")]
 
 
 class FanOut(click.ParamType):
-    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes the empty tuple, other names stay."""
+    """A tuple of numbers from "3", "3,2,1" or "[3,2,1]"; "auto" becomes (), other names stay."""
 
     name = "auto|theorem|pearl|N|list"
 
@@ -72,7 +72,6 @@ SPECIAL: dict[str, click.ParamType] = {
 
 
 def click_type(of: inspect.Type) -> click.ParamType:
-    """Return what an option for a field takes, with the field's own bounds."""
     match of:
         case inspect.UnionType():  # with None
             return click_type(of.types[0])
@@ -91,7 +90,7 @@ def click_type(of: inspect.Type) -> click.ParamType:
 
 
 def as_flag(value: object, option: click.Parameter | None = None) -> Any:
-    """Return a value of JSON or TOML as its flag would take it, so that the flag's own checks apply."""
+    """Return a value of JSON or TOML as its flag would take it, so that the flag's checks apply."""
     if getattr(option, "multiple", False):
         return [str(item) for item in (value if isinstance(value, list) else [value])]
     return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,4 +1,4 @@
-"""The options that commands share, made of the tables that describe them (`ssd.config.descriptions`)."""
+"""The options that commands share, made of their tables (`ssd.config.descriptions`)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def with_options(
 ) -> _Command:
     """Add an option to a command for each described field of `defaults` but those in `without`.
 
-    `max_num_seqs` becomes `--max-num-seqs`; the command's parameter has the field's name, and so has the environment
-    variable, in capitals after `SSD_`, if there shall be `variables`. With `in_file` the advanced options have neither
-    flag nor variable."""
+    `max_num_seqs` becomes `--max-num-seqs` and, with `variables`, SSD_MAX_NUM_SEQS. With `in_file` the advanced options
+    have neither flag nor variable."""
     types = field_types(type(defaults))
     entries = [(name, entry) for name, entry in described(type(defaults)).items() if name not in without]
     for name, entry in reversed(entries):
@@ -61,9 +60,7 @@ def with_options(
 def table_options(
     table: type[msgspec.Struct], name: str, without: Collection[str] = (), *, in_file: bool = False
 ) -> Callable[[_Function], _Command]:
-    """Add the options of a table to a command, which gets them as `name`, a `table`.
-
-    Those in `without` keep their defaults. With `in_file` the advanced ones stand in the file of --config alone."""
+    """Pass the options of a `table` to a command as `name`; those in `without` keep their defaults."""
     names = [each for each in table.__struct_fields__ if each not in without]
 
     def decorate(function: _Function) -> _Command:
@@ -81,7 +78,7 @@ engine_options = functools.partial(table_options, EngineOptions, "engine")
 
 
 def local_engine_options(function: _Function) -> _Command:
-    """Add the engine options and --config to a command whose engine runs for one answer or one chat."""
+    """Add the engine options and --config to a command whose engine runs for one answer or chat."""
     return engine_options(in_file=True)(config_option(function))
 
 
@@ -98,9 +95,7 @@ def address_options(function: _Function) -> _Function:
 
 
 def sampling_options(max_tokens: int) -> Callable[[_Function], _Command]:
-    """Add options named as fields of `SamplingParams`; one that is not given is None, where the model may have its own.
-
-    `max_tokens` is the default of --max-tokens."""
+    """Add options named as fields of `SamplingParams`; None: not given, the model may have its own."""
     options = [
         main_option(
             "--max-tokens",
@@ -129,7 +124,7 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Command]:
 def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
     """Return the speculation settings that flags, environment and file ask a running engine for.
 
-    Raises UsageError for any other engine option that was given as a flag: a running engine has settled it."""
+    Raises UsageError if a flag names any other engine option."""
     sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in SPECULATIVE:

@@ -1,4 +1,4 @@
-"""Shared parts of commands that run an engine: signals, logs, progress, the cause of a death, streamed text."""
+"""Shared parts of commands that run an engine: signals, logs, progress, streamed text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class _Log:
-    """Writes log lines of this process and of its engine's to stderr; they wait while an answer is shown."""
+    """Writes log lines of this process and its engine to stderr; they wait while an answer is shown."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -64,7 +64,6 @@ class _Log:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep lines back for as long as the block lasts."""
         with self._lock:
             self._waiting = []
         try:
@@ -114,9 +113,7 @@ def process_setup() -> Iterator[None]:
 
 @contextmanager
 def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
-    """Run an engine for as long as the block lasts, and yield a client of it.
-
-    Unless `quiet`, a terminal shows how it loads. Raises the cause if the engine dies."""
+    """Run an engine, and yield a client of it. Raises the cause if the engine dies."""
     with LOG.engine() as stderr, running(config, nullcontext if quiet else loading, stderr) as (_, client):
         yield client
 
@@ -124,9 +121,9 @@ def session(config: EngineConfig, quiet: bool = False) -> Iterator[Client]:
 def connect(
     address: str | None, keys: Path | None, engine: EngineOptions, quiet: bool = False, chat: bool = False
 ) -> AbstractContextManager[Client]:
-    """Return a client of the running engine at `address`, with the client's `keys`, or of a new engine.
+    """Return a client of the running engine at `address`, or of a new engine.
 
-    Raises UsageError, before anything loads, if a new engine is for a `chat` and its model has no chat format."""
+    Raises UsageError, before anything loads, if a new engine's model has no format for a `chat`."""
     if address is not None:
         return Client(address, keys=keys)
     if keys is not None:
@@ -138,17 +135,14 @@ def connect(
 
 
 def no_chat(model: str) -> str:
-    """Return a sentence that says why a model cannot chat."""
     return f"{printable(model)} has no chat format; use ssd generate --raw"
 
 
 def speculating(params: SamplingParams, served: Description, changes: dict[str, Any]) -> SamplingParams:
-    """Return `params` for a running engine, with `changes` to the way it speculates."""
     return replace(params, speculation=replace(served.speculation, **changes)) if changes else params
 
 
 def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
-    """Return the figures of `tokens` tokens in a line that ends with `note`, and the tuner's plan in another."""
     parts = [f"{tokens} tokens", f"{metrics.tokens_per_second:.1f} tok/s", metrics.mode]
     if metrics.rounds and metrics.mode != "ar":
         parts.append(f"acceptance length {metrics.mean_acceptance_length:.2f}")
@@ -160,12 +154,11 @@ def summary(tokens: int, metrics: Metrics, note: str = "") -> str:
 
 
 def loading(engine: Engine) -> AbstractContextManager[Any]:
-    """Show how an engine starts, on stderr, on a terminal only."""
     return starting(f"loading {engine.config.target_name}", lambda: engine.loading)
 
 
 def starting(text: str, read: Callable[[], Loading] = lambda: Loading(0, 0)) -> AbstractContextManager[Any]:
-    """Show how much is compiled, then `text` and how much is `read`, on stderr, on a terminal only."""
+    """Show what is compiled, then `text` and how much is `read`, on stderr, on a terminal only."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
@@ -187,7 +180,6 @@ def starting(text: str, read: Callable[[], Loading] = lambda: Loading(0, 0)) -> 
 
 
 def show(client: Client, prompt: str, params: SamplingParams, chat: bool) -> Completion:
-    """Complete `prompt`, with its text on stdout as it comes."""
     completion = None
     with LOG.held():
         for chunk in client.stream([ChatMessage("user", prompt)] if chat else prompt, params):

@@ -1,10 +1,8 @@
 """The places where options stand beside flags: a TOML file, and an object with all of speculation.
 
-tomllib reads the file, click reads variables (`envvar`), prefers a flag to a variable to the file (`default_map`), and
-knows which it was (`get_parameter_source`). Four things are ours because click lacks them: unknown keys are refused, a
-value of the file is checked as a flag's text (click would take 2.7 for the integer 2), an option may be in the file
-alone, and one option may hold values of others. `auto_envvar_prefix` would make variables of all options of a command,
-such as SSD_DRY_RUN."""
+tomllib reads the file; click prefers flags to variables (`envvar`) to the file (`default_map`). Ours, as click lacks
+them: unknown keys are refused, and a file's value is checked as a flag's text (click would take 2.7 for the integer 2).
+`auto_envvar_prefix` would make variables of all options, such as SSD_DRY_RUN."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _WEAKER = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSo
 
 
 class TableOption(HeadedOption):
-    """The flag of an entry in a table of options. `in_file` leaves it to the file of --config."""
+    """The flag of a table's entry. `in_file` leaves it to the file of --config."""
 
     def __init__(self, *args: Any, in_file: bool, **kwargs: Any) -> None:
         super().__init__(*args, hidden=in_file, **kwargs)
@@ -54,8 +52,7 @@ class TableOption(HeadedOption):
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     """Take the options in a TOML file as defaults, and lay tables for commands of plugins aside in `meta`.
 
-    A command without the server's options passes over them, so that one file does for `launch`, `generate` and `chat`.
-    """
+    The server's options are passed over where a command lacks them: one file does for all commands."""
     if path is None:
         return
     try:
@@ -99,7 +96,7 @@ def _read_speculation(ctx: click.Context, param: click.Parameter, text: str | No
 
 
 def _speculation(text: str) -> dict[str, Any]:
-    """Return the object of JSON with options of speculation in `text`. Raises click's error for anything else."""
+    """Return the object of JSON with options of speculation in `text`. Raises click's errors."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:

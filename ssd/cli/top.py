@@ -78,7 +78,6 @@ class _Top:
     # -- without a terminal -----------------------------------------------------------------------------------------
 
     def write(self, once: bool, as_json: bool) -> None:
-        """Write lines to standard output, or one picture."""
         self._first()
         while True:
             found = self._figures()
@@ -94,7 +93,6 @@ class _Top:
             self._hear(self._interval)
 
     def draw(self, file: Path) -> None:
-        """Write one picture as SVG."""
         self._first()
         console = Console(record=True, width=_WIDTH, file=StringIO(), color_system="truecolor")
         self._picture(console, self._figures())
@@ -127,7 +125,6 @@ class _Top:
     # -- on a terminal ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Draw pictures until q is typed."""
         console = Console()
         shown, due, size = None, 0.0, console.size
         with FullScreen(console) as full_screen:
@@ -167,9 +164,7 @@ class _Top:
 
 
 class FullScreen:
-    """Takes the whole terminal for pictures and single keys, and restores it however the block ends.
-
-    Ctrl-Z restores it too, until the process goes on."""
+    """Takes the whole terminal for pictures and single keys; restores it at the end and while suspended."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -191,7 +186,6 @@ class FullScreen:
         self._console.print(Control.home(), Screen(renderable), sep="", end="")
 
     def keys(self) -> str:
-        """Return the keys that were typed since the last call."""
         if self._stop:
             self._suspend()
         if self._keyboard < 0 or not select.select([self._keyboard], [], [], 0)[0]:

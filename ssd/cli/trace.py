@@ -68,9 +68,7 @@ def trace(last: float | None, following: float | None, output: Path, address: st
 
 
 def _heard(subscriber: Subscriber, following: float | None) -> tuple[History, Snapshot]:
-    """Return the history and the first snapshot, after `following` seconds or when the engine goes.
-
-    Raises SsdError if the engine sends nothing."""
+    """Return history and first snapshot after `following` seconds or the engine's end, or raise SsdError."""
     history, first = History(_RECORDS), None
     deadline = time.monotonic() + _PATIENCE_S
     until: int | None = None
