@@ -1,1 +1,1 @@
-"""From what a person asks for to running processes: resolves options, starts the processes, watches them."""
+"""From a person's options to running processes: resolves options, starts and watches the processes."""

@@ -1,5 +1,3 @@
-"""A child process as its supervisor sees it: started, watched, ended."""
-
 from __future__ import annotations
 
 import os
@@ -25,11 +23,11 @@ _oom_kills = 0
 
 
 class ChildProcess:
-    """One running child process, with additional environment `variables`. Raises OSError if it cannot be started.
+    """One running child process, with more environment `variables`. Raises OSError if it does not start.
 
-    `name` is its module or package (`ssd.ipc.process.run`). `pidfd` becomes readable when it ends. `code` is then its
-    exit code, or minus the signal, or 1 if it hung. `failure` is the cause that the child or the supervisor gave.
-    `loading` counts the bytes of weights that it has read."""
+    `name`: its module or package. `pidfd` becomes readable when it ends; `code` is then its exit code, minus the
+    signal, or 1 if it hung. `failure`: the cause that child or supervisor gave. `loading` counts the bytes of weights
+    read."""
 
     def __init__(
         self, name: str, start: Start, variables: Mapping[str, str] = _NONE, stderr: int | None = None
@@ -80,7 +78,7 @@ class ChildProcess:
     def cause(self, hear: Callable[[float], None]) -> str:
         """Return the cause of the process's end, in its own words if it sent any. Call it once.
 
-        `hear` reads messages of children, and waits at most the given seconds for words that are still on their way."""
+        `hear` reads messages of children; it waits at most the given seconds."""
         for_memory = self.wait() == -signal.SIGKILL and _new_oom_kills() > 0
         hear(0.0)
         if self.code < 0 and self.failure is None:
@@ -115,7 +113,6 @@ def _signal_name(number: int) -> str:
 
 
 def _environment(start: Start) -> dict[str, str]:
-    """Return the child's environment: a compute thread per core, GPUs numbered as in `ssd.config.gpus`, MPS."""
     environment, config = interpreter.environment(), start.config
     if not start.kernels:
         environment["SSD_KERNELS"] = "0"

@@ -1,4 +1,4 @@
-"""Places for the ranks of a target beyond this machine: the interface of what `--executor` names."""
+"""The interface of `--executor`: places for a target's ranks beyond this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Loss(NamedTuple):
-    """The reason why the ranks cannot go on: the cause, and the exit code of the ended rank, or minus the signal."""
+    """The cause why the ranks cannot go on, and the ended rank's exit code or minus its signal."""
 
     cause: str
     code: int
@@ -15,9 +15,9 @@ class Loss(NamedTuple):
 class RemoteRanks(Protocol):
     """All ranks of a target but rank 0, on other machines.
 
-    In the group `ssd.executors` a name stands for a function of a configuration and an ExitStack that takes the places
-    and returns this. The children of the supervisor, rank 0 among them, get the environment `variables`. All ranks meet
-    in the store at `meeting`. The ExitStack releases everything when it closes."""
+    A name in the group `ssd.executors` is a function of configuration and ExitStack that returns this; the ExitStack
+    releases all places. All children of the supervisor get the environment `variables`. All ranks meet in the store at
+    `meeting`."""
 
     variables: dict[str, str]
     meeting: str

@@ -1,4 +1,4 @@
-"""Detection of processes that live but do not work: stopped by a signal, or with a loop that stands still."""
+"""Finds processes that live but do not work: stopped by a signal, or with a loop that stands still."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Seen:
 
 
 class Stuck(NamedTuple):
-    """The reason to treat a process as dead. `hangs`: no signal has stopped it, so the next one would hang too."""
+    """The reason to treat a process as dead. `hangs`: no signal has stopped it; its successor may hang."""
 
     why: str
     hangs: bool
 
 
 class Liveness:
-    """Finds hanging processes by their turn counters. `step_timeout`: seconds that one turn of a loop may take."""
+    """Finds hanging processes by their turn counters. A turn may take `step_timeout` seconds."""
 
     def __init__(self, heartbeats: Heartbeats, step_timeout: float) -> None:
         self._heartbeats, self._step_timeout = heartbeats, step_timeout
@@ -42,8 +42,8 @@ class Liveness:
     def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, Stuck]:
         """Return the roles of the processes to treat as dead, and why.
 
-        `processes` has pid and readiness by role. Call it every LOOK_S seconds of `now`. A longer pause does not count
-        against the processes, because this one was not running either."""
+        `processes`: pid and readiness by role. Call it every LOOK_S seconds of `now`; a longer pause does not count,
+        because this process did not run either."""
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._seen = {role: self._look(role, *process, passed) for role, process in processes.items()}
         reasons = {role: self._reason(role, seen) for role, seen in self._seen.items()}

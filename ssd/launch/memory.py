@@ -1,6 +1,4 @@
-"""The memory plan of an engine: the pages of its KV caches, and the weights and buffers that must fit beside them.
-
-This module only adds up bytes: nothing is allocated, no device is touched."""
+"""Plans an engine's memory by adding up bytes: pages of KV caches, weights and buffers beside them."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ class NoRoom(UsageError):
 
 
 class GpuPlaces(NamedTuple):
-    """The GPUs of the target's ranks and of a draft, and all GPUs of this machine (None: unknown).
-
-    `inline`: the draft there is in the target's process."""
+    """GPUs of target and draft (`inline`: in the target's process), and of the machine (None: unknown)."""
 
     target: range
     draft: int | None
@@ -69,14 +65,13 @@ def cache_pages(
     places: GpuPlaces,
     shared: tuple[int, int],
 ) -> tuple[int, int, int]:
-    """Return the pages of the caches of target and draft, and of a second draft, in the target's process.
+    """Return the pages of the caches of target, draft, and a second draft in the target's process.
 
-    `wanted` pages are in use if every sequence has the greatest length. `free` bytes of the host remain beside the
-    weights. The target gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, or on GPUs the rest of
-    their budget (`pages_on_gpus`). The draft on a CPU gets at most an eighth of `free`, but always the pages of one
-    sequence. If neither a length nor a size was asked for, no cache on a CPU has more than `_usual_pages`. `shared` is
-    (bytes of draft probabilities, hidden state numbers per token): they lie on the target's GPU if the draft is on a
-    GPU too. Raises UsageError if there is no room."""
+    `wanted`: pages if every sequence has the greatest length. `free`: bytes of the host beside the weights. The target
+    gets `--kv-cache-memory-bytes`, or on a CPU at most a quarter of `free`, on GPUs the rest (`pages_on_gpus`). A draft
+    on a CPU gets at most an eighth of `free`, but always one sequence's pages. `shared`: (bytes of draft probabilities,
+    hidden state numbers per token) on the target's GPU if the draft is on a GPU too. Raises UsageError if there is no
+    room."""
     size, seqs, given = options.page_size, options.max_num_seqs, options.kv_cache_memory_bytes
     token = token_bytes(options, target)
     page = size * token
@@ -109,7 +104,6 @@ def cache_pages(
 
 
 def token_bytes(options: ChosenOptions, target: Sized) -> int:
-    """Return the bytes of a token's keys and values in the target's KV cache."""
     sizes = ModelSizes.of(target.model)
     values = sizes.kv_values_per_token
     match options.kv_cache_dtype:
@@ -131,7 +125,7 @@ def _usual_pages(options: ChosenOptions, wanted: int) -> int:
 def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized], free: int) -> int:
     """Return the tokens of the longest sequence for which the caches in the host's memory have pages.
 
-    `free` bytes of that memory remain beside the weights. A model on a GPU does not limit the result."""
+    `free`: bytes beside the weights. A model on a GPU does not limit the result."""
     tokens = []
     if options.device == "cpu":
         given = options.kv_cache_memory_bytes
@@ -144,14 +138,12 @@ def context_room(options: ChosenOptions, target: Sized, drafts: Sequence[Sized],
 
 
 def host_processes(options: ChosenOptions, has_draft: bool) -> int:
-    """Return the bytes of the host's memory that the engine's processes take beside weights and caches."""
+    """Return the host's bytes that the engine's processes take beside weights and caches."""
     return _MODEL_PROCESS * (options.ranks_here + has_draft) + _OTHER_PROCESSES + options.suffix_memory
 
 
 def has_room_beside(options: ChosenOptions, drafts: Sequence[Sized], taken: int, available: int) -> bool:
-    """Return True if the host has room for a draft beside the one in the target's process, and for its longest text.
-
-    `taken` of the `available` bytes are for weights and processes."""
+    """Return True if `available` bytes hold the `taken` ones and a draft's cache for its longest text."""
     longest = min(options.max_model_len or 2**31, *(ModelSizes.of(draft.model).context for draft in drafts))
     return taken + _draft_token_bytes(drafts) * (longest + options.page_size) <= available
 
@@ -159,7 +151,7 @@ def has_room_beside(options: ChosenOptions, drafts: Sequence[Sized], taken: int,
 def check_room(
     options: ChosenOptions, target: Sized, drafts: Sequence[Sized], weights: int, processes: int, available: int
 ) -> None:
-    """Raise UsageError, with the memory needed, if the host has no room for the engine and its least context."""
+    """Raise UsageError, with the memory needed, if the host cannot hold the engine's least context."""
     if "cpu" not in (options.device, options.draft_device if drafts else ""):
         return
     tokens = min(options.max_model_len or _LEAST_CONTEXT, ModelSizes.of(target.model).context)
@@ -210,9 +202,7 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
 
 
 def _inline_need(options: ChosenOptions, target: Sized, draft: Sized) -> Need:
-    """Return the memory that a draft in the target's process adds: of a sequence it reads two tokens at most, or one.
-
-    Beside a draft on the host it is in the target's type."""
+    """Return the memory of a draft in the target's process, which reads one or two tokens a sequence."""
     seqs, dtype = options.max_num_seqs, target.dtype if options.draft_device == "cpu" else draft.dtype
     kept = [shape.tokens for shape in target_shapes(seqs, 2, options.deterministic)]
     loops = [3 * seqs] * 3  # rows of two tokens, then of one, for each kind of drawing (`_Loop`)
@@ -225,8 +215,8 @@ def _need(
 ) -> Need:
     """Return the memory that one of a model's `ranks` keeps on its GPU.
 
-    A forward has logits for `rows` tokens. Static shapes have memory of their own for the logits of `kept` tokens each.
-    `token`: bytes that a token takes in the KV cache, by default in the model's dtype."""
+    A forward has logits for `rows` tokens, a static shape for as many as `kept` lists. `token`: bytes of a token in the
+    KV cache."""
     sizes, item, largest = ModelSizes.of(sized.model), ITEM_BYTES[sized.dtype], max(kept, default=0)
     return Need(
         weights=device_bytes(sized.model, item) // ranks,
@@ -240,7 +230,7 @@ def _need(
 
 
 class Need(NamedTuple):
-    """The memory of a model on a GPU, in bytes: its weights, the buffers of a forward, each page, its process."""
+    """The memory of a model on a GPU, in bytes: its weights, buffers of a forward, each page, process."""
 
     weights: int
     working: int
@@ -255,8 +245,7 @@ class Need(NamedTuple):
 def working(tokens: int, rows: int, width: int, inner: int, vocab_size: int) -> int:
     """Return the bytes of the buffers of a forward over `tokens`, with logits for `rows` of them.
 
-    They hold copies of the hidden states, both halves of the feed-forward, and four 32-bit numbers per logit to sample:
-    itself, its noise, and two for making the noise or the sum. The model's own logits are not included."""
+    A logit takes four 32-bit numbers to sample: itself, its noise, and two for making the noise or the sum."""
     return 4 * tokens * (6 * width + 2 * inner) + 16 * rows * vocab_size
 
 
@@ -289,8 +278,8 @@ def pages_on_gpus(
 ) -> tuple[int, int]:
     """Return the pages of target and draft: the draft gets the `wanted` pages, the target the rest.
 
-    If they share a GPU that is too small for that, both get equally many. A draft on no GPU (None) gets `wanted`.
-    Raises NoRoom if either has fewer than the `least` pages that one sequence needs."""
+    On a shared GPU that is too small both get equally many. Raises NoRoom for fewer pages than the `least` for a
+    sequence."""
     drafts = wanted
     if draft_gpu is not None:
         room = budget.of(draft_gpu) - draft.fixed
@@ -325,7 +314,6 @@ def _no_room(
 
 
 def draft_probs_bytes(options: ChosenOptions, speculation: Speculation, vocab_size: int) -> int:
-    """Return the bytes of the draft probabilities; 0 if no acceptance rule reads them."""
     if speculation.mode in ("ar", "ngram") or not speculation.rule().needs_draft_probs:
         return 0
     return draft_probs_layout(options.max_num_seqs, speculation, vocab_size).size_bytes
@@ -346,13 +334,12 @@ def host_weights(
 
 
 def host_states(options: ChosenOptions, target: Sized, drafts: Sequence[Checkpoint]) -> int:
-    """Return the bytes of all models' recurrent states and changes in the host's memory."""
     models = [target.model] if options.device == "cpu" else []
     return sum(state_bytes(options, one) for one in [*models, *(drafts if options.draft_device == "cpu" else ())])
 
 
 def state_bytes(options: ChosenOptions, model: Checkpoint, cells: int = 0) -> int:
-    """Return the bytes of a model's recurrent states and changes; `cells` are those of a draft's chains."""
+    """Return the bytes of a model's recurrent states and changes; `cells`: of a draft's chains."""
     seqs = options.max_num_seqs
     changes = DRAFT_REACH * seqs + (MAX_LOOKAHEAD + 1) * cells  # a target has half of the former
     return ModelSizes.of(model).recurrent.nbytes(seqs, changes)
@@ -363,9 +350,9 @@ def _whole(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 
 def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None:
-    """Raise UsageError if the arenas of target and draft are too large for the host, unless they lie on a GPU.
+    """Raise UsageError if the arenas of target and draft are too large for the host, unless on a GPU.
 
-    `draft_probs` is the size of the draft probabilities, `available` the host's free memory, both in bytes."""
+    `draft_probs`: size of the draft probabilities, `available`: the host's free memory, in bytes."""
     if on_gpus(config.device, config.draft_device):
         return
     arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]

@@ -1,7 +1,6 @@
-"""CUDA's Multi-Process Service: processes that share a GPU run at the same time instead of in turn.
+"""CUDA's Multi-Process Service: processes that share a GPU run at the same time.
 
-CUDA uses it if its control daemon runs; with `--mps` an engine starts its own daemon. A draft that shares the target's
-GPU gets a small part of its processors and a lower priority."""
+With `--mps` an engine starts a daemon of its own. A draft on the target's GPU gets few of its processors."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def state() -> State:
 def service() -> Iterator[dict[str, str]]:
     """Run a daemon while the block lasts, and yield the environment variables by which processes find it.
 
-    The daemon also ends when this process is killed. Raises UsageError if it does not start."""
+    It also ends when this process is killed. Raises UsageError if it does not start."""
     if shutil.which(_TOOL) is None:
         raise UsageError(f"--mps needs {_TOOL}, which is not installed here")
     folder = tempfile.mkdtemp(prefix="ssd-mps-")
@@ -67,7 +66,6 @@ def service() -> Iterator[dict[str, str]]:
 
 
 def advice(found: State) -> str:
-    """Return advice for people on how to start MPS."""
     if found == "missing":
         return f"CUDA's MPS, under which they would run side by side, is not installed ({_TOOL})"
     pipes = os.environ.get(_PIPES)
@@ -76,6 +74,6 @@ def advice(found: State) -> str:
 
 
 def draft_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a draft that shares the target's GPU, without those that the user has `given`."""
+    """Return variables for a draft on the target's GPU, without those that the user has `given`."""
     ours = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(DRAFT_SHARE)}
     return {name: value for name, value in ours.items() if name not in given}

@@ -1,4 +1,4 @@
-"""The engine's options, for the command line and `ssd.LLM`: checks that need no model, defaults by device."""
+"""The engine's options: checks that need no model, defaults by device."""
 
 from __future__ import annotations
 
@@ -48,14 +48,10 @@ _Texts = Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_l
 
 
 class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's options. None means: choose for this device (`chosen`), machine and model.
+    """The engine's options, for the command line, its file, the environment and `LLM`.
 
-    `draft` lists the models that draft, smallest first. An empty list is the built-in draft for the built-in target.
-    `draft_revision` is empty or has one entry for each draft. `num_speculative_tokens` 0 and an empty `fan_out` mean
-    auto. Lists of cores are written as "0-2,5".
-
-    An option is one entry: here, or in `CommonOptions` if the configuration takes it over unchanged. The command line,
-    its file, the environment and `LLM` read both (`ssd.config.descriptions`)."""
+    None: chosen by device or model. `draft`: smallest first; an empty list is the built-in draft for a built-in target.
+    `num_speculative_tokens` 0 and an empty `fan_out` mean auto. Lists of cores: "0-2,5"."""
 
     target: Annotated[
         str, "Model to run: a built-in name, a folder, a GGUF file or a hub name.", MAIN, "--model", "-m"
@@ -146,7 +142,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Return the names of the drafts: the given ones without empty names, none, or that of a built-in target."""
+        """Return the drafts' names: the given ones without empty names, none, or that of a built-in target."""
         asked = tuple(name for name in self.draft if name)
         if asked == ("none",):
             return ()
@@ -155,7 +151,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def ranks_here(self) -> int:
-        """Return the number of the target's ranks that are certainly on this machine."""
         return self.tensor_parallel_size if self.executor == "local" else 1
 
     @property
@@ -163,7 +158,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         return _FLASH_PAGE_SIZE if self.attention == "flash-attn" else _PAGE_SIZE
 
     def speculation(self) -> Speculation:
-        """Return the default speculation of requests. Raises UsageError."""
         names = set(Speculation.__struct_fields__) - {"fan_out", "allocation"}
         speculation = Speculation(**{name: getattr(self, name) for name in names}, **fan_out_fields(self.fan_out))
         if self.backup not in speculators.names():
@@ -189,7 +183,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
         return stated
 
     def draft_revisions(self, drafts: int) -> list[str | None]:
-        """Return a revision for each of this number of `drafts`. Raises UsageError."""
         asked = self.draft_revision if drafts else ()
         if asked and len(asked) != drafts:
             raise UsageError(f"--draft-revision: {len(asked)} given for {drafts} drafts; give one each, empty for none")
@@ -197,8 +190,6 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ChosenOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options in which every default that depends on the device is filled in."""
-
     dtype: DType
     max_num_seqs: SequenceCount
     max_num_batched_tokens: TokenCount
@@ -206,7 +197,7 @@ class ChosenOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def within_bounds(values: _Values) -> _Values:
-    """Return the values after checking types and bounds, as a plain constructor does not. Raises UsageError."""
+    """Return the values after checking types and bounds, as constructors do not. Raises UsageError."""
     try:
         return msgspec.convert(msgspec.to_builtins(values), type(values))
     except msgspec.ValidationError as error:
@@ -214,11 +205,10 @@ def within_bounds(values: _Values) -> _Values:
 
 
 def chosen(options: EngineOptions) -> ChosenOptions:
-    """Return the options with a default for each that was not given. Raises UsageError for values out of bounds.
+    """Return the options with a default for each missing one; raise UsageError for a value out of bounds.
 
-    On a CPU the numbers are small, because steps are slow. On a GPU weights are in bfloat16, and prompts go through
-    flash-attn if it is installed. The draft then runs on a GPU too: the first one that the target leaves free, or else
-    the target's."""
+    On a GPU weights are in bfloat16, and prompts use flash-attn if it is installed; the draft gets the first GPU that
+    the target leaves free, else the target's."""
     registered.check(registered.EXECUTORS, "--executor", options.executor, ("local",))
     ranks = gpus.of_ranks(options.device, options.ranks_here)
     found: dict[str, Any] = dict(_OF_CPU)
@@ -238,5 +228,4 @@ def chosen(options: EngineOptions) -> ChosenOptions:
 
 
 def display_name(name: str) -> str:
-    """Return a model's name for people: the last part of a path."""
     return Path(name).resolve().name if Path(name).exists() else name

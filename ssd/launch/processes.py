@@ -1,4 +1,4 @@
-"""The running processes of an engine: what each gets at its start, and how all of them end."""
+"""The processes of an engine: their start and their end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger("ssd.launch")
 
 
 class Processes:
-    """Starts and ends an engine's processes, those in `running` by role and the ranks that are placed elsewhere.
+    """Starts and ends an engine's processes; the supervisor's thread calls it.
 
-    The supervisor's thread calls it. `held` releases their shared resources when it closes. The frontend serves HTTP at
-    the socket `http_fd`; -1: it serves none. All write to the descriptor `stderr`; None: to this process's."""
+    `running`: those here, by role. `held` releases shared resources. `http_fd`: the frontend's socket, or -1. `stderr`:
+    the descriptor for all, or None."""
 
     def __init__(
         self, running: dict[str, ChildProcess], config: EngineConfig, held: ExitStack, http_fd: int, stderr: int | None
@@ -40,7 +40,7 @@ class Processes:
         self._epoch = 0
 
     def start(self, role: str) -> None:
-        """Start a process; for the target, all its ranks. Raises OSError if one cannot be started."""
+        """Start a process; for the target, all its ranks. Raises OSError."""
         config, group, meeting, is_target = self._config, self._epoch + 1, "", role == "target"
         if self._remote is not None:
             meeting = self._remote.meeting
@@ -55,11 +55,10 @@ class Processes:
             self.running[name] = ChildProcess(package, start, self._variables, self._stderr)
 
     def loss(self) -> Loss | None:
-        """Return why the ranks that are placed elsewhere cannot go on; None while they can."""
         return None if self._remote is None else self._remote.loss()
 
     def end_models(self) -> list[str]:
-        """Kill the ranks of the target and the draft, which need each other; return the roles that were running."""
+        """Kill all ranks of the target and the draft, which need each other; return the ended roles."""
         if self._remote is not None:
             self._remote.end()
         ended = [role for role in (*target_roles(self._config), "draft") if role in self.running]
@@ -80,7 +79,7 @@ class Processes:
 
 
 def has_kernels(config: EngineConfig) -> bool:
-    """Compile the kernels, once for all processes; return False if they have to do without, which a warning says."""
+    """Compile the kernels, once for all processes; warn and return False if that fails."""
     if not config.has_weights or build.library() is not None:
         return True
     log.warning("this engine runs without compiled kernels: a CPU computes two to four times slower")
@@ -88,7 +87,6 @@ def has_kernels(config: EngineConfig) -> bool:
 
 
 def _package(config: EngineConfig, role: str) -> str:
-    """Return the package of a process: the core's, or that of a plugin in its place."""
     own = {"target": "ssd.verifier", "draft": "ssd.draft", "frontend": "ssd.frontend"}
     kind = "edge" if config.upstream is not None else "receiver" if config.link is not None else ""
     if kind in registered.names(registered.PROCESSES):

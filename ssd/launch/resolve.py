@@ -1,6 +1,4 @@
-"""Resolution of the user's options (names, sizes, cores) into an `EngineConfig`, or into an error message.
-
-It reads files and /proc only: nothing is loaded or started, and torch is not imported."""
+"""Resolves the user's options into an `EngineConfig`. It reads files and /proc only, without torch."""
 
 from __future__ import annotations
 
@@ -33,11 +31,10 @@ _CHOSEN = ("dtype", "max_num_seqs", "max_num_batched_tokens", "draft_device")
 
 
 def resolve(options: EngineOptions, server: ServerOptions | None = None) -> EngineConfig:
-    """Find and check the models, and fit everything into this machine. Raises UsageError for what cannot work.
+    """Find and check the models, and fit everything into this machine. Raises UsageError.
 
-    A built-in model that is missing is pulled first, with progress on stderr. Without `server` options no HTTP is
-    served. A load format without weights implies mode `ar`. A draft without a given device runs on the CPU if the GPUs
-    have no room for it."""
+    A missing built-in model is pulled. Without `server` no HTTP is served. Without weights the mode is `ar`. A draft
+    without a given device runs on the CPU if the GPUs have no room."""
     check_text(options)
     if options.load_format not in registered.load_formats():
         raise UsageError(f"load_format {options.load_format!r}: there are {', '.join(registered.load_formats())}")
@@ -53,7 +50,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
 
 
 class _Pair(NamedTuple):
-    """A target, its drafts with their names and, once placed, formats. A draft reads the target's `features`."""
+    """A target, its drafts, their names and, once placed, formats. A draft reads the target's `features`."""
 
     target: checkpoint.Checkpoint
     names: tuple[str, ...]
@@ -63,7 +60,7 @@ class _Pair(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """The longest sequence that the memory has room for, in tokens, and the pages of both KV caches."""
+    """The longest sequence that memory has room for, in tokens, and the pages of the KV caches."""
 
     max_model_len: int
     num_pages: int
@@ -72,7 +69,7 @@ class _Room(NamedTuple):
 
 
 def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineConfig:
-    """Settle the options in steps, cheap ones first: doors, models, cores, memory. A step reads those before it."""
+    """Settle the options in steps, cheap ones first: doors, models, cores, memory."""
     if not options.has_weights:
         options = replace(options, mode="ar")
     asked = server or ServerOptions(http=False)
@@ -129,7 +126,7 @@ def _with_activations(options: ChosenOptions, target: checkpoint.Checkpoint) -> 
 
 
 def rounds_to_8_bits(target: checkpoint.Checkpoint, device: str, dtype: str) -> bool:
-    """Return True if inputs of products have 8 bits by default, as llama.cpp's: GGUF's blocks on a CPU in float32."""
+    """Return True if inputs of products have 8 bits, as llama.cpp's: GGUF's blocks, float32 on a CPU."""
     blocks = any(isinstance(one, GgufTensor) and one.dtype in GGUF_FORMS for one in target.tensors.values())
     return blocks and device == "cpu" and dtype == "float32"
 
@@ -145,7 +142,7 @@ def _check_arithmetic(options: ChosenOptions) -> None:
 
 
 def _cores(options: ChosenOptions, has_draft: bool) -> tuple[Cpus, Cpus, bool]:
-    """Return the cores of target and draft, and whether each may borrow the other's. Raises UsageError."""
+    """Return the cores of target and draft, and if each may borrow the other's. Raises UsageError."""
     alone_on_gpu = options.device != "cpu" and options.draft_device == "cpu"
     target, draft = cores.placement(
         options.target_cpus, options.draft_cpus, options.ranks_here, has_draft, alone_on_gpu
@@ -165,7 +162,6 @@ def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair
 
 
 def _with_host_draft(options: ChosenOptions, pair: _Pair, available: int) -> ChosenOptions:
-    """Place a second draft on the host, as far as that has room, and log which mode drafts where."""
     beside = replace(options, draft_device="cpu")
     need = _on_host(beside, pair._replace(formats=draft_formats(beside, pair.drafts)), True)
     if not memory.has_room_beside(beside, need.drafts, need.weights + need.processes, available):
@@ -203,11 +199,9 @@ def _room(
     inline: bool,
     apart: bool,
 ) -> _Room:
-    """Fit weights, processes and caches into the `available` bytes of the host, and into the GPUs.
+    """Fit weights, processes and caches into the host's `available` bytes and the GPUs. Raises UsageError.
 
-    `draft_probs`: bytes of draft probabilities. `inline`, `apart`: a draft is in the target's process, in its own.
-
-    Raises UsageError where there is no room."""
+    `draft_probs`: bytes of draft probabilities. `inline`, `apart`: a draft is in the target's process, in its own."""
     sized, sized_drafts, weights, processes = _on_host(options, pair, apart)
     needed = [] if inline else sized_drafts  # a draft beside the one in the target's process limits nothing
     memory.check_room(options, sized, needed, weights, processes, available)
@@ -227,7 +221,7 @@ def _room(
 
 
 class _OnHost(NamedTuple):
-    """Target and drafts with the types they are sized by, and the host's bytes for weights and for processes."""
+    """Target and drafts with the types they are sized by, and the host's bytes for the rest."""
 
     target: Sized
     drafts: list[Sized]
@@ -244,7 +238,7 @@ def _on_host(options: ChosenOptions, pair: _Pair, apart: bool) -> _OnHost:
 
 
 def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPlaces:
-    """Return the GPUs of target and draft, and log if two processes share one. Raises UsageError for a missing GPU."""
+    """Return the GPUs of target and draft; log a shared one. Raises UsageError for a missing GPU."""
     target = gpus.of_ranks(options.device, options.ranks_here)
     draft = gpus.number(options.device if inline else options.draft_device) if has_draft else None
     present = gpus.present() if target or draft is not None else None
@@ -271,9 +265,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPla
 
 
 def _pair(options: ChosenOptions, remote: bool) -> _Pair:
-    """Find the models and check them, also against each other. Raises UsageError.
-
-    There is no draft in the modes `ar` and `ngram`, or if it is `remote`."""
+    """Find the models, without a `remote` draft, and check them. Raises UsageError."""
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
@@ -297,7 +289,7 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
 
 
 def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:
-    """Return the name of the MTP head in the target's checkpoint, if it can draft where no draft was asked for."""
+    """Return the name of the MTP head in the target's checkpoint if it can draft, and none was asked for."""
     unwanted = options.mode in ("ar", "ngram") or any(options.draft) or options.load_format != "auto"
     try:
         if unwanted or mtp.head_of(target) is None:
@@ -311,10 +303,9 @@ def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[st
 
 
 def _sampling(directory: Path) -> SamplingDefaults:
-    """Return the sampling that a target's generation_config.json recommends, without invalid values.
+    """Return the valid part of the sampling that a target's generation_config.json recommends.
 
-    For the built-in target the packaged file is read, because its folder may have an older version. An explicit
-    `do_sample` false is temperature 0, as in transformers."""
+    The built-in target's own file may be an older version. `do_sample` false is temperature 0, as in transformers."""
     if directory == BUILTIN["smollm2"].directory:
         directory = BUILTIN["smollm2-draft"].directory
     said, found = checkpoint.generation_config(directory), SamplingDefaults()
@@ -335,9 +326,7 @@ def _sampling(directory: Path) -> SamplingDefaults:
 def _features(
     options: ChosenOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 ) -> Features | None:
-    """Return the hidden states that a draft reads of the target; None if none does.
-
-    Raises UsageError."""
+    """Return the hidden states that a draft reads of the target, or None. Raises UsageError."""
     found = next(((draft, kind) for draft in drafts if (kind := pairs.draft_kind(draft)) is not None), None)
     if found is None:
         return None
@@ -354,7 +343,7 @@ def _features(
 
 
 def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
-    """Return the longest sequence: the given one, or the model's own if there is `room`. Raises UsageError."""
+    """Return the longest sequence: as given, or the model's own if there is `room`. Raises UsageError."""
     length = options.max_model_len
     if length is None:
         # With no room for two tokens, EngineConfig refuses the model's own length: the message names what is missing.
@@ -373,9 +362,9 @@ def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
 
 
 def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint]) -> tuple[WeightFormat, ...]:
-    """Return the draft's possible formats: the requested one, the target's, or on a CPU several, to be timed.
+    """Return the draft's possible formats: the requested one, the target's, or several, to be timed.
 
-    A draft may be rounded, because its weights change no token. Raises UsageError for a format that cannot be."""
+    Rounding a draft changes no token. Raises UsageError for an impossible format."""
     asked, on_cpu = options.draft_weights, options.draft_device == "cpu"
     independent = not any(map(pairs.draft_kind, drafts))
     on_host = on_cpu and options.device != "cpu" and independent and not any(map(mtp.is_mtp, drafts))

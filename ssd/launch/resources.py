@@ -1,4 +1,4 @@
-"""Resources that an engine's processes share on one machine: run directory, death pipe and shared memory."""
+"""Resources that an engine's processes share: run directory, death pipe and shared memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ssd.ipc.run_directory import run_directory
 class SharedResources:
     """Owns the shared resources and names them to each process. `held` releases them when it closes.
 
-    A machine other than the supervisor's runs only ranks of the target. They need no board, no draft probabilities, no
-    hidden states and no trace rings: `only_ranks`."""
+    Other machines run only ranks of the target, which need no board, probabilities, hidden states or trace rings."""
 
     def __init__(self, held: ExitStack, config: EngineConfig, only_ranks: bool = False) -> None:
         self._held, self._config, self.kernels = held, config, True
@@ -38,7 +37,6 @@ class SharedResources:
             self._descriptors["features_fd"] = self._memory("features", feature_layout(config).size_bytes)
 
     def hold(self, descriptor: int) -> int:
-        """Close a descriptor with all others, when `held` closes; return it."""
         self._held.callback(os.close, descriptor)
         return descriptor
 
@@ -52,7 +50,6 @@ class SharedResources:
     def start(
         self, role: str, epoch: int, cpus: Cpus, rank: int, group: int, http_fd: int = -1, meeting: str = ""
     ) -> Start:
-        """Return the settings that a process reads at its start."""
         return Start(
             role=role,
             epoch=epoch,

@@ -11,8 +11,8 @@ _WINDOW_S = 60.0
 class Restarts:
     """Back-off of one process: 0.1 s, doubled with each death that counts, up to `longest` seconds.
 
-    A death counts for a minute, and after that until the process comes up. If more than `per_minute` deaths count, the
-    process stays off. `due` is the time of the next start; None: there is none."""
+    A death counts for a minute, and until the process comes up. After more than `per_minute` deaths the process stays
+    off. `due`: time of the next start, or None."""
 
     def __init__(self, per_minute: float = 5, longest: float = 30.0) -> None:
         self.due: float | None = None

@@ -24,8 +24,6 @@ _HOST = re.compile(r"[^\s/:@\[\]]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]")  # as a Host 
 
 
 class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The server options of `ssd launch`; the limits are options too."""
-
     heading: ClassVar[str] = CLIENTS
     http: Annotated[bool, "Serve HTTP beside ZeroMQ."] = True
     host: Annotated[str, "Address that HTTP listens on.", MAIN] = "127.0.0.1"
@@ -76,9 +74,7 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
-    """Check the options before anything starts, and return the configuration. Raises UsageError.
-
-    `model` is the served name if none is given."""
+    """Check the options and return the configuration; `model` is a default name. Raises UsageError."""
     check_text(options)
     if options.http:
         _check_http(options)
@@ -120,7 +116,7 @@ def _check_http(options: ServerOptions) -> None:
 
 
 def _check_doors(server: ServerConfig, insecure: bool) -> None:
-    """Read keys and certificate. Raises UsageError for access from other machines without keys or `insecure`."""
+    """Read keys and certificate. Raises UsageError for access from other machines without keys."""
     keys = api_keys(server)
     tls_context(server)
     if not keys and server.uds is None and not is_loopback(server.host) and not insecure:
@@ -158,7 +154,7 @@ def _check_zmq(options: ServerOptions) -> None:
 
 
 def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | None:
-    """Return the link for drafts on other machines, which a plugin has; None without one. Raises UsageError."""
+    """Return the link for drafts on other machines, by a plugin, or None. Raises UsageError."""
     if server.draft_bind is None and server.draft_keys is None and server.draft_prompts == "all":
         return None
     if "draft" not in registered.names(registered.LINKS):

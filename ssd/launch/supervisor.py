@@ -1,7 +1,7 @@
 """The supervisor: starts the processes of an engine, watches them, restarts them and ends them.
 
-It runs in a thread of the process that starts the engine (`ssd launch`, `ssd generate`, `ssd.LLM`). When that process
-ends, even killed, the death pipe closes and every child ends with it."""
+It runs in a thread of the process that starts the engine. When that ends, even killed, the death pipe ends every
+child."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Stage = IntEnum("Stage", ("NEW", "STARTING", "READY", "DRAINING", "STOPPING", "S
 class Lifecycle:
     """An engine's stage, which its user's threads and its supervisor's share.
 
-    `failure` is the cause of an end that nobody asked for. Each change of the stage makes `wake_fd` readable."""
+    `failure`: the cause of an end that nobody asked for. Each change makes `wake_fd` readable."""
 
     def __init__(self) -> None:
         self.stage = Stage.NEW
@@ -52,7 +52,7 @@ class Lifecycle:
         self._changed = threading.Condition()
 
     def advance(self, stage: Stage) -> None:
-        """Go on to a later stage. An earlier one is ignored, so that a requested stop is not overwritten."""
+        """Go on to a later stage. An earlier one is ignored, so that no requested stop is overwritten."""
         with self._changed:
             if self.stage < stage:
                 self.stage = stage
@@ -77,9 +77,9 @@ class Lifecycle:
 class Engine:
     """A running engine. `start` returns when it can serve; `ssd.client.Client` connects to `address`.
 
-    A process that dies, stops or hangs is replaced, after the usual back-off or that of `draft_restarts`. An engine
-    whose target or frontend dies too often ends by itself, with the cause in `failure`. `url` is that of HTTP; None if
-    it is not served. The processes write to the descriptor `stderr`; None: to this process's."""
+    A process that dies, stops or hangs is replaced. An engine whose target or frontend dies too often ends, with the
+    cause in `failure`. `url`: of HTTP, or None. The processes write to the descriptor `stderr`; None: this
+    process's."""
 
     def __init__(self, config: EngineConfig, draft_restarts: Restarts | None = None, stderr: int | None = None) -> None:
         self.config = config
@@ -97,7 +97,6 @@ class Engine:
 
     @property
     def failure(self) -> SsdError | None:
-        """Return the cause of an end that nobody asked for."""
         return self._life.failure
 
     @property
@@ -125,9 +124,7 @@ class Engine:
             raise self.failure or SsdError(f"the engine was not ready within {timeout:.0f} s")
 
     def _prepare(self) -> threading.Thread:
-        """Compile the kernels, take the port and make what the processes share; return the supervisor's thread.
-
-        Clients are refused while kernels are compiled: nobody could answer them yet."""
+        """Compile the kernels before the port is open: nobody could answer. Return the supervisor's thread."""
         config, kernels, http_fd = self.config, has_kernels(self.config), -1
         if config.server.http:
             http = listening.listen(config.server)
@@ -148,7 +145,7 @@ class Engine:
     def stop(self, drain: float | None = None) -> None:
         """Let open requests finish for `drain` seconds (default: the configuration's), then end every process.
 
-        A fork of the program ends nothing: the engine is its parent's."""
+        A fork of the program ends nothing."""
         if os.getpid() != self._pid:
             return
         if self._thread is None or self._thread.ident is None:
@@ -170,7 +167,7 @@ class Engine:
 
 
 class Supervisor:
-    """Watches an engine's processes, replaces those that are lost, and ends all. `run` is the loop of its thread."""
+    """Watches an engine's processes, replaces lost ones, and ends all. `run` is the loop of its thread."""
 
     def __init__(
         self, config: EngineConfig, lifecycle: Lifecycle, processes: Processes, restarts: dict[str, Restarts]
@@ -185,8 +182,8 @@ class Supervisor:
     def run(self) -> None:
         """Start the processes, watch them until the engine has to end, then end them.
 
-        Children are started here because the kernel's parent-death signal is bound to the thread that starts them. They
-        inherit its signal mask: SIGINT is for the supervisor's program alone."""
+        The kernel's parent-death signal is bound to the thread that starts children. They inherit its mask: SIGINT is
+        for the supervisor's program alone."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with ExitStack() as ends:  # if one of them raises, the others still run
@@ -216,7 +213,6 @@ class Supervisor:
             self.publisher.let_go()
 
     def _turn(self, liveness: Liveness) -> None:
-        """Wait for an event, then handle all that there are."""
         poller = zmq.Poller()
         for source in (self._socket, self.publisher.socket, self._life.wake_fd):
             poller.register(source, zmq.POLLIN)
@@ -263,7 +259,7 @@ class Supervisor:
             )
 
     def _can_serve(self) -> bool:
-        """Return True if every process that requests need is ready, the draft too unless it has died or was parked."""
+        """Return True if every needed process is ready, the draft too unless it has died or was parked."""
         waits_for_draft = self._config.drafts_apart and not self._restarts["draft"].deaths and not self._parked
         needed = (*target_roles(self._config), "frontend", *(("draft",) if waits_for_draft else ()))
         return all(role in self._running and self._running[role].ready for role in needed)
@@ -277,7 +273,7 @@ class Supervisor:
                     self._lost(role, f"cannot start it: {error}")
 
     def _tell_frontend(self) -> None:
-        """Send a drain, then the loss of the target: a frontend that drains does not wait for another target."""
+        """Send a drain, then the loss of the target: a frontend that drains waits for no other target."""
         if self._life.stage == Stage.DRAINING:
             self._send_frontend(Drain(self._life.drain_seconds))
         if self._untold:  # a frontend that does not read yet is told later
@@ -325,10 +321,9 @@ class Supervisor:
         self._deal_with_end(process.role, cause, process.code)
 
     def _deal_with_end(self, role: str, cause: str, code: int) -> None:
-        """Replace a process that has ended, or end the engine if it gave up by itself before the engine was ready.
+        """Replace a process that has ended, or end the engine if it gave up before the engine was ready.
 
-        `code` is negative for a signal. A process that fails as it starts would fail again: its cause is for the user.
-        A lost draft costs speed only, a lost frontend its clients, a lost target the requests it had begun."""
+        `code` is negative for a signal. A process that fails as it starts would fail again."""
         if self._life.stage == Stage.STARTING and code >= 0:
             self._life.failure = UsageError(cause) if code == UsageError.exit_code else _as_error(role, cause)
             self._life.advance(Stage.STOPPING)
@@ -340,7 +335,6 @@ class Supervisor:
         self._read_statuses()
 
     def _lost(self, name: str, cause: str) -> None:
-        """Log the loss of a process and plan its restart, or give up."""
         role = _group(name)
         if role == "target":
             self._untold = True
