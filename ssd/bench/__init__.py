@@ -1,1 +1,1 @@
-"""Runs the benchmarks of `ssd bench` and reports them. The command line is in `ssd.cli.bench`."""
+"""Runs the benchmarks of `ssd bench`; the command line is in `ssd.cli.bench`."""

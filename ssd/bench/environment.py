@@ -41,7 +41,6 @@ def processors(machine: dict[str, Any]) -> str:
 
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
-    """Return the models, and the devices and types they run on."""
     names = ("target_name", "draft_name", "device", "draft_device", "dtype", "quantize", "activations")
     more = ("target_cpus", "draft_cpus", "max_num_seqs", "max_model_len", "deterministic")
     chosen = draft_format.chosen(config, str(build.library()))
@@ -50,9 +49,7 @@ def engine_facts(config: EngineConfig) -> dict[str, Any]:
 
 
 def runs_on(config: EngineConfig, mode: Mode) -> str:
-    """Return where a mode computes, "" for emulated devices.
-
-    Examples: "2 cores", "1+1 cores" (the target's and the draft's), "cuda:0+cuda:1"."""
+    """Return where a mode computes: "2 cores", "1+1 cores", "cuda:0+cuda:1"; "" for emulated devices."""
     if config.emulate is not None:
         return ""
     target, draft = set(config.target_cpus) or os.sched_getaffinity(0), set(config.draft_cpus)
@@ -67,7 +64,7 @@ def runs_on(config: EngineConfig, mode: Mode) -> str:
 
 
 def hardware(config: EngineConfig) -> str:
-    """Return a sentence that says whether the modes are compared on equal hardware."""
+    """Return a sentence that says if the modes are compared on equal hardware."""
     if config.draft is None:
         return ""
     if config.emulate is not None:

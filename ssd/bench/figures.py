@@ -20,13 +20,11 @@ DISTURBED = 'Other programs disturbed what says "at most": no real gain is large
 def rows(settings: Sequence[Setting], runs: Runs, temperature: float) -> list[Row]:
     """Return a row of figures for each setting, in order.
 
-    Speeds are medians over turns, ratios medians over pairs of turns, the rest means over requests. An answer that
-    ended with its first token had no round: only its ids are compared."""
+    Speeds are medians over turns, ratios over pairs of turns, the rest means over requests."""
     return [_row(setting, settings, runs, temperature) for setting in settings]
 
 
 def described(setting: Setting, temperature: float) -> Row:
-    """Return the columns that describe a setting."""
     speculation = setting.speculation
     row: Row = {"mode": setting.name, "temperature": temperature}
     if speculation.mode == "ar":
@@ -78,9 +76,7 @@ def _hits(metrics: Sequence[Metrics]) -> Row:
 
 
 def _others(setting: Setting, settings: Sequence[Setting], runs: Runs) -> dict[str, str]:
-    """Return each column of a ratio and the setting whose speed divides this one's.
-
-    These are `ar`, `sd` with the same K, and for `auto` the fastest of all fixed settings."""
+    """Return the settings to divide by, by column: `ar`, `sd` of the same K; for `auto` the fastest fixed."""
     found = {}
     for other in settings:
         mode, lookahead = other.speculation.mode, other.speculation.num_speculative_tokens
@@ -108,7 +104,6 @@ def _compared(
 
 
 def differing(found: Sequence[Row]) -> list[str]:
-    """Return a sentence for each row whose ids are not those of `ar`."""
     return [
         f"{row['mode']} at T = {row['temperature']:g}: {row['answers'] - row['equal_to_ar']} of {row['answers']} "
         "answers have other ids than ar"
@@ -135,7 +130,6 @@ def predicted(m: Metrics) -> float:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the first and the third quartile."""
     if len(values) == 1:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -143,12 +137,11 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def bounded(gain: float, length: float) -> str:
-    """Return a gain over `ar` in words: at most the acceptance length, since a round yields no more tokens."""
+    """Return a gain over `ar` in words: at most the acceptance length, the tokens of a round."""
     return f"at most {length:.2f}" if is_noise(gain, length) else f"{gain:.2f}"
 
 
 def is_noise(gain: float, length: float) -> bool:
-    """Return True if a gain over `ar` is larger than its acceptance length."""
     return gain > length
 
 

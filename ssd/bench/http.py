@@ -1,4 +1,4 @@
-"""The endpoint of an OpenAI-compatible server: a connection and a thread for each open request."""
+"""The endpoint of an OpenAI-compatible server: a connection and thread for each open request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _PATIENCE_S = 300.0  # without a byte
 
 
 class Http:
-    """The `Endpoint` of the server at `url`, with at most `most` open requests.
-
-    Raises UsageError if `url` is not an http(s) address, SsdError if no server answers."""
+    """The `Endpoint` of a server, with at most `most` open requests. Raises UsageError or SsdError."""
 
     def __init__(self, url: str, most: int, chat: bool, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -102,7 +100,6 @@ class Http:
             connection.close()
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, bytes]:
-        """Return the path and the body of a request."""
         asked: dict[str, Any] = {
             "model": self.model,
             "max_tokens": params.max_tokens,
@@ -122,9 +119,7 @@ class Http:
 
 
 def _follow(response: HTTPResponse, answer: Answer) -> None:
-    """Read the events of a stream into `answer`; note an error if it breaks off.
-
-    An event with text but without token ids counts as one token."""
+    """Read a stream's events into `answer`; one with text but without token ids counts as one token."""
     for line in response:
         data = line.strip().removeprefix(b"data:").strip()
         if not line.startswith(b"data:"):

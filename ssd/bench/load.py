@@ -1,4 +1,4 @@
-"""Sends requests at random moments, records when their tokens come, and computes figures from this."""
+"""Sends requests at random moments, records when their tokens come, and computes figures."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from ssd.ipc.public import ChatMessage, Metrics
 
 @dataclass
 class Answer:
-    """The answer to one request: times in seconds of one clock, `arrivals` as (time, tokens).
-
-    `error` is the code of a request that failed."""
+    """The answer to one request: times in seconds of one clock, `arrivals` as (time, tokens)."""
 
     sent: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -43,8 +41,6 @@ class Answer:
 
 
 class Pass(NamedTuple):
-    """The answers to all requests of a pass, and the seconds that they took together."""
-
     answers: list[Answer]
     seconds: float
 
@@ -60,7 +56,7 @@ class Endpoint(Protocol):
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Return the times of `count` Poisson arrivals at `rate` a second, in seconds from the start; inf: all at 0."""
+    """Return `count` Poisson arrivals at `rate` a second, in seconds from the start; inf: all at 0."""
     if math.isinf(rate):
         return [0.0] * count
     dice = random.Random(seed)
@@ -92,7 +88,7 @@ async def drive(
 
 
 class ZeroMQ:
-    """The `Endpoint` of an engine's ZeroMQ address. With `chat`, a text prompt is sent as a user's message."""
+    """The `Endpoint` of an engine's ZeroMQ address. With `chat`, a text is a user's message."""
 
     def __init__(self, address: str, keys: Path | None, chat: bool) -> None:
         self._address, self._keys, self._chat = address, keys, chat
@@ -128,8 +124,8 @@ class ZeroMQ:
 def load_figures(passes: Sequence[Pass]) -> Row:
     """Return the figures of all passes together, by the names of `vllm bench serve`.
 
-    `itl` is per token: a chunk's gap divided by its tokens; `chunk_gap` is the whole gap. `e2el` runs from sending to
-    the end; `tpot` is (e2el - ttft) / (tokens - 1) of a request."""
+    `itl` is per token: a `chunk_gap` divided by its tokens. `e2el` runs from sending to the end; `tpot` is (e2el -
+    ttft) / (tokens - 1)."""
     answers = [answer for each in passes for answer in each.answers]
     completed = [answer for answer in answers if answer.error is None and answer.arrivals]
     errors = Counter(answer.error or "no tokens" for answer in answers if answer.error or not answer.arrivals)
@@ -183,7 +179,6 @@ def _tpot(answer: Answer) -> Iterator[float]:
 
 
 def _gaps(answer: Answer) -> Iterator[tuple[float, int]]:
-    """Yield, for each chunk but the first, the seconds since the one before, and its tokens."""
     for (before, _), (after, count) in pairwise(answer.arrivals):
         yield after - before, count
 
@@ -201,7 +196,6 @@ def _spread(name: str, seconds: Sequence[float]) -> Row:
 
 
 def _speculation(answers: Sequence[Answer]) -> Row:
-    """Return the engine's figures of its rounds; nothing if it reports none."""
     metrics = [answer.metrics for answer in answers if answer.metrics is not None]
     rounds = sum(m.rounds for m in metrics)
     if not rounds:

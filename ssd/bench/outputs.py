@@ -1,4 +1,4 @@
-"""Outputs of commands: progress bars, tables, plots and files. rich and matplotlib load only when used."""
+"""Outputs of commands: progress bars, tables, plots and files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ _Row = dict[str, Any]  # `ssd.bench.figures.Row`
 
 
 def check_writable(flag: str, file: Path | None) -> None:
-    """Raise UsageError if `file`, given with `flag`, cannot be written.
-
-    Commands call it before they start work."""
+    """Raise UsageError if `file`, given with `flag`, cannot be written."""
     if file is None:
         return
     if file.is_dir():
@@ -40,7 +38,7 @@ def check_writable(flag: str, file: Path | None) -> None:
 
 
 def check_plot(file: Path | None) -> None:
-    """Raise UsageError if --plot names a file that cannot be drawn, SsdError if matplotlib is missing."""
+    """Raise UsageError if --plot names a file that cannot be drawn, SsdError without matplotlib."""
     if file is None:
         return
     if file.suffix.lower() not in _PLOT_SUFFIXES:
@@ -51,9 +49,7 @@ def check_plot(file: Path | None) -> None:
 
 
 def draw_rows(file: Path, rows: Sequence[_Row], title: str) -> None:
-    """Draw speeds and the parts of a round, or latencies under load, into `file`.
-
-    Raises UsageError if `file` cannot be written."""
+    """Draw speeds and the parts of a round, or latencies under load. Raises UsageError."""
     from matplotlib.figure import Figure
 
     loads = "duration" in rows[0]
@@ -130,7 +126,7 @@ def _colour(row: _Row) -> str:
 
 
 def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """Return a table whose first `left` columns hold words, aligned left, and whose others hold numbers."""
+    """Return a table whose first `left` columns hold words, aligned left; the others hold numbers."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left", min_width=len(title))
@@ -142,14 +138,12 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left
 
 
 def console() -> Console:
-    """Return a console on stdout, 120 columns wide if stdout is not a terminal."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def watched(items: Sequence[_Item], description: str) -> Iterator[_Item]:
-    """Yield the items and show a progress bar meanwhile."""
     with bar(len(items), description) as advance:
         for item in items:
             yield item
@@ -158,7 +152,7 @@ def watched(items: Sequence[_Item], description: str) -> Iterator[_Item]:
 
 @contextmanager
 def bar(total: int, description: str) -> Iterator[Callable[[], None]]:
-    """Show a bar on stderr if that is a terminal; yield a function to call after each of `total` steps."""
+    """Show a bar on stderr if that is a terminal; yield a function to call after each step."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

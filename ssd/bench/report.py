@@ -57,9 +57,7 @@ _TABLES = {
 
 @dataclass
 class BenchReport:
-    """A benchmark's figures (`rows`), its setup (`engine`, `workload`), and remarks for the reader (`notes`).
-
-    `hardware` says whether the modes had equal hardware, `setup` how the engine differs from its options."""
+    """A benchmark's figures, its setup, and remarks for the reader (`notes`)."""
 
     benchmark: str
     engine: dict[str, Any]
@@ -112,7 +110,6 @@ def tables(report: BenchReport, about: str) -> list[Table]:
 
 
 def sentences(report: BenchReport) -> list[str]:
-    """Return the sentences below the tables."""
     facts = report.engine
     pair = " and ".join(filter(None, (facts.get("target_name"), facts.get("draft_name"))))
     machine = report.environment

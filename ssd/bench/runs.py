@@ -40,9 +40,7 @@ def warm_up(client: Client, settings: Sequence[Setting]) -> None:
 def latency(
     client: Client, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
 ) -> Runs:
-    """Run one request at a time, and return the turns.
-
-    A turn is one prompt; its speed is that of decoding, without the prompt."""
+    """Run one request at a time. A turn is one prompt; its speed is that of decoding."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(client, settings)
     for index, prompt in enumerate(watched(prompts, f"T = {temperature:g}")):
@@ -63,7 +61,7 @@ def throughput(
     batch_size: int,
     repeats: int,
 ) -> Runs:
-    """Run `batch_size` requests at a time, and return the turns. Settings alternate batch by batch.
+    """Run `batch_size` requests at a time; settings alternate batch by batch.
 
     A turn is all prompts once; its speed is all their tokens over the time of their batches."""
     runs: Runs = {setting.name: [] for setting in settings}
@@ -87,20 +85,17 @@ def throughput(
 
 
 def reader(settings: Sequence[Setting]) -> Setting:
-    """Return the setting that makes target and draft read a prompt: one with a draft if there is any."""
+    """Return a setting by which target and draft, if there is one, read a prompt."""
     return max(settings, key=lambda each: _READERS.index(each.speculation.mode))
 
 
 def _read(client: Client, batch: Sequence[Prompt], settings: Sequence[Setting], protocol: Protocol) -> None:
-    """Let target and draft read and cache the prompts, so that no setting's turn has to."""
     params = replace(protocol.params(reader(settings), 0.0, 0), max_tokens=READ_TOKENS)
     client.generate(batch, params, chat=protocol.chat)
 
 
 def perplexities(client: Client, runs: Runs) -> dict[str, float]:
-    """Return the perplexity of each setting's answers under the target at temperature 1, with their prompts.
-
-    An answer that several settings gave is scored once."""
+    """Return the perplexity of each setting's answers under the target at temperature 1, with prompts."""
     answers = {name: [answer for turn in turns for answer in turn.completions] for name, turns in runs.items()}
     distinct = {_ids(answer): answer for each in answers.values() for answer in each}
     most = client.describe().max_model_len - 1  # a request has to ask for a token

@@ -14,8 +14,6 @@ from ssd.speculation import backups as speculators
 
 
 class Setting(NamedTuple):
-    """A row of a comparison."""
-
     name: str
     speculation: Speculation
 
@@ -31,7 +29,7 @@ class Sweep(NamedTuple):
     def settings(self, base: Speculation) -> list[Setting]:
         """Return every mode with every value that it uses; a value is in the name if there are several.
 
-        The rest comes from `base`. Raises UsageError if no mode uses a swept value, or values do not fit together."""
+        Raises UsageError for an unused value, or values that do not fit together."""
         self._check()
         lookaheads = self.lookaheads or (base.num_speculative_tokens,)
         whole = product(lookaheads, self.fan_outs or (base.fan_out_choice,), self.backups or (base.backup,))
@@ -81,9 +79,7 @@ def fan_out_text(fan_out: FanOutChoice) -> str:
 
 
 def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
-    """Return the speculation that an engine must start with to have room for all settings.
-
-    An engine of mode `auto` measures its forwards before it is ready."""
+    """Return the speculation that an engine must start with to have room for all settings."""
     modes = {setting.speculation.mode for setting in settings}
     speculating = [each.speculation for each in settings if each.speculation.mode in (*DRAFTED, "auto")]
     if not speculating:
@@ -96,7 +92,7 @@ def widest(settings: Sequence[Setting], base: Speculation) -> Speculation:
 
 
 class Protocol(NamedTuple):
-    """The parameters of every request: `tokens` new tokens, in chat format or raw, past the end of text or up to it."""
+    """The parameters of every request: `tokens` new tokens, in `chat` format or raw."""
 
     tokens: int
     chat: bool
@@ -105,9 +101,7 @@ class Protocol(NamedTuple):
     sampling: SamplingDefaults = SamplingDefaults()
 
     def params(self, setting: Setting, temperature: float, index: int) -> SamplingParams:
-        """Return the parameters of prompt number `index`; its seed is the same in every setting.
-
-        The suffix memory does not keep it: no turn may help the next one."""
+        """Return the parameters of prompt `index`, with one seed in all settings; no turn may help another."""
         return self.sampling.params(
             temperature=temperature,
             seed=self.seed + index,

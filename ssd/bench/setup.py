@@ -12,9 +12,9 @@ from ssd.launch.options import EngineOptions
 
 
 class Setup:
-    """The engine of a benchmark, as its options say. Plugins have others, which differ from the options.
+    """The engine of a benchmark, as its options say; plugins' engines differ from the options.
 
-    `words` name the differences, for titles. With `has_draft` there is a draft whatever the options say."""
+    `words` name the differences, for titles. `has_draft`: there is a draft without an option."""
 
     words = ""
     has_draft = False
