@@ -1,4 +1,3 @@
-"""Parts that an engine does not need to decode: one folder a plugin, found by the entry points of pyproject.toml.
+"""Parts that an engine does not need to decode: one folder a plugin, found by its entry points.
 
-The core imports no plugin, and a plugin no other one. A plugin whose folder was removed is absent, and nothing else
-changes. docs/design.md ("Plugins") has the groups of entry points and what a name in each stands for."""
+Neither the core nor a plugin imports a plugin (docs/design.md, "Plugins")."""

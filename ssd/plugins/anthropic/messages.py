@@ -1,6 +1,4 @@
-"""`/v1/messages`: Anthropic's messages as chats, and its JSON; `/v1/messages/count_tokens`.
-
-Functions raise HttpError for a field that is wrong."""
+"""`/v1/messages` and `/v1/messages/count_tokens`, as chats. Functions raise HttpError."""
 
 from __future__ import annotations
 
@@ -185,7 +183,7 @@ class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 def without_alias(name: str | None) -> str | None:
-    """Return the name of a model, or None for the served one: names of Anthropic's models stand for it."""
+    """Return the name of a model, or None for the served one, which Anthropic's names stand for."""
     return None if (name or "").startswith(_ALIASES) else name
 
 
@@ -193,9 +191,7 @@ def without_alias(name: str | None) -> str | None:
 
 
 def as_chat(body: MessageRequest, takes_thinking: bool) -> ChatRequest:
-    """Return the chat that a request asks for. `takes_thinking`: the template has the variable `enable_thinking`.
-
-    As with Anthropic, a model does not think unless it is asked to."""
+    """Return the chat that a request asks for; without being asked a model does not think."""
     check_one_choice(body)
     messages = _messages(body)
     output = body.output_config or OutputConfig()
@@ -248,10 +244,9 @@ def _choice(asked: ToolChoice | None) -> Literal["none", "auto", "any"] | Chosen
 
 
 def _messages(body: MessageRequest) -> list[Said]:
-    """Return the conversation, with turns of one role that follow each other as one message.
+    """Return the conversation, with neighbouring turns of one role as one message.
 
-    Many chat templates want a system message at the beginning only. So text of the system joins it until somebody has
-    answered, and is the user's after that."""
+    Many chat templates want a system message first only: after an answer its text is the user's."""
     said: list[Said] = []
     thoughts: dict[int, list[str]] = {}  # by the index of their message
     system = [] if body.system is None else [_joined(body.system)]
@@ -276,7 +271,6 @@ def _messages(body: MessageRequest) -> list[Said]:
 
 
 def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: Sequence[Block], where: str) -> None:
-    """Add blocks to the assistant's last message, or to a new one."""
     if not said or said[-1].role != "assistant":
         said.append(Said("assistant", [], []))
     texts, calls = said[-1].content, said[-1].tool_calls
@@ -293,7 +287,7 @@ def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: 
 
 
 def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
-    """Add what tools have returned, each as a message, and then the other blocks to the user's text."""
+    """Add what tools have returned, each as a message, then the other blocks to the user's text."""
     texts = []
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
@@ -321,7 +315,7 @@ def _joined(content: str | list[TextBlock]) -> str:
 
 
 def _call_id(name: str) -> str:
-    """Return a call's name as chat templates get it: without the prefix, since some want a certain length."""
+    """Return a call's name without the prefix: some chat templates want a certain length."""
     return name.removeprefix(_CALL)
 
 
@@ -389,8 +383,6 @@ def error_object(error: HttpError, request_id: str | None = None) -> MessageErro
 
 
 class MessageStyle(ParsingStyle):
-    """One choice as blocks, and as events about them."""
-
     prompt = "messages"
     prefix = "msg_"
     end = b""
@@ -457,7 +449,7 @@ class MessageStyle(ParsingStyle):
 
 
 class _Blocks(Growing):
-    """The blocks of an answer as it grows, and the events about them. A text of white space alone is no block."""
+    """The growing blocks of an answer, and their events. A text of white space alone is no block."""
 
     kinds = ("thinking", "text")
 
@@ -468,7 +460,6 @@ class _Blocks(Growing):
         self._blank = ""  # white space that may begin a block
 
     def close(self) -> list[_Event]:
-        """End the open block, if there is one."""
         kind, self._kind, self._blank = self._kind, "", ""
         if not kind:
             return []
@@ -480,7 +471,7 @@ class _Blocks(Growing):
         return [*events, self._of_block("stop")]
 
     def _add_text(self, kind: str, text: str) -> list[_Event]:
-        """Add text to the open block of this kind, or to a new one. Its text stands in the field of the same name."""
+        """Add text to the open block of this kind, or to a new one, whose field has the kind's name."""
         events = []
         if kind != self._kind:
             text, self._blank = self._blank + text, ""
@@ -557,7 +548,6 @@ _listed = partial(Route, "GET", summary="", error=error_object, header=b"anthrop
 
 
 def routes(_: ServerConfig) -> list[Route]:
-    """Return the routes of this door, and those of models for its clients."""
     return [
         _route("/v1/messages", _message, "Continue a conversation of blocks.", *_TYPES),
         _route("/v1/messages/count_tokens", _count_tokens, "The tokens of a conversation's prompt.", *_COUNTED),

@@ -1,6 +1,4 @@
-"""`/v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`: texts to vectors.
-
-Each input is a request to the engine with `SamplingParams.pooling`. Functions raise HttpError for a wrong field."""
+"""Texts to vectors: each input is a request with `SamplingParams.pooling`. Functions raise HttpError."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ class Embeddings(msgspec.Struct):
 
 
 class _Job:
-    """The embeddings of one HTTP request: asked of the engine, some at a time, then written.
-
-    `field` is the one to blame. The end of its block ends what is open."""
+    """The embeddings of one HTTP request, some at a time. The end of its block ends what is open."""
 
     def __init__(self, service: Service, exchange: Exchange, inputs: Sequence[_Input], field: str) -> None:
         self._service, self._exchange, self._inputs, self._field = service, exchange, inputs, field
@@ -133,7 +129,7 @@ class _Job:
             self._exchange.hold(held)
 
     async def write(self, made: Callable[[int, array[float]], bytes], head: bytes, tail: bytes) -> None:
-        """Send the JSON `made` of all vectors between `head` and `tail`, a large answer in parts. Raises Gone."""
+        """Send the JSON `made` of all vectors between `head` and `tail`, in parts. Raises Gone."""
         ready = bytearray(head)
         for index, vector in enumerate(self._vectors):
             if len(ready) > _PART:
@@ -231,7 +227,6 @@ async def _embed(service: Service, exchange: Exchange) -> None:
 
 
 def _told(body: EmbedRequest, began: int, tokens: int) -> dict[str, str | int]:
-    """Return the fields beside the vectors. `began` is the time when the request was read, in nanoseconds."""
     took = max(1, time.monotonic_ns() - began)  # clients divide by it
     return {"model": body.model, "total_duration": took, "load_duration": 0, "prompt_eval_count": tokens}
 
@@ -263,7 +258,6 @@ def _numbers(vector: array[float]) -> bytes:
 
 
 def routes(_: ServerConfig) -> list[Route]:
-    """Return the routes of these doors."""
     return [
         Route("POST", "/v1/embeddings", _embeddings, "Texts or token ids to vectors.", EmbeddingRequest, Embeddings),
         Route("POST", "/api/embed", _embed, "Ollama's: texts to vectors.", EmbedRequest, dict, error=bare_error),

@@ -1,6 +1,4 @@
-"""The agreement of a synthetic draft with its target: as asked, or as in the pairs that the paper measured.
-
-A scripted draft agrees as wanted by the number of wrong tokens that it ranks above the right one."""
+"""The agreement of a synthetic draft with its target: as asked, or as the paper measured."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ _MISSES = (0.23, 0.6)  # c and r of the paper's Llama pair
 def stated_agreement(
     length: float | None, hit_rate: float | None, lookahead: int, fan_out: FanOutChoice
 ) -> Agreement | None:
-    """Return the agreement that --synthetic-acceptance-length states, with -k and -f; None if it is not given.
-
-    Raises UsageError for options that say too little, and as `agreement_of` does."""
+    """Return the agreement that the options state, or None. Raises UsageError if they say too little."""
     if length is None:
         if hit_rate is not None:
             raise UsageError("--synthetic-hit-rate needs --synthetic-acceptance-length")
@@ -36,8 +32,7 @@ def stated_agreement(
 def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
     """Return the agreement at which a round of `sd` yields `length` tokens on average.
 
-    The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError for an impossible
-    agreement."""
+    The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError."""
     if not 1 <= length <= lookahead + 1:
         raise UsageError(
             f"an acceptance length of {length:g} cannot be: with K = {lookahead} it is from 1 to {lookahead + 1}"
@@ -57,10 +52,10 @@ def acceptance_length(asked: Agreement) -> float:
 
 
 def decoys(asked: Agreement) -> list[float]:
-    """Return the probability that more than d wrong tokens rank above the right one, for each d below `MOST_DECOYS`.
+    """Return the probability that more than d wrong tokens outrank the right one, for d < `MOST_DECOYS`.
 
-    For d = 0 it is 1 - a, with a the acceptance. For larger d it falls by the paper's law c F^-r, with the c that gives
-    the hit rate. Raises UsageError if there is no such c."""
+    With acceptance a, it is 1 - a for d = 0, then falls by the paper's law c F^-r, with the c that gives the hit rate.
+    Raises UsageError if there is no such c."""
     a, miss_rate = asked.acceptance, 1 - asked.hit_rate
     least, most = _hit_rates(a, asked.lookahead, asked.fan_out)
     if not (0 <= a <= 1 and least - 1e-9 <= asked.hit_rate <= most + 1e-9):
@@ -79,14 +74,12 @@ def decoys(asked: Agreement) -> list[float]:
 
 
 def _beyond(c: float, guesses: int) -> float:
-    """Return the share of wrong drafts with more than `guesses` tokens above the right one, with the drafted one."""
+    """Return the share of wrong drafts with more than `guesses` tokens above the right one."""
     return 1 - hit_chance(guesses, (c, _MISSES[1])) if guesses else 1.0
 
 
 def _misses(a: float, c: float, lookahead: int, fan_out: int) -> float:
-    """Return the share of rounds that miss.
-
-    After a rejection the drafted token is not among the guesses; after full acceptance it is the first guess."""
+    """Return the share of misses: after a rejection the drafted token is no guess, else it is the first."""
     full = a**lookahead
     return (1 - full) * _beyond(c, fan_out) + full * (1 - a) * _beyond(c, fan_out - 1)
 
@@ -96,15 +89,11 @@ def _hit_rates(a: float, lookahead: int, fan_out: int) -> tuple[float, float]:
 
 
 def line(times: ForwardTime) -> LinearCost:
-    """Return the times of forwards as a line over their size."""
     return LinearCost(times.fixed_s, times.each_s)
 
 
 class Preset(NamedTuple):
-    """A pair of models as the paper ran it.
-
-    `fan_out` is the same for all accepted lengths. `acceptance` is a draft token's acceptance rate by temperature,
-    taken as equal at every position."""
+    """A pair of models as the paper ran it, with a draft token's `acceptance` rate by temperature."""
 
     name: str
     models: str

@@ -1,4 +1,4 @@
-"""An engine on emulated devices, or with a draft that is right as often as stated, and words about both."""
+"""An engine on emulated devices, or with a draft that is right as often as stated."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class Emulation(Setup):
 
     @contextmanager
     def configured(self, options: EngineOptions) -> Iterator[EngineConfig]:
-        """Yield the configuration, with the scripted pair if both times and agreement are stated.
-
-        Raises UsageError for options that the pair decides, and for an agreement stated of real models."""
+        """Yield the configuration, with a scripted pair if both are stated. Raises UsageError."""
         from ssd.launch.resolve import resolve
 
         if self.times is None:
@@ -95,7 +93,6 @@ def emulated(times: DeviceTimes) -> str:
 
 @contextmanager
 def _scripted(options: EngineOptions, stated: Agreement) -> Iterator[EngineOptions]:
-    """Yield the options with a scripted pair; delete its files after the block."""
     from ssd.plugins.emulation.chains import write_pair
 
     for name in _DECIDED:

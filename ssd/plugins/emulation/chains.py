@@ -1,11 +1,8 @@
-"""A scripted target and draft that agree as often as asked: Markov chains as checkpoints of the Llama family.
+"""A scripted target and draft that agree as often as asked: Markov chains as Llama checkpoints.
 
-After token s the target prefers the tokens of one block of the vocabulary: `next(s)` is the likeliest, and each token
-behind it is e times less likely than the one before. `next` is one cycle through the whole vocabulary, so a greedy text
-visits all of it before it repeats, and sampled texts visit every token equally often. The draft has the same
-distributions, but after some tokens it ranks a number of decoys first, which the target (nearly) never chooses. So the
-right token, greedy or under any noise that both share, has as many wrong tokens above it as the draft has decoys there.
-Attention and feed-forward run as in any model and add nothing: a forward is nearly free."""
+After token s the target prefers one block of the vocabulary: `next(s)`, a cycle through all tokens, is the likeliest,
+each further token e times less likely. The draft ranks decoys, which the target (nearly) never chooses, above the right
+token. Attention and feed-forward add nothing."""
 
 from __future__ import annotations
 
@@ -51,15 +48,13 @@ class Pair(NamedTuple):
 
 
 def write_pair(directory: Path, asked: Agreement, seed: int = 0) -> Pair:
-    """Write a pair that agrees as `asked`, at every temperature up to about 2, with every sampler.
-
-    Raises UsageError for an impossible agreement."""
+    """Write a pair that agrees as `asked` at temperatures up to about 2; raise UsageError if none can."""
     target, draft = pair(asked, seed)
     return Pair(_written(directory / "target", target), _written(directory / "draft", draft))
 
 
 def pair(asked: Agreement, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return target and draft of `write_pair`, each as its hidden state after every token, [V, width]."""
+    """Return target and draft as the hidden state after every token, [V, width]."""
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(VOCABULARY, generator=random)
     following = torch.empty_like(order)
@@ -75,9 +70,9 @@ def logits(states: Tensor) -> Tensor:
 
 
 def _states(following: Tensor, numbers: Tensor) -> Tensor:
-    """Return hidden states [V, width] after each token, from the likeliest next token and its number of decoys.
+    """Return hidden states [V, width] after each token, from its likeliest successor and number of decoys.
 
-    Decoys rank above the likeliest token. They are the tokens of its block that would otherwise be least likely."""
+    Decoys are the tokens of the successor's block that would otherwise be least likely."""
     blocks = _OF_BLOCK * (torch.arange(_BLOCKS) == (following // _BLOCK)[:, None])
     behind = (torch.arange(_BLOCK) - (following % _BLOCK)[:, None]) % _BLOCK
     places = _OF_DECOYS * (behind >= _BLOCK - numbers[:, None]) - behind
@@ -87,7 +82,7 @@ def _states(following: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _head() -> Tensor:
-    """Return the head [V, width]: a token's logit is the score of its block plus that of its place in the block."""
+    """Return the head [V, width]: a logit is the score of a token's block plus that of its place there."""
     tokens = torch.arange(VOCABULARY)[:, None]
     block, place = tokens // _BLOCK == torch.arange(_BLOCKS), tokens % _BLOCK == torch.arange(_BLOCK)
     return torch.cat([block, place, torch.zeros(VOCABULARY, 1)], dim=-1)

@@ -1,4 +1,4 @@
-"""A part of `ssd demo`: the paper's 70B pair on emulated devices."""
+"""The part of `ssd demo` with the paper's 70B pair on emulated devices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _PROMPTS, _TOKENS = 2, 96
 
 
 class PaperPair:
-    """The part, as `ssd.cli.demo.Part` describes it."""
-
     title = "The 70B pair of arXiv 2603.03251, emulated"
     about = f"""\
 EMULATED: no GPU is used and no weights are loaded. A forward sleeps as long as on the paper's devices:
@@ -30,7 +28,6 @@ draft works ahead while the target verifies."""
     last = "A draft pays most where it has hardware of its own, as on the emulated devices."
 
     def measured(self, max_tokens: int) -> tuple[EngineConfig, list[Setting], Runs]:
-        """Let the pair answer in `ar`, `sd` and `ssd`."""
         base = base_speculation(EngineOptions())
         settings = Sweep(("ar", "sd", "ssd"), (_PAIR.lookahead,), ((_PAIR.fan_out,),)).settings(base)
         emulation = Emulation(_PAIR.times, _PAIR.agreement(0.0))

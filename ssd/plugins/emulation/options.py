@@ -19,7 +19,7 @@ from ssd.plugins.emulation.bench import Emulation
 
 
 class Emulated(click.ParamType):
-    """Times such as "verify=15ms+60us,depth=2.2ms" as `DeviceTimes`, or a pair of the paper ("llama") as `Preset`."""
+    """Times such as "verify=15ms+60us,depth=2.2ms" as `DeviceTimes`, or "llama" as `Preset`."""
 
     name = "PRESET|verify=TIME[+EACH],depth=TIME[+EACH]"
 
@@ -87,7 +87,7 @@ _OPTIONS = [
 
 
 def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options of emulation to a command with `BenchOptions`; its `setup` is the `Emulation` that they ask for."""
+    """Add options of emulation to a command with `BenchOptions`; its `setup` is an `Emulation`."""
 
     @functools.wraps(function)
     def call(asked: BenchOptions, devices: Any, length: float | None, hit_rate: float | None, **values: Any) -> Any:
@@ -100,7 +100,7 @@ def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def emulation(
     asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
 ) -> Emulation | None:
-    """Return the emulation, or None if nothing is emulated; raise UsageError for options that contradict."""
+    """Return the emulation, or None; raise UsageError for options that contradict."""
     lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
     agreement = stated_agreement(length, hit_rate, lookahead, fan_out)
     if devices is None and agreement is None:

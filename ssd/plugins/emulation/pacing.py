@@ -20,10 +20,9 @@ _AWAKE_S = 0.3e-3
 
 
 class PacedRunner(Runner):
-    """Computes, then waits until the forward has taken the time that `takes` gives for the tokens of the batch."""
+    """Computes, then waits until the forward has taken the time that `takes` gives for its tokens."""
 
     def __init__(self, takes: ForwardTime, model: Model, *runner: Any, **fields: Any) -> None:
-        """Make a runner; `runner` and `fields` are the further arguments of `Runner`."""
         super().__init__(model, *runner, **fields)
         self.overlaps = True
         self._takes = line(takes)
@@ -37,7 +36,7 @@ class PacedRunner(Runner):
 
 
 def wait_until(end: float) -> None:
-    """Wait until `time.perf_counter()` is `end`; return some microseconds late at most if a core is free."""
+    """Wait until `time.perf_counter()` is `end`, at most some microseconds longer if a core is free."""
     left = end - time.perf_counter()
     if left > _AWAKE_S:
         time.sleep(left - _AWAKE_S)

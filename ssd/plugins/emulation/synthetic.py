@@ -1,7 +1,4 @@
-"""Synthetic acceptance: models of random weights, at their full cost, that agree as often as asked.
-
-The forward and the head run, but their logits are replaced by those of the scripted pair of `chains.py` after the same
-token."""
+"""Synthetic acceptance: models of random weights, with the logits of the script in `chains.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ _NEVER = -1000.0  # the logit of tokens outside of the script, beyond the reach 
 
 
 class Scripted:
-    """`model`, or one rank's part of it, with the logits of a script: `table` [script, script], by the last token.
+    """`model`, or a rank's part of it, with logits of a script: `table` [script, script], by last token.
 
-    Tokens outside of the script, in prompts, count as script tokens modulo its size."""
+    Other tokens, in prompts, count modulo the script's size."""
 
     def __init__(self, model: Model, table: Tensor, ranks: Ranks = SINGLE) -> None:
         self._model, self._table = model, table.to(model.device, model.dtype)
@@ -45,7 +42,7 @@ class Scripted:
 
 
 def scripted(model: Model, asked: Agreement, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
-    """Return the target or draft of a pair that agrees as `asked`. Raises UsageError if its vocabulary is too small."""
+    """Return a pair's target or draft. Raises UsageError if its vocabulary is too small."""
     if model.shape.outputs < chains.VOCABULARY:
         raise UsageError(
             f"synthetic acceptance needs a vocabulary of {chains.VOCABULARY} tokens; the {role} has "

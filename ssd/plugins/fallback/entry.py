@@ -1,4 +1,4 @@
-"""Builds models through transformers, and says so in `ssd models`; see `ssd.models.registry.Fallback`."""
+"""Builds models through transformers; see `ssd.models.registry.Fallback`."""
 
 from __future__ import annotations
 

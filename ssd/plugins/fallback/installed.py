@@ -1,5 +1,3 @@
-"""The version of transformers, without loading it."""
-
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
@@ -9,7 +7,7 @@ HOW_TO_INSTALL = f"`pip install 'transformers>={_OLDEST}'`"
 
 
 def installed_transformers() -> str | None:
-    """Return the version of transformers, or None if it is missing or too old."""
+    """Return the version of transformers without loading it; None if it is missing or too old."""
     try:
         found = version("transformers")
     except PackageNotFoundError:

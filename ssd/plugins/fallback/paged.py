@@ -1,9 +1,7 @@
 """Runs families without a file here: transformers' own model, with the engine's attention.
 
-It is slower than a family of ours: its layers are not packed, its small operations not fused. It attends through the
-`ForwardContext` over paged keys and values, also in a draft's tree. A model that is not a function of tokens, positions
-and causal attention is left to `whole.py`: on loading, a short text in two parts must give the logits of
-transformers' own attention. Code that comes with a checkpoint is never run."""
+On loading, a short text in two parts must give the logits of transformers' own attention; `whole.py` gets models that
+fail. Code of a checkpoint is never run."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Unpaged(UsageError):
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
-    """Load a checkpoint as transformers' model over paged attention; raise `UsageError` with the cause if it cannot."""
+    """Load transformers' model over paged attention; raise `UsageError` with the cause if it cannot run."""
     with told():
         model = built(checkpoint, dtype, device, dummy, _NAME)
     with told(Unpaged):
@@ -49,7 +47,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_p
 
 @contextmanager
 def told(kind: type[UsageError] = UsageError) -> Iterator[None]:
-    """Raise the errors of transformers' code, which was written for other uses and may raise anything, as `kind`."""
+    """Raise the errors of transformers' code, which may raise anything, as `kind`."""
     try:
         yield
     except UsageError:
@@ -64,7 +62,7 @@ def built(
 ) -> nn.Module:
     """Return transformers' model of a checkpoint; raise `UsageError` with the cause if it cannot run here.
 
-    attention: the name of the attention it is to use, None for its own."""
+    `attention`: name of its attention, None for the model's own."""
     if installed_transformers() is None:
         raise UsageError(f"transformers might run it: {HOW_TO_INSTALL}")
     for key in (SHARED, DRAFT_VOCAB):
@@ -151,8 +149,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend through the context, with the signature of transformers' attention functions.
 
-    q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Where keys and values have different sizes, zeros fill
-    the narrower ones. Raises `Unpaged` if a layer does not give its index or the context."""
+    q, k, v [1, heads, n, head_dim] -> [1, n, heads, head_dim]. Zeros fill narrower keys or values. Raises `Unpaged` if
+    a layer does not give its index or the context."""
     layer: Any = getattr(module, "layer_idx", None)
     if context is None or not isinstance(layer, int):
         raise Unpaged(f"{type(module).__name__} does not say which layer it is, or hides what it is called with")
@@ -177,9 +175,7 @@ class _Output:
 
 
 def head_of(model: nn.Module, decoder: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a function from hidden states [n, width] to logits [n, outputs], by the family's own steps.
-
-    It calls a copy of the model, weights shared, whose decoder returns the hidden states."""
+    """Return a function from hidden states [n, width] to logits [n, outputs], by a copy of the model."""
     path = next(name for name, module in model.named_modules() if module is decoder)
     if not path:
         raise Unpaged("its decoder cannot be told from its head")
@@ -208,7 +204,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def _show_layers(decoder: nn.Module, count: int) -> None:
-    """Pass the hidden states of each of `count` layers to `context.keep_hidden`, if the layers are found."""
+    """Pass the hidden states of each of `count` layers to `context.keep_hidden`, if layers are found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     layers: Any = next(lists, ())
 
@@ -234,8 +230,6 @@ def _show(layers: int, x: Any, kwargs: dict[str, Any]) -> None:
 
 
 class Fallback:
-    """A causal language model of transformers; see `ssd.models.interface.Model`."""
-
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int) -> None:
         self.dtype, self.device = dtype, device
         self._decoder = model.get_decoder()
@@ -284,7 +278,7 @@ def distance(logits: Tensor, expected: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the `distance` up to which logits of a model in `dtype` are the same apart from rounding."""
+    """Return the `distance` of logits up to which models in `dtype` differ by rounding only."""
     return 1e-3 if torch.finfo(dtype).eps < 1e-4 else 0.1
 
 
@@ -299,7 +293,6 @@ class _Probe:
         self._calls = self._chunks = 0
 
     def extend(self, count: int) -> None:
-        """Go on to the next `count` positions."""
         start = int(self.positions[-1]) + 1 if len(self.positions) else 0
         self.positions = torch.arange(start, start + count, device=self.positions.device)
         self._chunks += 1

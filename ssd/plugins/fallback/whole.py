@@ -1,7 +1,7 @@
-"""Runs a model of transformers whole, with transformers' own cache for each sequence, where paged attention cannot.
+"""Runs a model of transformers whole, with transformers' cache, where paged attention cannot.
 
-Such a cache only goes forward: no draft token can be taken back, and no prefix is shared. So the engine serves the
-model in plain decoding. For the engine, the cache is the one state of a sequence, and a token's change is its id."""
+No token can be taken back and no prefix be shared: decoding is plain. A sequence's one state is the cache, a token's
+change its id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cache = dict[str, Any]
 def load(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool, cause: str
 ) -> Whole:
-    """Load a model that paged attention cannot run for a `cause`; raise `UsageError` if this cannot either."""
+    """Load a model that paged attention cannot run for a `cause`; raise `UsageError` if this fails too."""
     try:
         with paged.told():
             return Whole(paged.built(checkpoint, dtype, device, dummy), dtype, device, max_position, cause)
@@ -36,15 +36,14 @@ def load(
 
 
 class Whole:
-    """A causal language model of transformers; see `ssd.models.interface.Model`.
+    """A causal language model of transformers, and its own `ssd.layers.recurrent.Recurrence`.
 
-    It is its own and only `ssd.layers.recurrent.Recurrence`, and owns the caches of the running sequences by slot. A
-    cache is freed when the next sequence in its slot begins."""
+    A running sequence's cache, by slot, is freed when the next sequence in the slot begins."""
 
     size = StateSize((0,), 1)
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int, cause: str) -> None:
-        """Try the model with a short text; raise `UsageError` if its parts do not get the logits of the whole."""
+        """Try the model with a short text; raise `UsageError` if its parts get other logits than the whole."""
         self.dtype, self.device = dtype, device
         decoder = model.get_decoder()
         self._decoder = model.model if decoder is model else decoder
@@ -60,8 +59,8 @@ class Whole:
     def _tried(self, model: Any, ids: Tensor) -> int:
         """Find out if a cache takes several tokens at a time; return how many ids the model predicts.
 
-        Raises `UsageError` if it does not even take one. Several must be as near to the logits of the whole text as
-        single ones: in 16 bits a wrong state may hide behind a fixed tolerance."""
+        Raises `UsageError` if it takes not even one. Several are compared with single ones: in 16 bits a wrong state
+        may hide behind a fixed tolerance."""
         expected: Tensor = model(ids[None], use_cache=False).logits[0]
         single = self._distance(ids, _SINGLES, expected)
         if not single <= paged.tolerance(self.dtype):
@@ -95,7 +94,7 @@ class Whole:
         return torch.cat(hidden)
 
     def _continued(self, cache: Cache, ids: Tensor) -> Tensor:
-        """Return the hidden states [n, width] of the next tokens of a text, and bring its cache up to them."""
+        """Return the hidden states [n, width] of a text's next tokens, and bring its cache up to them."""
         if cache and self._singly and len(ids) > 1:
             return torch.cat([self._continued(cache, each) for each in ids.split(1)])
         out = self._decoder(input_ids=ids[None], use_cache=True, **cache)

@@ -1,4 +1,4 @@
-"""The dense Granite 3 family: Llama with factors on embeddings, scores, residual additions and logits."""
+"""The dense Granite 3 family: Llama with factors on embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ssd.system.fields import Config, number
 
 
 class GraniteAttention(Attention):
-    """Attention with the config's scale, whose result is multiplied by `residual_multiplier`."""
-
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         self._scores = Scores(number(config, "attention_multiplier", 1.0))
@@ -26,8 +24,6 @@ class GraniteAttention(Attention):
 
 
 class GraniteFeedForward(FeedForward):
-    """A feed-forward whose result is multiplied by `residual_multiplier`."""
-
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         self._multiplier = number(config, "residual_multiplier", 1.0)
@@ -37,8 +33,6 @@ class GraniteFeedForward(FeedForward):
 
 
 class Granite(Llama):
-    """A Granite decoder; see `ssd.models.interface.Model`."""
-
     attention = GraniteAttention
     splits = SPLITS
 

@@ -1,6 +1,6 @@
-"""The OLMo 2 family (arXiv 2501.00656): Llama with norms after attention and feed-forward, not before them.
+"""The OLMo 2 family (arXiv 2501.00656): Llama with norms after attention and feed-forward.
 
-Queries and keys are normalised, too, each over all heads at once."""
+Queries and keys are normalised over all heads at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ OLMO_SPLITS: Splits = {**SPLITS, "q_norm": COLUMN, "k_norm": KEYS}
 
 
 class Olmo2Attention(Attention):
-    """Attention whose queries and keys are normalised before rotation, over the heads of all ranks."""
-
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int, rotary: Rotary) -> None:
         super().__init__(config, shape, weights, layer, rotary)
         self._eps, self._ranks = number(config, "rms_norm_eps"), weights.share.ranks
@@ -56,8 +54,6 @@ class Olmo2Layer(Layer):
 
 
 class Olmo2(Llama):
-    """An OLMo 2 decoder; see `ssd.models.interface.Model`."""
-
     attention = Olmo2Attention
     layer = Olmo2Layer
     norms = "post_attention_layernorm", "post_feedforward_layernorm"

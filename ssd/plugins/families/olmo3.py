@@ -1,4 +1,4 @@
-"""The OLMo 3 family: OLMo 2 with a window in three of four layers. Only full layers scale their rotation."""
+"""The OLMo 3 family: OLMo 2 with windows in three of four layers. Only full layers scale rotation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from ssd.system.fields import Config, number
 
 
 class Olmo3(Olmo2):
-    """An OLMo 3 decoder; see `ssd.models.interface.Model`."""
-
     slides = True
     defaults: ClassVar[Config] = {"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}
     splits = OLMO_SPLITS

@@ -1,6 +1,4 @@
-"""llama.cpp's `/infill`, which editors ask.
-
-Functions raise HttpError for a field that is wrong."""
+"""llama.cpp's `/infill`, which editors ask. Functions raise HttpError."""
 
 from __future__ import annotations
 
@@ -87,8 +85,6 @@ class Infilled(Infilling, kw_only=True):
 
 
 class InfillStyle(Style):
-    """One choice as llama.cpp answers."""
-
     prompt = "input_prefix"
     end = b""
 
@@ -180,5 +176,4 @@ _KINDS = InfillRequest, Infilled, Infilling
 
 
 def routes(_: ServerConfig) -> list[Route]:
-    """Return the routes of this door."""
     return [Route("POST", "/infill", _infill, "Fill in the text between two others, as llama.cpp does.", *_KINDS)]

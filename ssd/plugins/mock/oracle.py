@@ -1,9 +1,9 @@
 """The mock's answers: pure integer functions of a request's prompt ids, seed and position.
 
-The *key* of a request is a 64-bit number: the first 8 bytes of BLAKE2b (digest size 8) over its seed as 8 bytes and
-each prompt id as 4 bytes, all little-endian. The n-th number of a request is the SplitMix64 output for the state key +
-(n + 1) * 0x9E3779B97F4A7C15. Output token p, counted from 0, is number 3 p modulo the size of the vocabulary. The round
-that begins with it yields one token if p = 0, as a prefill does, and else 1 + ((number 3 p + 1) modulo 5)."""
+A request's *key*: the first 8 bytes of BLAKE2b (digest size 8) over its seed as 8 bytes and each prompt id as 4 bytes,
+all little-endian. Its n-th number: the SplitMix64 output for the state key + (n + 1) * 0x9E3779B97F4A7C15. Output token
+p, from 0, is number 3 p modulo the vocabulary's size. Its round yields one token if p = 0, else 1 + ((number 3 p + 1)
+modulo 5)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _TOKEN, _ROUND, _LOGPROB, _USES = 0, 1, 2, 3
 
 
 class MockRound(NamedTuple):
-    """The result of one round: tokens, the reason if the last one ends the answer, and speculation figures.
-
-    `drafted`, `accepted` and `cache` are made up; see `ssd.ipc.messages.Emission`."""
+    """One round's tokens, `reason` for an end, and made-up figures; see `ssd.ipc.messages.Emission`."""
 
     token_ids: list[int]
     reason: FinishReason | None
@@ -34,10 +32,9 @@ class MockRound(NamedTuple):
 
 
 class Answer:
-    """The answer to one request, whose seed must be set. `ends` are the model's end-of-sequence ids.
+    """The answer to one request, whose seed must be set. `ends` are end-of-sequence ids.
 
-    It ends as a model's would: at a stop token after at least `min_tokens` tokens, at `max_tokens`, or when the
-    context of `max_model_len` tokens is full. The other sampling parameters change nothing."""
+    It ends by stop tokens, `min_tokens`, `max_tokens` and `max_model_len`; other parameters change nothing."""
 
     def __init__(
         self,
@@ -74,7 +71,6 @@ class Answer:
         return MockRound(tokens, None, drafted, accepted, cache)
 
     def whole(self) -> tuple[list[int], FinishReason]:
-        """Return all tokens and the finish reason."""
         tokens: list[int] = []
         while True:
             tokens.append(self.token(len(tokens)))
@@ -83,15 +79,13 @@ class Answer:
                 return tokens, reason
 
     def logprobs(self, position: int, count: int, top: int) -> list[TokenLogprob]:
-        """Return the log-probabilities of `count` tokens from `position` on, with `top` alternatives each."""
         return [self._logprob(place, self.token(place), top) for place in range(position, position + count)]
 
     def prompt_logprobs(self, top: int) -> list[TokenLogprob]:
-        """Return the log-probabilities of the prompt's tokens without the first, with `top` alternatives each."""
         return [self._logprob(-place, self._prompt[place], top) for place in range(1, len(self._prompt))]
 
     def _logprob(self, position: int, token: int, top: int) -> TokenLogprob:
-        """Return a log-probability: `token` gets at least half of the mass, each id after it half of the rest."""
+        """Give `token` at least half of the mass, each id after it half of the rest."""
         chance = 0.5 + self._number(position, _LOGPROB) / 2**66
         likeliest = [(token, math.log(chance))]
         others = range(1, min(top, self._vocab_size))
@@ -104,7 +98,7 @@ class Answer:
         return "length" if position + 1 >= self._length else None
 
     def _number(self, position: int, use: int) -> int:
-        """Return a 64-bit number for a use at a position: SplitMix64 (Steele, Lea, Flood 2014), seeded by the key."""
+        """Return a 64-bit number: SplitMix64 (Steele, Lea, Flood 2014), seeded by the key."""
         z = (self._key + (_USES * position + use + 1) * 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,7 +1,6 @@
-"""The mock's process: the target's socket and protocol around `ssd.plugins.mock.oracle`, without torch.
+"""The mock's process: the target's socket and protocol around `ssd.plugins.mock.oracle`.
 
-It obeys no grammar. It runs as fast as it can, or at one round in SSD_MOCK_ROUND_MS milliseconds, so that streams last.
-Its trace shows the states of a real target."""
+It obeys no grammar. A round takes SSD_MOCK_ROUND_MS milliseconds, by default none."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ _LONGEST_ROUND_MS = 60_000.0
 
 
 def main(child: Child) -> None:
-    """Report that the process is ready, then serve until the supervisor ends it."""
     socket = sockets.router(child.context, child.address(sockets.ENGINE))
     ends = stop_token_ids(inspect(Path(child.config.target), weights=False))
     _Mock(child, socket, ends, round_seconds(os.environ.get(ROUND_VARIABLE, "0"))).serve()
@@ -63,7 +61,7 @@ class _Request:
     histogram: list[int] = field(default_factory=lambda: [0] * (LOOKAHEAD + 1))
 
     def advance(self, round_s: float) -> Emission:
-        """Compute the next round and return its emission. An embedding is eight numbers that depend on the prompt."""
+        """Compute the next round. An embedding is eight numbers that depend on the prompt."""
         params, position = self.submit.params, self.position
         if params.pooling is not None:
             digest = hashlib.blake2b(repr((params.pooling, self.submit.token_ids)).encode(), digest_size=8).digest()
@@ -154,7 +152,6 @@ class _Mock:
                 self._abort_all()
 
     def _read(self) -> None:
-        """Handle every message that is there."""
         for peer, _, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
                 if self._child.answer_hello(self._socket, peer, message) and message.role == "frontend":

@@ -1,4 +1,4 @@
-"""Ollama's interface, `/api/chat`, `/api/generate` and their neighbours: chats and completions, streamed as lines."""
+"""Ollama's `/api/chat`, `/api/generate` and neighbours: chats and completions, streamed as lines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ def _shared(body: OllamaRequest) -> dict[str, Any]:
 
 
 def as_chat(body: OllamaRequest, messages: list[Said]) -> bodies.ChatRequest:
-    """Return the chat that a request asks for."""
     effort = (body.think or None) if isinstance(body.think, str) else None
     thinks = {} if body.think is None else {"enable_thinking": Raw(encoder.encode(bool(body.think)))}
     asked = _shared(body) | {name: getattr(body, name, None) for name in ("logprobs", "top_logprobs", "tools")}
@@ -116,8 +115,6 @@ def _line(model: Any, texts: bool, said: answers.Delta | answers.AssistantMessag
 
 
 class OllamaStyle(chat.ChatStyle):
-    """One choice as lines: messages, or texts."""
-
     end, kind = b"", LINES.encode()
     error = staticmethod(bare_error)
 
@@ -151,7 +148,7 @@ class OllamaStyle(chat.ChatStyle):
 
 
 def _end(done: Done) -> dict[str, Any]:
-    """Return the fields of the last line. Its nanoseconds are above 0, since clients divide by them."""
+    """Return the fields of the last line. Its nanoseconds are above 0: clients divide by them."""
     first, rest = done.metrics.time_to_first_token_ms, done.metrics.generation_time_ms
     times = {"total": first + rest, "prompt_eval": first - done.metrics.queue_time_ms, "eval": rest}
     counts = {"prompt_eval_count": done.usage.prompt_tokens, "eval_count": done.usage.completion_tokens}
@@ -171,7 +168,7 @@ async def _generate(service: Service, exchange: Exchange) -> None:
 
 
 async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, said: list[Said]) -> None:
-    """Answer messages, or the text in them; where there are none, only say that the model is loaded."""
+    """Answer messages, or the text in them; without any, only say that the model is loaded."""
     service.check_ready()
     body.model = body.model or service.manager.config.server.names[0]
     vocabulary, format = service.manager.texts.vocabulary, service.manager.texts.answer_format
@@ -191,7 +188,6 @@ async def _answer(service: Service, exchange: Exchange, body: OllamaRequest, sai
 
 
 async def _models(service: Service, exchange: Exchange) -> None:
-    """Describe the model to `/api/show`, or list it under each of its names."""
     if shows := exchange.scope["method"] == "POST":
         service.check_model((await service.read(exchange, OllamaShowRequest)).name)
     service.check_ready()
@@ -229,7 +225,6 @@ async def _elsewhere(service: Service, exchange: Exchange) -> None:
 
 
 async def _greet(_: Service, exchange: Exchange) -> None:
-    """Answer clients that look whether Ollama runs."""
     await exchange.reply(b"Ollama is running", kind=b"text/plain; charset=utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The chat page: one static file, whose headers let it run its own script and ask this server only."""
+"""The chat page: one static file, whose headers let it run its own script and ask this server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ _KIND = b"text/html; charset=utf-8"
 
 
 def routes(server: ServerConfig) -> list[Route]:
-    """Return the route of the page, which is no part of the API; none with `--no-ui`."""
     return [Route("GET", "/", Page().show, "", open=True)] if server.ui else []
 
 
 class Page:
-    """The bytes of page.html and their headers.
-
-    Its script makes no HTML of text: the policy allows no such call."""
+    """The bytes of page.html and their headers, whose policy lets its script make no HTML of text."""
 
     def __init__(self) -> None:
         self._html = (files("ssd.plugins.page") / "page.html").read_bytes()

@@ -1,4 +1,4 @@
-"""Calls of DeepSeek: JSON between marks of their own (V3, R1, V3.1), or a kind of XML (V3.2, V4)."""
+"""Calls of DeepSeek: JSON between marks (V3, R1, V3.1), or a kind of XML (V3.2, V4)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DeepSeekV3(ToolParser):
 
     @classmethod
     def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-        """Return the conversation with arguments as text, and None for no content, as the model's own templates ask."""
+        """Return the conversation with arguments as text, and None for no content, for own templates."""
         if re.search(r"arguments['\"\]]*\s*\|\s*tojson", template):
             return conversation
         for message in conversation:
@@ -103,8 +103,10 @@ class DeepSeekV31(DeepSeekV3):
 class DeepSeekV32(ToolParser):
     """`<｜DSML｜invoke name="f">` and `<｜DSML｜parameter name="a" string="true">b</｜DSML｜parameter>`: V3.2 and V4.
 
-    Around the calls are `<｜DSML｜function_calls>` (V4: `tool_calls`) and its end. A value with `string="false"` is
-    JSON, or a string if it is no JSON. Without `string` the tool's schema decides. An `invoke` may hold an object."""
+    Around them are `<｜DSML｜function_calls>` (V4: `tool_calls`) and its end.
+
+    A value with `string="false"` is JSON, if it can be; without `string` the tool's schema decides. An `invoke` may
+    hold an object."""
 
     special = frozenset({_DSML})
 
@@ -136,7 +138,7 @@ class DeepSeekV32(ToolParser):
         self._call(name, arguments.as_json())
 
     def _quoted(self, after: str) -> Reading[str]:
-        """Read a name between quotes, without the closing one, and the text after it. Raises Malformed."""
+        """Read a name after its first quote, and the text `after` it. Raises Malformed."""
         yield from self._text.expect('"')
         name = yield from self._text.take(_QUOTED)
         yield from self._text.expect(after)

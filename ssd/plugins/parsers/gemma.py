@@ -19,7 +19,7 @@ _NULL = {"None": "null", "True": "true", "False": "false"}
 class FunctionGemma(ToolParser):
     """`<start_function_call>call:f{a:<escape>text<escape>,b:1}<end_function_call>`: FunctionGemma.
 
-    A string stands between two marks, or is JSON. A value without quotes that is nothing else is a string, too."""
+    A string stands between two marks, is JSON, or is a value without quotes that is nothing else."""
 
     opening: ClassVar[str] = "<start_function_call>"
     closing: ClassVar[str] = "<end_function_call>"

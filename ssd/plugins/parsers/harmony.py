@@ -1,7 +1,6 @@
 """Harmony, the format of gpt-oss: an answer is messages, each with a channel and perhaps a recipient.
 
-`HarmonyThoughts` reads the messages and takes their headers away, but for those of calls, which `HarmonyCalls` reads.
-Source: OpenAI's description of the harmony response format."""
+`HarmonyThoughts` takes away all headers but those of calls, which `HarmonyCalls` reads."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ _WORD = re.compile(r"[^\s<]*")
 
 
 def _header(text: Source, mark: str) -> Reading[tuple[str, str]]:
-    """Read the header of a message after `mark`, the first mark in it, and return its channel and recipient.
+    """Read the header of a message after `mark`, its first mark; return channel and recipient.
 
-    A header has `<|channel|>` with a channel, `to=` with a recipient, both or neither, in any order, then perhaps
-    `<|constrain|>` with the type of the text, whose mark may be missing, and `<|message|>`. Raises Malformed."""
+    A header has `<|channel|>` with a channel, `to=` with a recipient, both or neither, then perhaps `<|constrain|>`
+    with a type, whose mark may be missing, and `<|message|>`. Raises Malformed."""
     found = {_CHANNEL: (yield from text.take(_WORD))} if mark == _CHANNEL else {}
     while all(found.values()):
         yield from text.skip_space()
@@ -45,9 +44,8 @@ def _header(text: Source, mark: str) -> Reading[tuple[str, str]]:
 class HarmonyThoughts(ReasoningParser):
     """`<|channel|>analysis<|message|>...<|end|>` and messages to tools of the server are thoughts.
 
-    Messages to `functions.` are calls. All others, in `final` or before a call in `commentary`, are content. A line
-    break comes between two thoughts and between two contents. The prompt ends with `<|start|>assistant`; if it does
-    not, the answer begins inside of a content."""
+    Messages to `functions.` are calls, all others content. Line breaks divide thoughts, and contents. Unless the prompt
+    ends with `<|start|>assistant`, the answer begins inside of a content."""
 
     opening, closing = "<|start|>assistant", _END
     special = frozenset({_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS})
@@ -58,9 +56,7 @@ class HarmonyThoughts(ReasoningParser):
 
     @classmethod
     def turn(cls, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with its thoughts as `thinking`.
-
-        The template refuses thoughts and content beside a call, and shows either in the channel of thoughts."""
+        """Return a message with its thoughts, and content beside a call, as `thinking`, for the template."""
         thinking = message.pop("reasoning_content", "")
         if message.get("tool_calls"):
             thinking = "\n".join(filter(None, [thinking, message["content"]]))

@@ -31,7 +31,7 @@ class KimiK2(ToolParser):
 
     @classmethod
     def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-        """Return the conversation with ids as the model writes them: from an id it learns the name and the number."""
+        """Return the conversation with ids as the model writes them, with a call's name and number."""
         ids: dict[str, str] = {}
         numbers = count()
         for message in conversation:

@@ -1,6 +1,4 @@
-"""Formats whose calls are JSON.
-
-Sources: the model cards of Granite, Phi and InternLM, and the documentation of Mistral's tokenizers."""
+"""Formats whose calls are JSON, by the model cards and the documentation of Mistral's tokenizers."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Mistral(JsonCalls):
 
 
 class Granite(JsonCalls):
-    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, and Phi 4 mini, with a mark after the list.
+    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, Phi 4 mini (with a mark at the end).
 
     Granite 4 writes as Hermes does, Granite 3.1 a list after `<tool_call>`."""
 
@@ -79,7 +77,7 @@ class Granite(JsonCalls):
 class Phi4Mini(JsonCalls):
     """`functools[{"name": ..., "arguments": {...}}]`: Phi 4 mini with the chat template of vLLM.
 
-    The word is plain text, so it begins a line, and the calls name tools of the request."""
+    The word is plain text: it begins a line, and the calls name tools of the request."""
 
     marks: ClassVar = {}
     prefix = "functools"

@@ -25,7 +25,7 @@ _OPENING = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool
 class Pythonic(ToolParser):
     """`[f(a="b", c=1), g()]` as the whole answer (Llama 3.2 and 4), or between marks (Llama 4, LFM2).
 
-    Without marks, only calls of the request's tools are calls. Values become JSON."""
+    Without marks, only calls of the request's tools are calls."""
 
     special = frozenset({*_OPENING, *_OPENING.values()})
 
@@ -52,9 +52,7 @@ class Pythonic(ToolParser):
 
     @classmethod
     def _calls(cls, rules: Rules) -> str:
-        """Return the expression of a list of calls without marks.
-
-        `[name(` is one text in it, so that `llguidance` can tell it from plain text that begins alike."""
+        """Return the expression of a list of calls; `[name(` is one text, so it differs from plain text."""
         arguments = [(each, rules.any_of([f'{rules.keywords(each)} ")"'])) for each in rules.functions]
         first, others = (
             rules.any_of([f"{rules.name(each, before, '(')} {given}" for each, given in arguments])
@@ -102,7 +100,6 @@ class Pythonic(ToolParser):
         return json.dumps(name), (yield from self._value(depth))
 
     def _value(self, depth: int) -> Reading[str]:
-        """Read a literal and return it as JSON."""
         char = yield from self._text.peek()
         if char in ("[", "("):
             closing = "]" if char == "[" else ")"

@@ -1,4 +1,4 @@
-"""Arguments whose values are text without quotes: they are strings or JSON, by the types in the tool's schema."""
+"""Arguments whose values are text without quotes: strings or JSON, by the tool's schema."""
 
 from __future__ import annotations
 
@@ -29,17 +29,14 @@ _OF_TEXT = {"type", "enum", "const", "minLength", "maxLength", "title", "descrip
 
 
 class Arguments:
-    """Owns the arguments of one call, as they are read."""
-
     def __init__(self, parameters: Mapping[str, Any] | None) -> None:
-        """`parameters`: the schema of the tool's arguments."""
         self._schemas = argument_schemas(parameters or {})
         self._found: dict[str, str] = {}
 
     def add(self, name: str, value: str, is_string: bool | None = None) -> None:
         """Add an argument; a later one of the same name wins.
 
-        `is_string` says if its value is a string or JSON. If it says neither, the tool's schema does."""
+        `is_string`: its value is a string, or JSON; None: the tool's schema decides."""
         types = _types(self._schemas.get(name)) if is_string is None else _STRING if is_string else _ANY
         self._found[name] = _as_json(value, types)
 
@@ -48,7 +45,7 @@ class Arguments:
 
 
 class Shape(NamedTuple):
-    """The texts before an argument's name, after it, and after its value. No value has one of the `barred` texts."""
+    """The texts before and after an argument's name, and after its value, which has no `barred` text."""
 
     before: str
     after: str
@@ -57,7 +54,7 @@ class Shape(NamedTuple):
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the names of the types that a value of this schema may have; that of text if the schema names none."""
+    """Return the names of the types that a value of this schema may have; by default that of text."""
     found: set[str] = set()
     waiting = [schema]
     try:
@@ -71,7 +68,7 @@ def _types(schema: Any) -> set[str]:
 
 
 def _own_types(schema: Any, root: Any, waiting: list[Any]) -> set[str]:
-    """Return the types that a schema names itself, and add the schemas to `waiting` that it leaves them to."""
+    """Return the types that a schema names itself; add the schemas that it refers to to `waiting`."""
     if not isinstance(schema, dict):
         return _STRING
     if given := schema.get("type"):
@@ -121,7 +118,7 @@ def expression(rules: Rules, function: Function, shape: Shape) -> str:
 
 
 def _value(rules: Rules, function: Function, name: str, schema: Any, shape: Shape) -> str:
-    """Return the expression of an argument's value, and of the end of the argument. Raises Unfit."""
+    """Return the expression of an argument's value and end. Raises Unfit."""
     if _types(schema) != _STRING:
         return f"{rules.json(schema, function)} {rules.text(shape.end)}"
     schema = schema if isinstance(schema, dict) else {}

@@ -21,8 +21,8 @@ _SHAPE = Shape(_PARAMETER, ">\n", f"\n{_PARAMETER_END}\n", _VALUE_ENDS)  # as th
 class Qwen3Coder(ToolParser):
     """`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`: Qwen 3 Coder and Qwen 3.5.
 
-    A value ends at the first `</parameter>`, even if that was meant as a part of it; text from there to the next
-    parameter is left out. vLLM reads it so too. Without `<tool_call>`, only calls of the request's tools are calls."""
+    A value ends at the first `</parameter>`; text between there and the next parameter is left out, as in vLLM. Without
+    `<tool_call>`, only calls of the request's tools are calls."""
 
     special = frozenset({_CALL, _CALL_END})
     call_marks = (_CALL, _FUNCTION)

@@ -1,4 +1,4 @@
-"""`ssd plan`: prints what this machine has measured of a pair, the speed that follows, and the engine's choice."""
+"""`ssd plan`: a pair's measurements on this machine, the speed that follows, and the engine's choice."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def plan(engine: EngineOptions, temperature: float, batch: int) -> None:
 
 
 def measured(config: EngineConfig, rough: bool = False) -> Knowledge | None:
-    """Return what engines have stored of a pair that is placed like this; None before all its forwards were measured.
+    """Return what engines have stored of a pair placed like this; None until all forwards are measured.
 
-    `rough`: where there are no other tables, take those that other programs disturbed."""
+    `rough`: for want of others, take times that other programs disturbed."""
     known = knowledge.read(_file(config), Knowledge) or Knowledge()
     for tables in (known.tables, known.rough)[: 1 + rough]:
         if all(tables.get(situation) for situation in SITUATIONS):
@@ -100,7 +100,7 @@ def _started(config: EngineConfig) -> Knowledge:
 
 
 def _rows(figures: Measurements, batch: int, budget: int) -> Iterator[list[str]]:
-    """Yield the cells of each K: the times of its forwards in milliseconds, and the predicted tokens per second."""
+    """Yield the cells of each K: the times of its forwards in milliseconds, and predicted tokens/s."""
     alone_s = figures.alone_s(batch)
     yield ["0", "", "1.00", f"{1e3 * alone_s:.2f}", "", f"{batch / alone_s:.1f}", *[""] * 5]
     step_s = (figures.step_alone or figures.step).at(batch)
@@ -125,7 +125,7 @@ def _rows(figures: Measurements, batch: int, budget: int) -> Iterator[list[str]]
 def _origins(config: EngineConfig, known: Knowledge, prior: Knowledge, kind: int) -> Iterator[str]:
     """Yield sentences about figures that were not measured here, and about the times.
 
-    An engine that begins with a draft's prior stores it with what it learns: acceptance equal to it was not learned."""
+    A draft's prior is stored with what is learned: acceptance equal to the prior was not learned."""
     learned, given = known.law(kind), prior.law(kind)
     rates = [rate for rate, _ in given.acceptance]
     if given.sampled and (not learned.sampled or [rate for rate, _ in learned.acceptance[: len(rates)]] == rates):

@@ -1,7 +1,4 @@
-"""Quotas of API keys: requests and tokens a minute, and requests at once.
-
-A request counts when it begins (`Exchange.begin_use`). It takes the tokens that it may need when a prompt is admitted
-(`reserve`), and gives back at its end what it did not use (`end_use`)."""
+"""Quotas of API keys: requests and tokens a minute, and requests at once; see `Exchange`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _MOST_BYTES = 2**20
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """The most that one API key may ask for. None is no limit, or that of the quotas' default."""
+    """The most that one API key may ask for. None: no limit, or the default quota's."""
 
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
@@ -44,9 +41,7 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read(path: str, names: Collection[str]) -> dict[str, Any]:
-    """Return the quotas in a TOML file, as plain data.
-
-    Raises UsageError, which names the line or the field that is wrong, or a key that is not among the `names`."""
+    """Return the quotas in a TOML file, as plain data. Raises UsageError, also for a key not in `names`."""
     try:
         quotas = msgspec.toml.decode(read_bounded(Path(path), _MOST_BYTES), type=Quotas)
     except msgspec.ValidationError as error:
@@ -71,7 +66,6 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """Return what is left; below 0 if it is overdrawn."""
         now = _now()
         self._level = min(self.most, self._level + (now - self._then) * self.most / 60)
         self._then = now
@@ -113,7 +107,6 @@ class Account:
             self._reserved += tokens
 
     def end(self, reserved: int, used: int) -> None:
-        """Give back the reserved tokens that a request did not use."""
         self._open -= 1
         if (bucket := self._buckets.get("tokens")) is not None:
             bucket.take(used - reserved)
@@ -140,8 +133,6 @@ class Account:
 
 
 class Accounts:
-    """An account for each API key, and one for all clients without a key."""
-
     def __init__(self, given: dict[str, Any], keys: Mapping[bytes, str]) -> None:
         """Make the accounts for the data of `read`; `keys` has the name of each key, or ""."""
         quotas = msgspec.convert(given, Quotas)

@@ -1,7 +1,6 @@
-"""The choice of a replica for a request: one with the prompt's beginning in its prefix cache, unless it is too busy.
+"""The choice of a replica for a request: one with the prompt's beginning cached, unless too busy.
 
-Ray's own router of this kind (`ray.serve.llm`) keeps its state in an actor; if that is lost, no request is routed any
-more. This one only remembers the requests that its caller, the ingress, has sent."""
+Unlike Ray's own router (`ray.serve.llm`), it has no state in an actor, which may be lost."""
 
 from __future__ import annotations
 
@@ -17,16 +16,14 @@ _MOST = 65536  # beginnings
 
 
 class Affinity(Generic[_Replica]):
-    """Remembers the replica of each beginning of a prompt.
-
-    It passes over a replica with more than `slack` requests beyond the least busy one."""
+    """Remembers a prompt's replica by its beginnings; `slack`: requests beyond the least busy one's."""
 
     def __init__(self, slack: float) -> None:
         self._slack = slack
         self._last: OrderedDict[int, _Replica] = OrderedDict()
 
     def ranked(self, prompt: str, requests: Mapping[_Replica, int]) -> list[_Replica]:
-        """Return the replicas, the best first, equals in random order. `requests` counts each one's requests."""
+        """Return the replicas, the best first, equals in random order. `requests`: each one's requests."""
         by_load = sorted(sample(list(requests), len(requests)), key=lambda replica: requests[replica])
         for beginning in reversed(_beginnings(prompt)):
             known = self._last.get(beginning)
@@ -35,7 +32,6 @@ class Affinity(Generic[_Replica]):
         return by_load
 
     def sent(self, prompt: str, replica: _Replica) -> None:
-        """Remember the `replica` that a prompt was sent to."""
         for beginning in _beginnings(prompt):
             self._last[beginning] = replica
             self._last.move_to_end(beginning)

@@ -1,8 +1,6 @@
 """The deployment of replicas on Ray Serve, and its autoscaling.
 
-    client -> Serve's HTTP proxy -> Ingress -> PrefixRouter -> Replica -> its engine's HTTP
-
-Serve starts, watches, counts and replaces replicas."""
+client -> Serve's HTTP proxy -> Ingress -> PrefixRouter -> Replica -> its engine's HTTP"""
 
 from __future__ import annotations
 
@@ -29,10 +27,9 @@ _Count = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [replicas] of a configuration file: their number, from `min` to `max`, and the size of each.
+    """The table [replicas] of a configuration file: `min` to `max` replicas, and the size of each.
 
-    `load` is the number of requests that each should have, running and waiting. `cpus` are the CPUs that Ray counts for
-    a replica, or for each rank of a target over several machines."""
+    `load`: requests that each should have, running and waiting. `cpus`: of a replica, or of each rank."""
 
     min: _Count = 1
     max: _Count = 1
@@ -41,9 +38,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def desired_replicas(context: Any) -> tuple[float, dict[str, Any]]:
-    """Return the number of replicas that the open requests need: Serve's autoscaling policy.
-
-    Serve adds bounds and delays."""
+    """Return the number of replicas that the open requests need; Serve adds bounds and delays."""
     open_requests = sum(context.aggregated_metrics.get(OPEN, {}).values())
     return open_requests / context.config.get_target_ongoing_requests(), {}
 
@@ -59,7 +54,7 @@ def replica_bundles(engine: EngineOptions, cpus: int) -> list[dict[str, float]]:
 
 
 def checked(engine: EngineOptions, server: ServerOptions, table: object) -> ReplicaOptions:
-    """Return the options in the table [replicas]. Raises UsageError for what no replica could do."""
+    """Return the options in the table [replicas]. Raises UsageError for an option of one engine."""
     for name, given in (
         ("--no-http", not server.http),
         ("--uds", server.uds is not None),
@@ -83,9 +78,7 @@ def checked(engine: EngineOptions, server: ServerOptions, table: object) -> Repl
 
 
 def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
-    """Start the replicas in this machine's Ray cluster, or replace the running ones, one after the other.
-
-    Return the address of HTTP when they answer. They go on without this process; `stop` ends them."""
+    """Start the replicas, or replace running ones by turns; return HTTP's address when they answer."""
     replicas = checked(engine, server, table)
     with ExitStack() as held:
         connected(held, logs=False)
@@ -126,7 +119,7 @@ def deploy(engine: EngineOptions, server: ServerOptions, table: object) -> str:
 
 
 def cause_of(status: Any) -> str:
-    """Return the error of an engine that could not start; empty if there is none."""
+    """Return the error of an engine that could not start, or ""."""
     application = status.applications.get(_APPLICATION)
     said = [] if application is None else [deployment.message for deployment in application.deployments.values()]
     causes = [line for message in said for line in message.splitlines() if line.startswith("ssd.errors.")]
@@ -134,7 +127,7 @@ def cause_of(status: Any) -> str:
 
 
 def stop() -> None:
-    """End the replicas in this machine's Ray cluster after their open requests, and Serve if it runs nothing else."""
+    """End the replicas after their open requests, and Serve if it runs nothing else."""
     with ExitStack() as held:
         connected(held, logs=False)
         from ray import serve

@@ -1,5 +1,3 @@
-"""The ASGI application before the replicas: sends each request to one, and streams its answer back."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -80,7 +78,7 @@ class Ingress:
 
 
 def prompt_of(body: bytes) -> str:
-    """Return the prompt of a request, by which requests with the same beginning are found; empty if there is none."""
+    """Return the prompt of a request, by whose beginning a replica is found; "" if there is none."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.MsgspecError:

@@ -1,6 +1,4 @@
-"""The ranks of a target on the machines of a Ray cluster.
-
-Ray only places and watches them: tokens go over ZeroMQ and torch.distributed, as between ranks on one machine."""
+"""The ranks of a target on a Ray cluster, which talk as ranks on one machine do."""
 
 from __future__ import annotations
 
@@ -37,17 +35,13 @@ _END_S = 1.0
 
 
 class Follower:
-    """An actor of Ray, in a process of its own. The rank is a child of that process, and ends with it.
-
-    `end` is called while `run` runs, in another thread."""
+    """An actor of Ray, whose child process is the rank. `end` is called while `run` runs."""
 
     def __init__(self) -> None:
         self._process: ChildProcess | None = None
 
     def run(self, config: bytes, rank: int, group: int, meeting: str) -> tuple[str, int]:
-        """Run rank `rank` of the target in `config`, as JSON, until it ends.
-
-        Return the cause, and the exit code or minus the signal."""
+        """Run rank `rank` of the target in JSON `config`; return the cause, and exit code or minus signal."""
         try:
             with ExitStack() as held:
                 return self._run(held, _checked(config), rank, group, meeting)
@@ -92,7 +86,7 @@ class Follower:
 
 
 def _checked(encoded: bytes) -> EngineConfig:
-    """Return the configuration. Raises UsageError if this machine's code or files differ from the supervisor's."""
+    """Return the configuration. Raises UsageError if code or files differ from the supervisor's."""
     try:
         config = msgspec.json.decode(encoded, type=EngineConfig)
     except msgspec.MsgspecError as error:
@@ -105,8 +99,7 @@ def _checked(encoded: bytes) -> EngineConfig:
 class RayRanks(RemoteRanks):
     """All ranks of a target but rank 0, each an actor of Ray in its bundle of one placement group.
 
-    The first bundle is on the supervisor's machine. It is for rank 0 and the draft, which share memory with the
-    supervisor as its children. Inside an actor that has a placement group, that group is used."""
+    The first bundle is for the supervisor's children, rank 0 and the draft. An actor's own placement group is used."""
 
     def __init__(self, config: EngineConfig, held: ExitStack) -> None:
         """Take the places. Raises UsageError without Ray or a cluster, SsdError if the cluster has no place."""
@@ -156,7 +149,7 @@ class RayRanks(RemoteRanks):
         )
 
     def begin(self, group: int) -> None:
-        """Start this group of ranks. A rank whose machine is gone waits until Ray has found another place for it."""
+        """Start this group of ranks. A rank whose machine is gone waits for another place."""
         for rank in range(1, self._size):
             actor = self._actor(self._group, rank)
             self._running[actor.run.remote(self._config, rank, group, self.meeting)] = rank, actor
@@ -183,7 +176,7 @@ class RayRanks(RemoteRanks):
 
 
 def bundles(config: EngineConfig) -> list[dict[str, float]]:
-    """Return the resources of each rank, the draft's with those of the first, on the supervisor's machine."""
+    """Return the resources of each rank, the draft's with the first's, on the supervisor's machine."""
     devices = {gpus.number(config.device), gpus.number(config.draft_device) if config.draft is not None else None}
     here: dict[str, float] = {"CPU": max(1, len({*config.target_cpus, *config.draft_cpus}))}
     each: dict[str, float] = {"CPU": max(1, len(config.target_cpus))}
@@ -195,9 +188,7 @@ def bundles(config: EngineConfig) -> list[dict[str, float]]:
 
 
 def connected(held: ExitStack, logs: bool = True) -> Any:
-    """Return the module `ray`, connected to the cluster that this machine is part of. Raises UsageError.
-
-    With `logs`, this program's actors log to stderr."""
+    """Return `ray`, connected to this machine's cluster; `logs`: of actors, to stderr. Raises UsageError."""
     try:
         import ray
     except ImportError:

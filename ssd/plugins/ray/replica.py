@@ -73,7 +73,6 @@ class Replica:
                 yield piece
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the number of requests that run or wait here."""
         from prometheus_client.parser import text_string_to_metric_families
 
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}

@@ -1,4 +1,4 @@
-"""`Affinity` as a router of Ray Serve, which finds it by its name. Only this file cannot be imported without Ray."""
+"""`Affinity` as a router of Ray Serve, found by name. Only this file needs Ray when imported."""
 
 from __future__ import annotations
 

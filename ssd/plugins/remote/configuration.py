@@ -1,4 +1,4 @@
-"""The configurations of `ssd draft`, `ssd edge` and an engine's link, made from their options and checked."""
+"""The configurations of `ssd draft`, `ssd edge` and an engine's link, made from checked options."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _SHARE = 4  # the KV cache takes at most the free memory divided by this
 
 
 class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of the process of `ssd draft`. `model` and `target` are checkpoint directories.
+    """The configuration of `ssd draft`. `model` and `target` are checkpoint directories.
 
-    `target` is a copy of the target, with which the draft may share tensors; None if there is none. `keys` is the
-    folder with the draft's keys. The draft takes the fastest of `formats`. Its KV cache has room for `cache_tokens`
-    tokens at most. For measurements `emulate` gives forwards these times."""
+    `target`: a copy, if the draft shares tensors with it. `keys`: folder with the draft's keys. `emulate` gives
+    forwards these times."""
 
     connect: str
     model: str
@@ -46,9 +45,7 @@ class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check_address(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
-    """Raise UsageError for an address of another machine without keys, and for a folder without a client's keys.
-
-    `flags` are the names of the two options."""
+    """Raise UsageError for another machine without keys, and a folder without keys; `flags` name both."""
     if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
         raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
     if folder is not None:
@@ -63,9 +60,9 @@ def remote_draft(
     asked: EngineOptions,
     flags: tuple[str, str] = ("--connect", "--keys"),
 ) -> RemoteDraft:
-    """Find and check the models, and return the configuration. Raises UsageError for what cannot work.
+    """Find and check the models, and return the configuration. Raises UsageError.
 
-    `asked` has the draft's format and device. `flags` are the names of the options for `connect` and `folder`."""
+    `asked` has the draft's format and device. `flags` name the options for `connect` and `folder`."""
     options = chosen(asked)
     check_address(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))
@@ -94,7 +91,7 @@ def remote_draft(
 
 
 def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink:
-    """Return the link that an engine's options ask for. Raises UsageError for what cannot work."""
+    """Return the link that an engine's options ask for. Raises UsageError."""
     bind, folder, own = server.draft_bind, server.draft_keys, server.draft_prompts == "own"
     if bind is None:
         option = "--draft-keys" if folder is not None else "--draft-prompts own"
@@ -131,7 +128,7 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink:
 
 
 def next_port(address: str) -> str:
-    """Return the address with the next port, where `ssd edge` looks for the draft link. Raises UsageError."""
+    """Return the address with the next port, where `ssd edge` looks for the link. Raises UsageError."""
     tcp_host("--connect", address)
     host, _, port = address.rpartition(":")
     if int(port) == 65535:
@@ -146,7 +143,7 @@ def edge_config(
 ) -> EngineConfig:
     """Return the configuration for an engine `upstream` that describes itself by `found`; `model` drafts.
 
-    Tokenizer and chat template are those of `target` if that is given, else the draft's. Raises UsageError."""
+    Tokenizer and chat template are the `target`'s, if given, else the draft's. Raises UsageError."""
     keys = None if upstream.draft_keys is None else Path(upstream.draft_keys)
     draft = remote_draft(upstream.draft_connect, keys, model, target, asked, ("--draft-connect", "--draft-keys"))
     texts = checkpoint.inspect(Path(draft.target or draft.model), weights=False)

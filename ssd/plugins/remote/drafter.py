@@ -1,4 +1,4 @@
-"""The process of `ssd draft`: the usual draft engine, with its target on another machine (docs/remote.md)."""
+"""The process of `ssd draft`: the usual draft engine with a target elsewhere (docs/remote.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LinkLost(Exception):
 
 
 def main() -> NoReturn:
-    """Draft for the engine that the document on an inherited descriptor names, until a signal ends this process."""
+    """Draft for the engine that the document on an inherited descriptor names, until a signal comes."""
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         options = msgspec.json.decode(file.read(), type=RemoteDraft)
     logging.basicConfig(stream=sys.stderr, level=log_level(), format="ssd draft: %(message)s")
@@ -59,11 +59,11 @@ def main() -> NoReturn:
 
 
 class RemoteDrafter:
-    """Drafts for an engine over one connection after the other. It loads the model again only for other terms.
+    """Drafts for an engine over one connection after the other; reloads the model only for other terms.
 
-    `beat` is called in every turn of its loops. `settled` gets words for people whenever an engine accepts the draft,
-    and once for each new cause of a failure. With `texts` this machine's tokenizer makes the engine's prompts, so it
-    must be the engine's. Without, the draft takes over the engine's vocabulary if its own is refused."""
+    `beat` is called in every turn. `settled` gets words for people about acceptance and each new failure. With `texts`
+    this machine's tokenizer makes the prompts; else the draft takes over the engine's vocabulary if its own is
+    refused."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class RemoteDrafter:
         raise LinkLost(f"nobody answers at {where}{connection.trouble}")
 
     def _speak(self, vocabulary: Vocabulary) -> None:
-        """Use the engine's vocabulary from now on. Raises UsageError if this machine's tokenizer makes the prompts."""
+        """Use the engine's vocabulary. Raises UsageError if this machine's tokenizer makes the prompts."""
         if self._texts:
             raise UsageError(
                 f"{self._options.target or self._options.name} has another tokenizer than the engine's model, and "
@@ -158,9 +158,7 @@ class RemoteDrafter:
 
 
 class LinkedDraft:
-    """The draft's loop in one session: read the target's messages, take a step, send its results.
-
-    Without `grammars` it ignores those of requests, because the target's tokenizer is not here."""
+    """The draft's loop in one session. Without `grammars`, requests' grammars are ignored."""
 
     def __init__(
         self,
@@ -220,7 +218,7 @@ def _tell(connection: Connection, message: Message, number: int) -> None:
 
 
 def _check_end(message: Any) -> None:
-    """Raise LinkLost for a message that ends the session, UsageError if another session would end in the same way."""
+    """Raise LinkLost for a message that ends the session, UsageError if every session would end so."""
     if isinstance(message, EngineDeadError):
         raise LinkLost(str(message))
     if isinstance(message, link.NotAccepted):
@@ -230,7 +228,6 @@ def _check_end(message: Any) -> None:
 
 
 def configuration(options: RemoteDraft, terms: link.Terms) -> EngineConfig:
-    """Return the configuration of the draft's part of an engine with these terms."""
     pages = terms.max_num_seqs * (-(-terms.max_model_len // PAGE_SIZE) + 1)
     return EngineConfig(
         target=options.target or options.model,

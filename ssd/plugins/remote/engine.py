@@ -1,7 +1,6 @@
 """The draft's engine for a target on another machine, which is some rounds ahead (docs/remote.md).
 
-The trunk goes on beyond the tokens that are verified now, and all of it counts as in flight. So outcomes are prepared
-for each place of it at which a later verification may reject."""
+All of the trunk counts as in flight: outcomes are prepared for each place at which a later verification may reject."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ class LinkedTree(Tree):
 
     @property
     def speculated(self) -> Trunk:
-        """Return the trunk as a message for the receiver."""
         return Trunk(self.request, self.round, self.base, self.trunk[:MOST_EXPECTED])
 
     def expects(self, row: Verified) -> bool:
@@ -49,7 +47,7 @@ class LinkedTree(Tree):
         return list(row.tokens)
 
     def absorbable(self) -> Chain | None:
-        """Return the chain that continues the trunk, if it should become part of the trunk; else None."""
+        """Return the chain that continues the trunk, if it should become part of the trunk."""
         end = self.in_flight
         if end is None or end >= self._reach or end + self.lookahead > MOST_EXPECTED - 2:
             return None
@@ -59,7 +57,7 @@ class LinkedTree(Tree):
         return chain if chain is not None and chain.cell is not None and chain.computed >= ABSORBED else None
 
     def absorb(self, chain: Chain) -> None:
-        """Make a chain the end of the trunk. The caller has moved its keys and values to the pages."""
+        """Make a chain, whose keys and values are in the pages now, the end of the trunk."""
         end = len(self.trunk)
         self.trunk += chain.tokens[: chain.computed]
         self.guesses |= {end + 1 + place: guess for place, guess in enumerate(chain.guesses[: chain.computed])}
@@ -98,7 +96,7 @@ class LinkedDraftEngine(DraftEngine):
             self._absorb(tree)
 
     def _absorb(self, tree: Tree) -> None:
-        """Extend the trunk by the chain that continues it, if there is one and pages for it."""
+        """Extend the trunk by the chain that continues it, if there are pages for it."""
         assert isinstance(tree, LinkedTree)
         chain = tree.absorbable()
         if chain is None:

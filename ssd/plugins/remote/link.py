@@ -1,7 +1,4 @@
-"""The link to a draft on another machine: its messages, and a board that is sent instead of shared (docs/remote.md).
-
-The receiver beside the target listens, the draft connects. The target's messages to a draft (`ssd.ipc.messages`) cross
-the link as they are. A frame's header has the version of the link and the number of the session."""
+"""The link to a draft on another machine: its messages, and its board, which is sent (docs/remote.md)."""
 
 from __future__ import annotations
 
@@ -45,12 +42,12 @@ SILENT_MS = 1000
 
 
 def chain_length(lookahead: int, ahead: int) -> int:
-    """Return the length of chains for K = `lookahead` if `ahead` tokens are committed in a round trip."""
+    """Return the length of chains for K = `lookahead` if a round trip commits `ahead` tokens."""
     return min(MAX_LOOKAHEAD, lookahead + ahead)
 
 
 def trunk_length(verified: int, ahead: int) -> int:
-    """Return the upper bound on the trunk while its first `verified` tokens are verified (`Launch.in_flight`)."""
+    """Return the most tokens of the trunk while its first `verified` ones are verified."""
     return min(MAX_IN_FLIGHT, verified + _REACH * ahead)
 
 
@@ -68,9 +65,7 @@ class LinkMessage(Message, frozen=True):
 
 
 class Offer(LinkMessage, frozen=True):
-    """First message of a draft. `name` is its model's.
-
-    `vocabulary` is the fingerprint of the vocabulary whose ids it uses, empty without a tokenizer."""
+    """First message of a draft. `vocabulary`: fingerprint of its tokenizer's vocabulary, or ""."""
 
     name: Name
     vocabulary: Name
@@ -82,9 +77,9 @@ class Joined(LinkMessage, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The speculation for an outcome: an entry of the board (`ssd.ipc.board`) without slot, number and epoch.
+    """The speculation for an outcome: an entry of the board (`ssd.ipc.board`).
 
-    The receiver chooses these. `accepted` counts tokens of the last `Trunk` of this request and round."""
+    `accepted` counts tokens of the last `Trunk` of this request and round."""
 
     request: RequestId
     round: Count
@@ -97,7 +92,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The tokens that the draft expects after the first `base` tokens of a text, from verification `round` on."""
+    """The tokens that the draft expects after the first `base` ones, from verification `round` on."""
 
     request: RequestId
     round: Count
@@ -106,9 +101,9 @@ class Trunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Published(LinkMessage, frozen=True):
-    """The draft's results since the last one: trunks, entries that fork from them, and the growth of its counters.
+    """The draft's results since the last one: trunks, entries that fork from them, growth of its counters.
 
-    `echo` is the stamp of the last `Beat`, which came `held` nanoseconds ago."""
+    `echo`: stamp of the last `Beat`, which came `held` nanoseconds ago."""
 
     entries: Annotated[list[Entry], Meta(max_length=ENTRIES)] = msgspec.field(default_factory=list)
     progress: _Delta = 0
@@ -134,13 +129,13 @@ class Terms(LinkMessage, frozen=True):
 
 
 class TargetVocabulary(LinkMessage, frozen=True):
-    """Answer an `Offer` in another vocabulary with the target's (`ssd.models.vocabularies`). A new offer may follow."""
+    """Answer an `Offer` in another vocabulary with the target's. A new offer may follow."""
 
     tokens: dict[str, TokenId]
 
 
 class NotAccepted(LinkMessage, frozen=True):
-    """Refuse an `Offer`, or end a session. With `again` another offer may be accepted. Equal in all versions."""
+    """Refuse an `Offer`, or end a session; `again`: another may be accepted. Equal in all versions."""
 
     message: Name
     again: bool = False
@@ -162,7 +157,7 @@ RECEIVER_TO_DRAFT = Direction(
 
 
 def fingerprint(vocabulary: Mapping[str, int] | None) -> str:
-    """Return a hash of a vocabulary, empty without one. Equal vocabularies have equal hashes on all machines."""
+    """Return a hash of a vocabulary, equal on all machines; empty without one."""
     if vocabulary is None:
         return ""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
@@ -176,7 +171,7 @@ class NotOfAnEngine(ValueError):
 
 
 def check_terms(terms: Terms, vocabulary: Mapping[str, int] | None) -> None:
-    """Raise `NotOfAnEngine` for terms that contradict themselves or the `vocabulary` that both sides speak."""
+    """Raise `NotOfAnEngine` for terms that contradict themselves or the shared `vocabulary`."""
     _check_speculation(terms.speculation)
     if vocabulary and max(vocabulary.values()) >= terms.vocab_size:
         raise NotOfAnEngine(f"a vocabulary of {terms.vocab_size} tokens, fewer than its tokenizer has")
@@ -190,7 +185,6 @@ class MessageCheck:
         self._requests: set[int] = set()
 
     def check(self, message: Any) -> None:
-        """Raise `NotOfAnEngine` for a message that contradicts the terms."""
         if isinstance(message, Admit):
             self._admit(message)
         elif isinstance(message, Outcomes):
@@ -233,9 +227,7 @@ def _check_speculation(speculation: Speculation) -> None:
 
 
 class LinkBoard(DraftBoard):
-    """A draft's board that is sent to the receiver, by calls of `send` in order.
-
-    `clear` sends nothing: the receiver clears a slot when it tells the draft of an outcome."""
+    """A draft's board that is sent. `clear` sends nothing: the receiver knows outcomes first."""
 
     def __init__(self, send: Callable[[Published], None]) -> None:
         super().__init__()
@@ -255,7 +247,6 @@ class LinkBoard(DraftBoard):
             self._entries.append(Entry(*key[1:], *place, list(chain)))
 
     def expect(self, trunk: Trunk) -> None:
-        """Send the trunk from which later entries of its request fork."""
         if self._entries:
             self.flush()
         self._send(Published(trunks=[trunk]))

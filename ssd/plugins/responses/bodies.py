@@ -1,4 +1,4 @@
-"""The JSON that clients of `/v1/responses` send: see `ssd.frontend.http.bodies`, whose marks its fields have."""
+"""The JSON that clients of `/v1/responses` send; see `ssd.frontend.http.bodies`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`/v1/responses`: its requests as chats, its JSON, and what is done with the responses that are kept.
-
-Functions raise HttpError for a field that is wrong."""
+"""`/v1/responses` as chats, and the responses that are kept. Functions raise HttpError."""
 
 from __future__ import annotations
 
@@ -63,7 +61,6 @@ _stored = msgspec.json.Decoder(InputItem)
 
 
 def as_chat(body: ResponseRequest, items: Sequence[InputItem], before: Sequence[InputItem] = ()) -> ChatRequest:
-    """Return the chat that a request asks for, whose `items` continue the conversation `before`."""
     check_one_choice(body)
     if body.max_output_tokens == 0:
         raise invalid("max_output_tokens", "max_output_tokens must be at least 1, or -1")
@@ -90,7 +87,7 @@ def _choice(asked: ChosenFunction) -> ChosenTool | Literal["none"]:
 
 
 def functions(body: ResponseRequest) -> list[OfferedTool]:
-    """Return the tools that the model is told of: this server runs none of the other types."""
+    """Return the functions: this server runs no tools of other types."""
     found = []
     for index, tool in enumerate(body.tools or ()):
         if tool.type == "function":
@@ -120,7 +117,7 @@ def _response_format(body: ResponseRequest) -> dict[str, ResponseFormat]:
 
 
 def given_items(body: ResponseRequest, store: ResponseStore, most: int) -> list[InputItem]:
-    """Return the items of a request, with those of the store in place of references: at most `most` bytes of them."""
+    """Return a request's items, with at most `most` bytes of the store in place of references."""
     if body.input is None:
         raise missing("input")
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
@@ -141,7 +138,7 @@ def _is_reference(item: InputItem) -> bool:
 def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequence[InputItem]) -> list[Said]:
     """Return the conversation, with thoughts, text and calls that follow each other as one message.
 
-    What a system says at the beginning is one message, too: many templates take no second one."""
+    Texts of the system at the beginning are one message, too: many templates take no second one."""
     said = [] if instructions is None else [Said("system", [instructions])]
     thoughts: dict[int, list[str]] = {}  # by the index of their message
     for index, item in enumerate([*before, *items], -len(before)):
@@ -170,7 +167,6 @@ def _messages(instructions: str | None, items: Sequence[InputItem], before: Sequ
 
 
 def _add_to_assistant(said: list[Said], item: InputItem, kind: str, where: str) -> None:
-    """Add an item of an assistant to its message, or begin one."""
     begins = not said or said[-1].role != "assistant" or (kind not in _CALLS and bool(said[-1].tool_calls))
     if begins or (kind == "message" and said[-1].content):
         said.append(Said("assistant", "", []))
@@ -216,9 +212,7 @@ def _text(content: str | list[ItemPart]) -> str:
 
 
 class ResponseStyle(ParsingStyle):
-    """One choice as items, and as events about them.
-
-    `keep` keeps the response at its end, and returns False if there is no room."""
+    """One choice as items and events. `keep` keeps the response, or returns False without room."""
 
     prompt = "input"
     end = b""
@@ -266,12 +260,10 @@ class ResponseStyle(ParsingStyle):
 
     @property
     def so_far(self) -> answers.Response:
-        """Return the response with the items that are complete."""
         output = [item for item in self._items.output if item["status"] != "in_progress"]
         return replace(self._response, output=output, status="cancelled" if self._cancelled else "in_progress")
 
     def cancel(self) -> Request:
-        """Have the response end as cancelled, and return the request whose end that is."""
         assert self._request is not None, "its stream has begun"
         self._cancelled = True
         return self._request
@@ -305,7 +297,6 @@ class ResponseStyle(ParsingStyle):
         return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoder.encode(numbered))
 
     def _finish(self, choice: Choice) -> list[_Event]:
-        """Complete the response, keep it, and return the events of its last item."""
         done, response = choice.end, self._response
         complete = done.finish_reason == "stop"
         if not complete:
@@ -327,8 +318,6 @@ class ResponseStyle(ParsingStyle):
 
 
 class _Items(Growing):
-    """The items of an answer as it grows, and the events about them."""
-
     kinds = ("reasoning", "message")
 
     def __init__(self, name: str) -> None:
@@ -351,7 +340,6 @@ class _Items(Growing):
         ]
 
     def close(self, status: str = "completed") -> list[_Event]:
-        """End the open item, if there is one."""
         if not self._kind:
             return []
         part, text = _PARTS[self._kind], "".join(self._text)
@@ -364,7 +352,6 @@ class _Items(Growing):
         ]
 
     def _add_text(self, kind: str, text: str) -> list[_Event]:
-        """Add text to the open item of this kind, or to a new one."""
         if not text:
             return []
         events, part = [], _PARTS[kind]
@@ -489,7 +476,7 @@ async def _cancel(service: Service, exchange: Exchange) -> None:
 
 
 async def _input_items(service: Service, exchange: Exchange) -> None:
-    """Send a page of the conversation that a response has answered: the latest item first, unless asked otherwise."""
+    """Send a page of the conversation that a response has answered, by default the latest item first."""
     turn, query = _store(service, exchange).find(exchange.path["response_id"]), _query(exchange)
     items = [*(turn.previous.conversation() if turn.previous is not None else ()), *turn.input]
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
@@ -521,7 +508,6 @@ _ONE = "/v1/responses/{response_id}"
 
 
 def routes(_: ServerConfig) -> list[Route]:
-    """Return the routes of this door."""
     return [
         Route("POST", "/v1/responses", _response, "Continue a conversation of items.", *_KINDS),
         Route("POST", "/v1/responses/input_tokens", _input_tokens, "Count the tokens of its prompt.", *_COUNTED),

@@ -1,4 +1,4 @@
-"""The responses that the frontend keeps for later requests of `/v1/responses`, in its own memory."""
+"""The responses that the frontend keeps for later requests of `/v1/responses`, in its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Item(NamedTuple):
     """An item of a conversation: its id, and its JSON as `data`.
 
-    `is_ours`: its id was made here at random, so that a request may refer to it. Others' ids may occur twice."""
+    `is_ours`: its id was made here at random, so a request may refer to it."""
 
     id: str
     data: bytes
@@ -30,9 +30,7 @@ class Item(NamedTuple):
 
 
 class Turn:
-    """A response as it is kept: its own input and output, and the turn `previous` to it.
-
-    A turn lives as long as one after it, also where it has no place in the store any more."""
+    """A kept response with its input and output; its `previous` turn lives as long, even when dropped."""
 
     __slots__ = ("__weakref__", "_response", "bytes", "input", "output", "previous")
 
@@ -54,19 +52,17 @@ class Turn:
         return _fields.decode(self._response) | {"output": msgspec.Raw(output)}
 
     def chain(self) -> Iterator[Turn]:
-        """Return this turn and those before it, the latest first."""
         turn: Turn | None = self
         while turn is not None:
             yield turn
             turn = turn.previous
 
     def conversation(self) -> list[Item]:
-        """Return the items of all turns up to this one, in their order."""
         return [item for turn in reversed([*self.chain()]) for item in (*turn.input, *turn.output)]
 
 
 class Running(Protocol):
-    """A response whose stream has begun. `so_far` is what a client gets of it; `cancel` has it end as cancelled."""
+    """A response whose stream has begun. `so_far`: what a client gets; `cancel` ends it."""
 
     @property
     def so_far(self) -> answers.Response: ...
@@ -76,7 +72,7 @@ class Running(Protocol):
 class ResponseStore:
     """Owns the kept responses of one API key: the last `most`, in at most `most_bytes`.
 
-    Where room is needed, the least recently used response goes. `running` has the streams that can be cancelled."""
+    The least recently used goes first. `running`: streams that can be cancelled."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.held = 0  # bytes
@@ -112,7 +108,7 @@ class ResponseStore:
         return turn
 
     def item(self, name: str, param: str) -> bytes:
-        """Return an item of a response that is kept, whose id was made here. Raises HttpError."""
+        """Return an item, whose id was made here, of a kept response. Raises HttpError."""
         if (turn := self._of_items.get(name)) is None:
             raise self._unknown("item", name, param)
         return next(item.data for item in (*turn.output, *reversed(turn.input)) if item.is_ours and item.id == name)

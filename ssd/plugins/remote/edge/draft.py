@@ -15,10 +15,7 @@ log = logging.getLogger("ssd.draft")
 
 
 def main(child: Child) -> None:
-    """Draft for the engine upstream until the supervisor ends this process.
-
-    It is ready once the engine has accepted it, or after a failure that may pass. A draft that does not fit ends the
-    start."""
+    """Draft for the engine upstream; report ready once accepted, or after a failure that may pass."""
     config, upstream = child.config, child.config.upstream
     assert upstream is not None and config.draft is not None
     torch.set_grad_enabled(False)

@@ -1,7 +1,7 @@
-"""The relay: takes the target's place in `ssd edge`, and lets an engine on another machine do the work.
+"""The relay: takes the target's place in `ssd edge`, and lets an engine elsewhere do the work.
 
-To the frontend it is a target, to the engine a client of the public protocol (docs/protocol.md). Requests of a lost
-connection are sent again. Tokens that the client already has are left out: the same seed gives the same tokens."""
+To the engine it is a client. Requests of a lost connection are sent again: the same seed gives the same tokens, so
+tokens that the client already has are left out."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Differs(Exception):
 
 @dataclass
 class Asked:
-    """A request of the frontend. `name` is its id upstream, None until it is sent.
+    """A request of the frontend. `name`: its id upstream, or None.
 
-    Its client has the tokens `given`. `seen` counts the tokens that came since it was last sent; the first are compared
-    with `given`. `last` is a chunk whose last token may end the text: it waits for the next message."""
+    Its client has the tokens `given`. `seen`: tokens since it was last sent; the first are compared with `given`.
+    `last`: a chunk that waits for the next message, as its last token may end the text."""
 
     submit: Submit
     ends: frozenset[int]
@@ -58,13 +58,10 @@ class Asked:
     last: Chunk | None = None
 
     def restart(self) -> None:
-        """Forget what came since it was last sent, because it is sent again."""
         self.name, self.seen, self.last = None, 0, None
 
     def fresh(self) -> Emission | None:
-        """Take the waiting chunk and return the part that the client does not have yet, if there is one.
-
-        Raises _Differs if its other tokens are not those that the client has."""
+        """Take the waiting chunk; return the client's new part. Raises _Differs if the rest differs."""
         chunk, self.last = self.last, None
         if chunk is None:
             return None
@@ -102,7 +99,6 @@ class Relay:
         self._reconnection = Reconnection(log.warning)
 
     def turn(self) -> None:
-        """Wait for an event, then handle all that there are."""
         self._child.beat()
         self._child.trace.enter(State.VERIFY if self._by_name else State.IDLE)
         poller = zmq.Poller()
@@ -175,7 +171,6 @@ class Relay:
         self._connect_at = time.monotonic() + self._reconnection.lost(f"the engine at {self._address} was lost: {why}")
 
     def _hear(self) -> None:
-        """Handle all messages from upstream."""
         while self._connection is not None:
             answer = self._connection.take()
             if answer is None:
@@ -206,7 +201,6 @@ class Relay:
             self._child.ready()
 
     def _send(self) -> None:
-        """Send the waiting requests, until the connection takes no more."""
         if self._connection is None or not self._described:
             return
         now = time.monotonic()

@@ -1,6 +1,4 @@
-"""The receiver process: the link's end beside the target (docs/remote.md).
-
-To the target it is a draft, to the board its writer. It trusts the target, and nothing that a draft sends."""
+"""The receiver process: the link's end beside the target, which trusts no draft (docs/remote.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +41,6 @@ _BARRED_S = 30.0  # a draft that was of no use is refused for this time while th
 
 
 def main(child: Child) -> None:
-    """Listen for drafts and let them speculate, until the supervisor ends this process."""
     raise_descriptor_limit()
     sys.setswitchinterval(_TURN_S)
     receiver = Receiver(child)
@@ -55,9 +52,7 @@ def main(child: Child) -> None:
 
 
 class Receiver:
-    """Owns the listening socket, the connection to the target while a draft is joined, and the board's writer.
-
-    To the target all drafts are one."""
+    """Owns the listening socket, the board's writer, and one connection to the target for all drafts."""
 
     def __init__(self, child: Child) -> None:
         config = child.config
@@ -85,7 +80,6 @@ class Receiver:
         self._log_at = time.monotonic() + _LOG_S
 
     def turn(self) -> None:
-        """Wait for an event, then handle all that there are."""
         self._child.beat()
         poller = zmq.Poller()
         if self._target is not None:
@@ -125,7 +119,6 @@ class Receiver:
     # -- the target -------------------------------------------------------------------------------------------------
 
     def _read_target(self) -> None:
-        """Pass on the target's messages to its draft."""
         if self._target is None:
             return
         for _, _, message in sockets.drained(self._target, TARGET_TO_DRAFT):
@@ -145,7 +138,7 @@ class Receiver:
                 return
 
     def _judge(self, session: Session) -> None:
-        """End the session of a useless draft while there are others: the target's breaker sees only all together."""
+        """End a useless draft's session if there are others: the target's breaker sees only all together."""
         assert self._config.link is not None
         if session.requests.debt < MOST_DEBT or self._config.link.own or len(self._sessions.joined) < 2:
             return
@@ -178,7 +171,7 @@ class Receiver:
         return sockets.offer_frames(self._link, [peer, *frames])
 
     def _end(self, session: Session, why: str) -> None:
-        """End a session and tell the target which requests lost their draft; leave the target after the last one."""
+        """End a session, tell the target which requests lost their draft; leave it after the last session."""
         lost = self._sessions.remove(session)
         self._tokens += session.requests.tokens
         if not session.joined:
@@ -231,7 +224,7 @@ class Receiver:
         self._send(peer, link.NotAccepted(why, again), version=version)
 
     def _offered(self, peer: bytes, key: str, offer: link.Offer) -> None:
-        """Begin a session, unless there are too many; answer an offer in another vocabulary with the target's."""
+        """Begin a session, unless there are too many; tell a draft of another vocabulary the target's."""
         config = self._config
         assert config.link is not None
         name = repr(printable(offer.name, 64))

@@ -1,8 +1,8 @@
 """The connections of drafts on other machines to the receiver's socket, and the limits on their cost.
 
-libzmq 4.3.5 aborts its process if a peer fills a queue and then resets its connection while a heartbeat is due or waits
-behind unread data (`Assertion failed: !_io_error`, its issue 4364). So no peer connects to libzmq itself. A thread
-passes bytes on, and libzmq sees the end of a connection only when it has read that far."""
+libzmq 4.3.5 aborts its process if a peer fills a queue and resets its connection at a bad moment (`Assertion failed:
+!_io_error`, its issue 4364). So a thread passes bytes on, and libzmq sees the end of a connection only when it has read
+that far."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ _MOST_UNREAD, _MOST_HELD = 2**19, 2**20
 
 
 class Relay:
-    """Listens at `address`, and passes each connection on to the ipc socket at `inner`, in a thread of its own.
-
-    Afterwards `address` names the port in use. Raises UsageError if it cannot listen there."""
+    """Passes connections from `address`, which then has the real port, on to `inner`. Raises UsageError."""
 
     def __init__(self, address: str, inner: str) -> None:
         where = urlsplit(address)
@@ -110,7 +108,7 @@ class Relay:
 
 
 class Guard:
-    """Ends connections of peers that send too much, or keep others out. `router` must not be bound yet."""
+    """Ends connections of peers that send too much or keep others out. `router` must not be bound yet."""
 
     def __init__(self, router: zmq.Socket[bytes], relay: Relay) -> None:
         self._router, self._relay = router, relay

@@ -1,8 +1,7 @@
-"""The receiver's state of one request, which selects the speculations that are of use now. Pure: no socket, no board.
+"""The receiver's state of one request, which selects useful speculations. Pure: no socket, no board.
 
-The verification of an arriving speculation may be over. So it is kept as a *path*: tokens that follow a place of the
-text. A path that agrees with the tokens committed since then predicts the next ones, even if it is late. The longest
-path that the draft itself believes in is *expected* to come next."""
+A speculation may arrive late, so it is kept as a *path*: tokens that follow a place of the text. The longest path that
+the draft believes in is *expected*."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _TRUNK = -1, -1  # the key of the path that is the draft's trunk
 
 
 class Shown(NamedTuple):
-    """An entry for the board: it answers the outcome (`accepted`, `token`) of `round`, begun at length `base`."""
+    """An entry for the board: it answers the outcome (`accepted`, `token`) of `round`, begun at `base`."""
 
     entry: int
     round: int
@@ -35,7 +34,7 @@ class Shown(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A verification: it began at length `base`; the draft expected the tokens `trunk` from there."""
+    """A verification that began at length `base`; the draft expected the tokens `trunk` from there."""
 
     base: int
     trunk: list[int]
@@ -45,8 +44,7 @@ class Begun(NamedTuple):
 class Path:
     """Tokens `ids` that follow the first `start` tokens of the text.
 
-    At place `fork` of the text they leave the draft's trunk. The token there was prepared as an alternative, unless the
-    draft is `sure` of it."""
+    At place `fork` they leave the draft's trunk, for an alternative unless the draft is `sure`."""
 
     start: int
     fork: int
@@ -58,10 +56,9 @@ class Path:
 class Request:
     """One request as the target and its draft see it.
 
-    `text` are the committed tokens; `flight` the draft tokens that are verified now, None while the target waits for
-    those of a backup. `expected` are the likeliest next tokens; they begin with those in flight. `shown` are the
-    entries on the board, by the outcome that they answer. During a round they are only made longer, never removed or
-    changed, because the target may have read them."""
+    `text`: committed tokens; `flight`: draft tokens that are verified now, None while the target waits for a backup's.
+    `expected`: the likeliest next tokens, which begin with those in flight. `shown`: entries on the board, by outcome;
+    during a round they only grow, because the target may have read them."""
 
     def __init__(self, admit: Admit) -> None:
         self.slot, self.round = admit.slot, admit.round
@@ -76,7 +73,7 @@ class Request:
     # -- the target's messages --------------------------------------------------------------------------------------
 
     def outcome(self, row: Verified) -> bool:
-        """Note an outcome and forget the shown entries; return False if it does not follow from the known state."""
+        """Note an outcome and forget the shown entries; return False if it contradicts the known state."""
         flight = self.flight
         if flight is None or row.round != self.round or row.accepted > len(flight):
             return False
@@ -122,7 +119,7 @@ class Request:
         return self._shows([], self._expect([path]))
 
     def heard(self, entry: Entry) -> list[Shown] | None:
-        """Note an entry of the draft and return the entries to show for it; None if it is of no use."""
+        """Note an entry of the draft; return the entries to show for it, None if it is of no use."""
         begun, accepted = self._rounds.get(entry.round), entry.accepted
         if begun is None or entry.base != begun.base or accepted > len(begun.trunk):
             return None
@@ -168,9 +165,7 @@ class Request:
         return self.expected is not before
 
     def _shows(self, paths: Iterable[Path], expected: bool) -> list[Shown]:
-        """Return the entries to show for paths, and with `expected` for the expected tokens.
-
-        A path that forks after the flight is for a later round, and gives no entry yet."""
+        """Return the entries to show for paths, and with `expected` for the expected tokens."""
         if self.flight is None:
             waits = expected and self._answer is not None and self.expected
             found = [self._show(TRUNK, *self._answer, _ALONE, self.expected)] if waits and self._answer else []
@@ -181,9 +176,9 @@ class Request:
         return [shown for shown in found if shown is not None]
 
     def _answering(self, rest: list[int], path: Path | None) -> Shown | None:
-        """Return the entry for the outcome of the flight that `rest`, the tokens after the text, implies.
+        """Return the entry for the outcome that comes if the tokens `rest` follow the text; None if not new.
 
-        Its ids are the tokens of `rest` after that outcome. None if there is no such entry or it is not new."""
+        Example: flight 5 6 and `rest` 5 7 8 9: one token is accepted, then comes 7; the entry has the ids 8 9."""
         assert self.flight is not None
         accepted = common_prefix_length(rest, self.flight)
         if accepted == len(rest):

@@ -1,4 +1,4 @@
-"""The requests of a session: the messages to its draft, and the draft's speculations for the board."""
+"""The requests of a session: the messages to its draft, and the draft's speculations."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ class Requests:
     # -- the target's messages --------------------------------------------------------------------------------------
 
     def told(self, message: Message, rtt: float) -> list[Message]:
-        """Note a message of the target, and return the messages to send to the draft instead.
-
-        `rtt` is the link's mean round trip plus its deviation, in seconds. The draft need not know what was on the
-        board: it is told which tokens are verified."""
+        """Return the messages to send in place of a target's. `rtt`: mean round trip plus deviation, in s."""
         self._rtt = rtt
         if isinstance(message, Admit):
             self._known[message.request] = Request(message)
@@ -92,7 +89,7 @@ class Requests:
         return messages + ([Launched(launches)] if launches else []) + ([Release(lost)] if lost else [])
 
     def _outcome(self, row: Verified) -> bool:
-        """Note an outcome and show entries for the next round; return False if it does not follow from the last one."""
+        """Note an outcome, show entries for the next round; return False if the outcome does not follow."""
         request = self._known.get(row.request)
         if request is None:
             return False
@@ -106,7 +103,6 @@ class Requests:
         return True
 
     def _launched(self, row: Launch) -> bool:
-        """Note a launch after a wait and show entries for its round; return False if it does not follow."""
         request = self._known.get(row.request)
         if request is None or not request.launched(row):
             return False
@@ -121,7 +117,7 @@ class Requests:
     # -- the draft's messages ---------------------------------------------------------------------------------------
 
     def publish(self, entry: Entry) -> str:
-        """Show an entry of the draft if it passes the checks, and return its description for the log."""
+        """Show an entry of the draft if it passes the checks; return its description for the log."""
         request = self._known.get(entry.request)
         if request is None:
             return "entries of no request"
@@ -135,7 +131,7 @@ class Requests:
         return ("entries" if shown else "entries that bring nothing") + late
 
     def expect(self, trunk: Trunk) -> str:
-        """Note the draft's trunk of a request, and return its description for the log."""
+        """Note the draft's trunk of a request; return its description for the log."""
         request = self._known.get(trunk.request)
         if request is None or max(trunk.ids, default=0) >= self._vocab_size:
             return "trunks of no use"

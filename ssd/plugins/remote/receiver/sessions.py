@@ -28,7 +28,6 @@ class Allowance:
     at: float = 0.0
 
     def taken(self) -> bool:
-        """Take one use; return False if none is left."""
         now = time.monotonic()
         self.left, self.at = min(self.rate, self.left + self.rate * (now - self.at)), now
         if self.left < 1:
@@ -39,9 +38,9 @@ class Allowance:
 
 @dataclass
 class Session:
-    """A connected draft: its `peer` on the socket, its `key` (empty without keys) and the `client` that owns it.
+    """A connected draft: `peer` on the socket, `key` ("" without keys), `client` that owns it.
 
-    `joined`: the target knows of it. `rtt` is the mean round trip in seconds, `jitter` its mean deviation."""
+    `joined`: the target knows of it. `rtt`: mean round trip in seconds, `jitter`: its mean deviation."""
 
     peer: bytes
     key: str
@@ -57,7 +56,7 @@ class Session:
     allowance: Allowance = field(default_factory=lambda: Allowance(DRAFT_RATE))
 
     def worked(self, nanoseconds: int, now_ns: int) -> int:
-        """Return the `nanoseconds` that a draft claims to have computed, at most those that have passed unclaimed."""
+        """Return the `nanoseconds` that a draft claims, at most those that have passed unclaimed."""
         if self.heard_ns:
             self.unclaimed_ns += now_ns - self.heard_ns
         found = min(nanoseconds, self.unclaimed_ns)
@@ -76,8 +75,7 @@ class Session:
 class Sessions:
     """All sessions by their peers, and the session of each request.
 
-    A request belongs to a draft of the client that sent it, else to the draft with the fewest requests. With `own` it
-    belongs to no other draft than its client's."""
+    A request belongs to a draft of its client, else, unless `own`, to the draft with the fewest requests."""
 
     def __init__(self, own: bool) -> None:
         self._own = own
@@ -111,7 +109,6 @@ class Sessions:
         self._by_peer[session.peer] = session
 
     def remove(self, session: Session) -> list[int]:
-        """Forget a session and return the requests that it had."""
         del self._by_peer[session.peer]
         lost = [request for request, home in self._homes.items() if home is session]
         for request in lost:
@@ -122,7 +119,7 @@ class Sessions:
         self._homes.clear()
 
     def routed(self, message: Message) -> list[tuple[Session, Message]]:
-        """Return the parts of a message of the target to its draft, each with the session that it is for."""
+        """Return the parts of a message of the target, each with the session whose draft gets it."""
         if isinstance(message, Admit):
             return self._admitted(message)
         if isinstance(message, Outcomes | Launched):
