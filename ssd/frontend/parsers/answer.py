@@ -39,15 +39,14 @@ class Answer(NamedTuple):
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """Return the answer that is made of parts."""
     return Answer([piece for part in parts for piece in part.pieces])
 
 
 class AnswerFormat:
-    """Owns the choice of a model's parsers of calls and thoughts: by the server's options, or by its chat template.
+    """Owns the choice of a model's parsers, by the server's options or its chat template.
 
-    A model without a parser of calls, or whose template has no place for tools, has `plain_tools`: its prompt describes
-    the tools in plain text, and `Llama3Json` reads its calls. With `--tools refuse` its requests may have no tools."""
+    With `plain_tools` the prompt describes the tools in plain text, and `Llama3Json` reads the calls. With `--tools
+    refuse` requests may have no tools."""
 
     def __init__(self, server: ServerConfig, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -84,17 +83,14 @@ class AnswerFormat:
         exact: bool = False,
         obey: ArgumentCheck | None = None,
     ) -> AnswerParser:
-        """Return the parser of the answer to `prompt`.
+        """Return the parser of the answer to `prompt`, which reports at most `most_calls` calls.
 
-        `tools` reads calls of the tools in `offered`, as `exact` and `obey` tell it. At most `most_calls` calls are
-        reported, if it is given."""
+        `tools` reads calls of the tools in `offered`, as `exact` and `obey` tell it."""
         reasoning = None if self.reasoning is None else self.reasoning(self._opened(prompt))
         return AnswerParser(reasoning, None if tools is None else tools(offered, exact, obey), most_calls)
 
     def thoughts(self, prompt: Sequence[int], tools: type[ToolParser] | None) -> str:
-        """Return grammar rules of the thoughts before a structured answer; "" for none.
-
-        `tools` is the parser of the calls that the grammar enforces, if it enforces calls."""
+        """Return grammar rules of the thoughts before a structured answer or enforced calls; "" for none."""
         if self.reasoning is None:
             return ""
         rules, calls = Rules((), self.ids, False), tools is not None and tools is self.tools
@@ -112,7 +108,7 @@ class AnswerFormat:
 
 
 class AnswerParser:
-    """Parses one answer, whose text comes in pieces of any size, into thoughts, content and calls."""
+    """Parses one answer, in pieces of any size, into thoughts, content and calls."""
 
     def __init__(
         self, reasoning: ReasoningParser | None, tools: ToolParser | None, most_calls: int | None = None
@@ -120,11 +116,11 @@ class AnswerParser:
         self._reasoning, self._tools, self._calls_left = reasoning, tools, most_calls
 
     def feed(self, text: str) -> Answer:
-        """Return the part of the answer that is certain after this text and was not returned before."""
+        """Return the new part of the answer that is certain after this text."""
         return self._answer([text] if self._reasoning is None else self._reasoning.feed(text))
 
     def finish(self, text: str) -> Answer:
-        """Return the rest of the answer, now that `text` is its last text."""
+        """Return the rest of the answer; `text` is its last text."""
         parts = [self.feed(text)]
         if self._reasoning is not None:
             parts.append(self._answer(self._reasoning.finish()))

@@ -1,15 +1,14 @@
 """Calls in JSON, between the marks of their format or as models write them without.
 
-**The rule of bare calls.** A call without the format's mark is read at the beginning of the answer, at that of a line,
-and after another call. It is an object with the name of a tool of the request, under `name` or `function`, and an
-object of arguments, under `arguments` or `parameters`, perhaps in a string. Beside them may be `id` and `type`, nothing
-else. `function` may also be an object with `name` and `arguments`, as in OpenAI's messages. Several such objects follow
-each other, with `;`, `,` or white space between them, or are a list. A fence (three backquotes, with or without a word
-such as `json`) and a tag (`<tools>`) may be around them, in either order, and vanish with them.
+**The rule of bare calls.** A call without a mark is read at the beginning of the answer or of a line, and after another
+call. It is an object with the name of a tool of the request, under `name` or `function`, and an object of arguments,
+under `arguments` or `parameters`, perhaps in a string. Only `id` and `type` may be beside them. `function` may be an
+object with `name` and `arguments`. Several objects follow each other, with `;`, `,` or white space between, or are a
+list. A fence (three backquotes, perhaps with a word such as `json`) and a tag (`<tools>`) may be around them and vanish
+with them.
 
-Text that may become a call is held back. It is content, to the letter, at the first character at which it cannot. In a
-fence with other text there are no bare calls up to its end: backquotes, as many, with only blanks after them in their
-line. The marks of a format, most of them special tokens, begin calls anywhere, in such a fence too."""
+Text that may become a call is held back until it cannot. In a fence with other text there are no bare calls. Marks of a
+format begin calls anywhere."""
 
 from __future__ import annotations
 
@@ -36,9 +35,7 @@ _KEYS = {**_IN_FUNCTION, '"function"': "name", '"parameters"': "arguments", '"id
 
 
 class JsonCalls(ToolParser):
-    """Base of the formats whose calls are objects with `name` and `arguments`.
-
-    Between the `marks`, an object may name any tool."""
+    """Base of the formats whose calls are objects. Between the `marks`, an object may name any tool."""
 
     marks: ClassVar[Mapping[str, str]]
     """The marks before calls, each with the one after them; "" for none."""
@@ -69,7 +66,7 @@ class JsonCalls(ToolParser):
         yield from self._calls(self._json_call)
 
     def _bare_calls(self, *marks: str) -> Reading[str]:
-        """Read content and bare calls up to the first mark of the format, and return the mark; "" at the end."""
+        """Read content and bare calls up to the format's first mark; return the mark, "" at the end."""
         while True:
             if self._may_call:
                 self._may_call = False
@@ -102,7 +99,7 @@ class JsonCalls(ToolParser):
         yield from self._close(*closings)
 
     def _around(self) -> Reading[list[str]]:
-        """Read the fence and the tag before calls; return what ends them, the inner one first. Raises Malformed."""
+        """Read fence and tag before calls; return what ends them, the inner one first. Raises Malformed."""
         closings: list[str] = []
         for _ in range(2):
             if not (closing := (yield from self._fence_begin())):
@@ -115,7 +112,7 @@ class JsonCalls(ToolParser):
         return closings
 
     def _fence_begin(self) -> Reading[str]:
-        """Read the line that begins a fence and return its backquotes; "" for none. Raises Malformed."""
+        """Read the line that begins a fence; return its backquotes, "" for none. Raises Malformed."""
         fence = "" if self._fence else (yield from self._text.take(_TICKS))
         if 0 < len(fence) < len(_FENCE):
             raise Malformed
@@ -164,9 +161,7 @@ class JsonCalls(ToolParser):
         self._call(found["name"], found["arguments"])
 
     def _called(self, keys: Mapping[str, str]) -> Reading[dict[str, str]]:
-        """Read an object with some of these keys; return its parts, `name` and `arguments` among them.
-
-        Raises Malformed."""
+        """Read an object with some of these keys; return its parts. Raises Malformed."""
         found: dict[str, str] = {}
         yield from self._text.expect("{")
         while True:

@@ -1,6 +1,4 @@
-"""The two commonest formats whose calls are JSON.
-
-Sources: the model cards of Hermes and Qwen, and Meta's "prompt formats" for Llama."""
+"""The two commonest formats whose calls are JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _OBJECT_BEGINS = r'\s*\{\s*"name"'
 
 
 class Hermes(JsonCalls):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call by itself: Hermes, Qwen 2.5 and 3."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` for each call: Hermes, Qwen 2.5 and 3."""
 
     special = frozenset({"<tool_call>", "</tool_call>"})
     marks: ClassVar = {"<tool_call>": "</tool_call>"}
@@ -32,7 +30,7 @@ class Hermes(JsonCalls):
 
 
 class Llama3Json(JsonCalls):
-    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.1 to 3.3.
+    """`{"name": ..., "parameters": {...}}` as the whole answer, or after `<|python_tag|>`: Llama 3.
 
     Several calls have `;` between them."""
 

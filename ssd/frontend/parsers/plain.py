@@ -1,4 +1,4 @@
-"""Puts tools into a conversation as plain text, for chat templates without tools. `Llama3Json` reads the calls."""
+"""Puts tools into a conversation as plain text, for chat templates without tools."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HOW = (
 def in_plain_text(
     messages: Sequence[ChatMessage], tools: Sequence[Any], as_text: Callable[[str], str], has_system: bool
 ) -> list[ChatMessage]:
-    """Return the conversation with its tools, calls and results as text of messages.
+    """Return the conversation with its tools, in OpenAI's format, calls and results as text of messages.
 
-    `tools` are in the format of OpenAI's API. `as_text` rewrites JSON so that no special token is spelled in it. The
-    tools are in the system message, or in the user's first message if the template has no system message."""
+    `as_text` rewrites JSON so that no special token is spelled in it. Without `has_system` the tools are in the user's
+    first message."""
     told: list[ChatMessage] = []
     for before, said in zip([None, *messages], messages, strict=False):
         if said.role == "tool":
@@ -46,12 +46,11 @@ def in_plain_text(
 
 
 def _call(call: CalledTool) -> str:
-    """Return a call as the model wrote it, so that the prompt begins like the previous one (prefix cache)."""
+    """Return a call as the model wrote it, so that the prompt begins like the previous one."""
     return f"{call_prefix(call.name, 'parameters')}{call.arguments or '{}'}}}"
 
 
 def _function(tool: Any) -> Any:
-    """Return the part of a tool's description that goes into the prompt; a tool in another format unchanged."""
     function = tool.get("function") if isinstance(tool, dict) else None
     return {key: function[key] for key in _KEPT if key in function} if isinstance(function, dict) else tool
 

@@ -15,7 +15,7 @@ class Thought(NamedTuple):
 
 
 class ReasoningParser(Machine[Thought | str]):
-    """Divides an answer that begins with thoughts between two marks. White space around the thoughts is left out.
+    """Divides an answer that begins with thoughts, without white space around them, between two marks.
 
     A subclass sets the marks. The prompt may end with the opening mark."""
 
@@ -32,19 +32,17 @@ class ReasoningParser(Machine[Thought | str]):
 
     @classmethod
     def fits(cls, template: str) -> bool:
-        """Return True if a chat template with this text belongs to a model that thinks between these marks."""
+        """Return True if a model with a chat template of this text thinks between these marks."""
         return cls.closing in template
 
     @classmethod
     def turn(cls, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message of the conversation, in OpenAI's format, as the format's chat templates take it."""
+        """Return a message in OpenAI's format as the format's chat templates take it."""
         return message
 
     @classmethod
     def before(cls, rules: Rules, opened: bool, calls: bool) -> str:
-        """Return the grammar expression of the text before a structured answer; "" for none.
-
-        `calls`: the answer is enforced calls in the model's own format."""
+        """Return the grammar expression of the text before a structured answer or `calls`; "" for none."""
         rest = rf"{rules.up_to(cls.closing, rules.plain([cls.closing]))} (/[ \n]{{1,4}}/)?"
         return rest if opened else f"({rules.marker(cls.opening)} {rest})?"
 

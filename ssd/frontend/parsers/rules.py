@@ -1,4 +1,4 @@
-"""Makes grammars of answers in the formats of the tool parsers, in Lark's notation as `llguidance` reads it."""
+"""Makes grammars of answers in the tool parsers' formats, in Lark's notation as `llguidance` reads it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class Unfit(ValueError):
 
 
 class Function(NamedTuple):
-    """A tool that an answer may call.
+    """A tool that an answer may call; `parameters` is a JSON schema, or None for no arguments.
 
-    `parameters` is a JSON schema; None, or a schema that names no parameters, means no arguments. A `strict` schema is
-    obeyed or refused. For others, keywords that `llguidance` does not know are ignored."""
+    A `strict` schema is obeyed or refused. In others, keywords that `llguidance` does not know are ignored."""
 
     name: str
     parameters: Mapping[str, Any] | None
@@ -43,10 +42,10 @@ class Function(NamedTuple):
 
 
 class Rules:
-    """Owns the rules of one grammar: a method that returns an expression adds the rules that the expression needs.
+    """Owns the rules of one grammar: a method that returns an expression adds the rules that it needs.
 
-    `ids` returns the tokens that are written like a marker. They may be special; then no text matches them. An answer
-    may make `several` calls, or one."""
+    `ids` returns the tokens written like a marker; no text matches special ones. `several`: an answer may make many
+    calls."""
 
     def __init__(self, functions: Sequence[Function], ids: Callable[[str], Sequence[int]], several: bool) -> None:
         self.functions = functions
@@ -57,15 +56,12 @@ class Rules:
         """Keywords of schemas that the grammar does not hold."""
 
     def grammar(self, expression: str, name: str = "start") -> str:
-        """Return all rules as text, with `expression` as the rule `name`."""
         return "\n".join([f"{name}: {expression}", *self._lines])
 
     def knows(self, marker: str) -> bool:
-        """Return True if the vocabulary has a token for a marker."""
         return bool(self._ids(marker))
 
     def text(self, text: str) -> str:
-        """Return the expression of exactly this text."""
         return quoted(text)
 
     def marker(self, marker: str) -> str:
@@ -73,7 +69,7 @@ class Rules:
         return f"({' | '.join([self.text(marker), *self._tokens(marker)])})"
 
     def repeated(self, item: str, between: str) -> str:
-        """Return the expression of one or more items with `between` among them; of one if only one call is allowed."""
+        """Return the expression of one or more items with `between` among them; of one if only one is allowed."""
         return f"{item} {self.at_will(f'{between} {item}')}"
 
     def at_will(self, more: str) -> str:
@@ -85,7 +81,7 @@ class Rules:
         return self._rule(" | ".join(items))
 
     def calls_in_text(self, opening: str, call: str, plain: str) -> str:
-        """Return the expression of `plain` text with calls anywhere in it, each after the mark `opening`."""
+        """Return the expression of `plain` text with calls in it, each after the mark `opening`."""
         return f"({self.up_to(opening, plain)} {call}){'*' if self._several else '?'} {plain}"
 
     def up_to(self, marker: str, plain: str) -> str:
@@ -95,9 +91,9 @@ class Rules:
         return self.any_of([lazy, *(f"{plain} {token}" for token in self._tokens(marker))])
 
     def plain(self, markers: Sequence[str], beginning: str = "", lengths: str = "*") -> str:
-        """Return the expression of any text that has none of these markers and does not begin with `beginning`.
+        """Return the expression of any text without these markers that does not begin with `beginning`.
 
-        `beginning` is a regular expression; "" allows any beginning. `lengths` is a quantifier, as `{1,9}`."""
+        `beginning`: a regular expression, or "". `lengths`: a quantifier, as `{1,9}`."""
         barred = [f"{_ANYTHING}({'|'.join(map(_escaped, markers))}){_ANYTHING}"]
         barred += [f"{beginning}{_ANYTHING}"] if beginning else []
         name = self._name().upper()
@@ -107,7 +103,7 @@ class Rules:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def json_calls(self, key: str) -> str:
-        """Return the expression of an object with the name of a tool and, under `key`, its arguments."""
+        """Return the expression of an object with a tool's name and, under `key`, its arguments."""
         return self.any_of(
             [
                 f"{self.text(call_prefix(function.name, key))} {self.arguments(function)} {self.text('}')}"
@@ -116,7 +112,7 @@ class Rules:
         )
 
     def json_calls_as_values(self, key: str) -> str:
-        """Return the same with the tokens of any JSON, beside which another value may be allowed."""
+        """Return the expression of `json_calls` in tokens of any JSON, beside which other values may be."""
         calls = []
         for function in self.functions:
             schema = _schema(function)
@@ -148,7 +144,7 @@ class Rules:
         return self.json({**schema, "type": "object"}, function)
 
     def keywords(self, function: Function) -> str:
-        """Return the expression of a tool's arguments as `a=1, b=2`, in the order of the schema. Raises Unfit."""
+        """Return the expression of a tool's arguments as `a=1, b=2`, in the schema's order. Raises Unfit."""
         properties, required = self.properties(function)
         rest, first = '""', '""'  # expressions of the arguments from here on: after another one, and as the first ones
         for name, schema in reversed(properties.items()):
@@ -163,7 +159,7 @@ class Rules:
         return first
 
     def properties(self, function: Function) -> tuple[dict[str, Any], list[str]]:
-        """Return the schemas of a tool's arguments by their names, and the required names. Raises Unfit."""
+        """Return the schemas of a tool's arguments by name, and the required names. Raises Unfit."""
         schema = {key: decoded(value) for key, value in _schema(function).items()}
         if unknown := sorted(schema.keys() - _NOTES):
             raise unfit(function, f"{unknown[0]} beside properties has no form in this model's format of calls")
@@ -175,7 +171,6 @@ class Rules:
         return argument_schemas(schema), required
 
     def json(self, schema: Any, function: Function) -> str:
-        """Return the expression of a value that obeys a schema, as JSON."""
         if isinstance(schema, dict):
             schema = json.loads(msgspec.json.encode(schema))
             schema = (KeywordFilter(strict=True) if function.strict else self._keywords).applied(schema)
@@ -198,10 +193,10 @@ class Rules:
 
 
 def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
-    """Return a function that tells whether arguments, a JSON object as text, obey the schema of a tool by its name.
+    """Return a function that tells if arguments, a JSON object as text, obey the schema of a tool by name.
 
-    They may come in any order, but the keys of objects in them in that of the schema. Long arguments, and those of a
-    tool whose grammar is long, are not known to obey."""
+    Arguments may come in any order, keys of objects in them in the schema's. Long arguments, and those of a tool with a
+    long grammar, count as not obeying."""
     named = {function.name: function for function in functions}
 
     @cache
@@ -224,12 +219,11 @@ def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
 
 
 def call_prefix(name: str, key: str) -> str:
-    """Return the text before the arguments in an object that is a call."""
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
 
 
 def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schemas of the arguments that a tool's schema names, with the definitions that they may refer to."""
+    """Return a tool's schemas of arguments, with the definitions that they may refer to."""
     properties = decoded(parameters.get("properties"))
     shared = {key: decoded(parameters[key]) for key in SUBSCHEMAS & parameters.keys()}
     given = properties.items() if isinstance(properties, dict) else ()
@@ -246,12 +240,10 @@ def _schema(function: Function) -> dict[str, Any]:
 
 
 def decoded(value: Any) -> Any:
-    """Return a value that may still be JSON text as a value."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 
 def unfit(function: Function, cause: str) -> Unfit:
-    """Return the error of a tool that a format cannot call by grammar, for a cause."""
     return Unfit(f"the tool {function.name[:64]!r} cannot be enforced: {cause}")
 
 

@@ -1,8 +1,6 @@
 """Text that comes in pieces, for parsers that read it as if all of it were there.
 
-A parser is a generator: a method that reads a `Source` yields where it needs more text, and continues when text is
-added. No decision depends on where the pieces end. Every character is read once, except a few at the end of a piece
-that may begin a marker."""
+A parser is a generator that yields where a `Source` needs more text. No decision depends on where the pieces end."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Malformed(Exception):
 
 
 class Source:
-    """Owns the text that has come so far, and the position up to which it was read.
-
-    A span begins at a mark. Of the text already read, only the span is kept."""
+    """Owns the text that has come, and the position in it. A span, which is kept, begins at a mark."""
 
     def __init__(self) -> None:
         self._read: list[str] = []  # since the mark, up to the buffer
@@ -47,17 +43,14 @@ class Source:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """Append a piece."""
         self._cut()
         self._buffer, self._at, self._marked = self._buffer[self._at :] + text, 0, 0
 
     def mark(self) -> None:
-        """Begin a span here."""
         self._read.clear()
         self._marked = self._at
 
     def span(self) -> str:
-        """Return the text read since the mark."""
         self._cut()
         return "".join(self._read)
 
@@ -99,13 +92,13 @@ class Source:
             raise Malformed
 
     def separator(self, literal: str) -> Reading[None]:
-        """Read this text and the white space around it. Raises Malformed where other text comes."""
+        """Read this text and white space around it. Raises Malformed where other text comes."""
         yield from self.skip_space()
         yield from self.expect(literal)
         yield from self.skip_space()
 
     def take(self, characters: re.Pattern[str]) -> Reading[str]:
-        """Read as far as a pattern of single characters, such as `[a-z]*`, matches, and return the match."""
+        """Read and return as much as a pattern of single characters, such as `[a-z]*`, matches."""
         taken = []
         while True:
             found = characters.match(self._buffer, self._at)
@@ -120,7 +113,7 @@ class Source:
         yield from self.take(_SPACE)
 
     def until(self, markers: tuple[str, ...], passed: Callable[[str], None]) -> Reading[str]:
-        """Read up to and including the first marker and return it; "" at the end. A new span begins at the marker.
+        """Read up to the first marker and return it, "" at the end; a new span begins at the marker.
 
         `passed` gets the text before the marker as soon as it is certain."""
         any_marker, beginnings, longest = _search(markers)
@@ -146,9 +139,7 @@ class Source:
         self._at -= length
 
     def up_to(self, *markers: str) -> Reading[tuple[str, str]]:
-        """Read up to and including the first marker; return the text before it, and the marker. Raises Malformed.
-
-        Every marker begins with `<`."""
+        """Return the text before the first marker, and the marker; each begins with `<`. Raises Malformed."""
         parts = []
         while True:
             parts.append((yield from self.take(_NO_TAG)))
@@ -158,9 +149,7 @@ class Source:
             parts.append((yield from self.character()))
 
     def json_object(self, beginning: str = "{") -> Reading[str]:
-        """Read a JSON object and return its text. Raises Malformed at the first wrong character.
-
-        `beginning` are the characters that it may begin with, for a string instead."""
+        """Read a JSON object (or, by its `beginning`, a string), return its text. Raises Malformed."""
         if not (char := (yield from self.peek())) or char not in beginning:
             raise Malformed
         before = self._cut()
@@ -184,7 +173,7 @@ class Source:
     def items(
         self, closing: str, item: Callable[[int], Reading[Any]], depth: int, trailing_comma: bool = False
     ) -> Reading[list[Any]]:
-        """Read an opening bracket, items with commas between them, and the closing bracket; return the items."""
+        """Read items with commas between them, in brackets. Raises Malformed."""
         if depth == MAX_DEPTH:
             raise Malformed
         self._at += 1
@@ -236,7 +225,7 @@ class Source:
 
 
 def with_held(held: list[str], text: str) -> str:
-    """Return `held` white space and a text without the white space at its end, which is held instead; "" for nothing.
+    """Return `held` white space and a text without the white space at its end, which is held instead.
 
     White space that never ends takes linear time."""
     certain = text.rstrip(SPACE)
@@ -250,9 +239,7 @@ def with_held(held: list[str], text: str) -> str:
 
 
 class Machine(ABC, Generic[_Value]):
-    """Base of the parsers of one answer, which they divide into pieces.
-
-    A subclass writes `_parse`, the generator that reads the text and adds to `_pieces`."""
+    """Base of the parsers of one answer. A subclass's `_parse` reads the text and adds to `_pieces`."""
 
     def __init__(self) -> None:
         self._text = Source()
@@ -265,12 +252,11 @@ class Machine(ABC, Generic[_Value]):
         """Read `self._text` to its end."""
 
     def feed(self, text: str) -> list[_Value]:
-        """Return the pieces that are certain after this text and were not returned before."""
+        """Return the new pieces that are certain after this text."""
         self._advance(text, ended=False)
         return self._new()
 
     def finish(self) -> list[_Value]:
-        """Return the pieces still held back, since no text follows."""
         self._advance("", ended=True)
         return self._new()
 

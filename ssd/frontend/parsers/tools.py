@@ -1,4 +1,4 @@
-"""Calls of tools in a model's answer: the base class of all formats."""
+"""The base class of all formats of calls in a model's answer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ArgumentCheck: TypeAlias = Callable[[str, str], bool]
 class ToolParser(Machine[Piece]):
     """Finds the calls in one answer, whose text comes in pieces of any size.
 
-    A call is reported once it is complete and well-formed. Everything else is content, malformed and unfinished calls
-    with their markers too. Only white space around calls, and the markers of reported calls, are left out.
+    A complete and well-formed call is reported. Everything else, malformed calls with their markers too, is content,
+    except white space around calls.
 
-    A subclass writes `parse`. It reads `self._text` with the methods of `Source`, passes text on with `_content` and
-    calls with `_call`. For a malformed call, `_give_back` makes the text read since its marker content."""
+    A subclass writes `parse`. It reads `self._text`, passes text on with `_content` and calls with `_call`.
+    `_give_back` makes the text since a malformed call's marker content."""
 
     special: ClassVar[frozenset[str]] = frozenset()
     """Special tokens of the format. The parsed text must have them."""
@@ -49,7 +49,7 @@ class ToolParser(Machine[Piece]):
     def __init__(self, offered: Offered, exact: bool = False, obey: ArgumentCheck | None = None) -> None:
         """`exact`: a grammar enforces the format, so no text in another form is a call.
 
-        `obey` tells whether the arguments of a call that no grammar enforces are right; None: any are."""
+        `obey` tells if the arguments of other calls are right; None: any are."""
         self._offered, self._exact, self._obey = offered, exact, obey
         self._held: list[str] = []  # white space that is left out if a call follows
         self._has_called = self._has_said = False
@@ -58,18 +58,16 @@ class ToolParser(Machine[Piece]):
     @classmethod
     @abstractmethod
     def fits(cls, template: str) -> bool:
-        """Return True if a chat template with this text belongs to a model that calls tools in this format."""
+        """Return True if a model with a chat template of this text calls tools in this format."""
 
     @classmethod
     def turns(cls, conversation: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-        """Return a conversation, in OpenAI's format, as a chat template of the format takes it."""
+        """Return a conversation in OpenAI's format as a chat template of the format takes it."""
         return conversation
 
     @classmethod
     def forced(cls, rules: Rules) -> str:
-        """Return the grammar expression of an answer that consists of calls only; "" if the format has none.
-
-        Raises Unfit for tools that cannot be called."""
+        """Return the grammar expression of an answer of calls only; "" if there is none. Raises Unfit."""
         if not cls.call_marks:
             return ""
         marked = f"{rules.marker(cls.call_marks[0])} {cls.after_mark(rules)}"
@@ -77,23 +75,21 @@ class ToolParser(Machine[Piece]):
 
     @classmethod
     def allowed(cls, rules: Rules) -> str:
-        """Return the grammar expression of an answer whose calls, if any, are well-formed; "" if the format has none.
-
-        Raises Unfit for tools that cannot be called."""
+        """Return the grammar expression of an answer whose calls are well-formed, or "". Raises Unfit."""
         if not cls.call_marks:
             return ""
         return rules.calls_in_text(cls.call_marks[0], cls.after_mark(rules), rules.plain(cls.call_marks))
 
     @classmethod
     def after_mark(cls, rules: Rules) -> str:
-        """Return the grammar expression of what follows the mark of calls, for formats with `call_marks`."""
+        """Return the grammar expression of what follows the mark, for formats with `call_marks`."""
         raise NotImplementedError
 
     @classmethod
     def calls_or_answer(cls, rules: Rules, asked: Structured) -> str:
-        """Return the grammar expression of calls only, or else an answer in JSON; "" if the format has none.
+        """Return the grammar expression of calls only, or else an answer in JSON; "" if there is none.
 
-        Raises Unfit for tools that cannot be called, RequestError for a schema that is none."""
+        Raises Unfit for a tool, RequestError for a schema that is none."""
         calls = cls.forced(rules)
         return calls and rules.any_of([calls, f"{cls.before_answer(rules)} {rules.value(asked)}"])
 
@@ -107,7 +103,6 @@ class ToolParser(Machine[Piece]):
         """Read the answer, as a generator. Text that it does not read is content."""
 
     def finish(self) -> list[Piece]:
-        """Return the content and calls still held back, since no text follows."""
         self._advance("", ended=True)
         if not self._has_called and (held := "".join(self._held)):
             self._pieces.append(held)
@@ -141,9 +136,7 @@ class ToolParser(Machine[Piece]):
         self._text.mark()
 
     def _json_call(self, known: Container[str] | None = None) -> Reading[None]:
-        """Read an object with `name` and perhaps `arguments` or `parameters`, and report the call.
-
-        Raises Malformed, also for a name that is not among the `known` ones, if they are given."""
+        """Read an object and report the call. Raises Malformed, also for a name not among the `known` ones."""
         try:
             call = _OBJECT.decode((yield from self._text.json_object()))
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -156,7 +149,7 @@ class ToolParser(Machine[Piece]):
     def _blocks(self, ends: Mapping[str, str], call: str, one: Callable[[], Reading[None]]) -> Reading[None]:
         """Read content and blocks of calls: a mark in `ends` begins a block, and its value ends it.
 
-        `one` reads a call after its mark `call`, which may begin a block too, if it is in `ends`."""
+        `one` reads a call after its mark `call`, which may be in `ends` too."""
         while mark := (yield from self._content(*ends)):
             try:
                 if mark != call:
@@ -173,7 +166,7 @@ class ToolParser(Machine[Piece]):
                 yield from self._drop(ends[mark])
 
     def _drop(self, marker: str) -> Reading[bool]:
-        """Leave out the marker after a call and return True; if other text comes, make the white space content."""
+        """Leave out the marker after a call and return True; before other text white space is content."""
         yield from self._text.skip_space()
         found = yield from self._text.accept(marker)
         if found:
@@ -185,7 +178,7 @@ class ToolParser(Machine[Piece]):
 
 
 def object_in(text: str) -> str:
-    """Return arguments, which are a JSON object or a JSON string with an object in it. Raises Malformed."""
+    """Return a JSON object, perhaps out of a JSON string. Raises Malformed."""
     if not text.startswith("{"):
         try:
             text = msgspec.json.decode(text, type=str)
