@@ -66,7 +66,7 @@ class _Keywords(EngineOptions, frozen=True, kw_only=True):
     fan_out: int | Sequence[int] | Literal["auto"] | FanOutName = "auto"  # type: ignore[assignment]
 
 
-class _Arguments(_Keywords, frozen=True):
+class _LLMArguments(_Keywords, frozen=True):
     """The engine's options, with `target` and `draft` also by position."""
 
     target: Path = EngineOptions().target  # type: ignore[assignment]
@@ -85,16 +85,16 @@ class _Arguments(_Keywords, frozen=True):
 
 
 def _taking(
-    arguments: Callable[_Given, _Arguments],
-) -> Callable[[Callable[[Any, _Arguments], None]], Callable[Concatenate[Any, _Given], None]]:
+    arguments: Callable[_Given, _LLMArguments],
+) -> Callable[[Callable[[Any, _LLMArguments], None]], Callable[Concatenate[Any, _Given], None]]:
     """Give a constructor the signature of `arguments`, without a second list of the options."""
 
-    def decorate(construct: Callable[[Any, _Arguments], None]) -> Callable[Concatenate[Any, _Given], None]:
+    def decorate(construct: Callable[[Any, _LLMArguments], None]) -> Callable[Concatenate[Any, _Given], None]:
         def __init__(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
             construct(self, arguments(*args, **kwargs))
 
         this, *_ = signature(construct).parameters.values()
-        types = get_type_hints(_Arguments)
+        types = get_type_hints(_LLMArguments)
         given = [each.replace(annotation=types[each.name]) for each in signature(arguments).parameters.values()]
         __init__.__signature__ = Signature([this, *given])  # type: ignore[attr-defined]
         return __init__
@@ -111,8 +111,8 @@ class LLM:
     The arguments are the engine's options. `target` and `draft` are names or paths; None is the built-in draft, for the
     built-in target. `fan_out` is a number, a list, "theorem", "pearl" or "auto"."""
 
-    @_taking(_Arguments)
-    def __init__(self, given: _Arguments) -> None:
+    @_taking(_LLMArguments)
+    def __init__(self, given: _LLMArguments) -> None:
         with ExitStack() as stack:
             self.engine, self.client = stack.enter_context(running(resolve(given.options())))
             # Called by `close`, when this object is collected, and at the interpreter's exit; once.

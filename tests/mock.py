@@ -9,7 +9,7 @@ MOCK = ("--load-format", "mock")
 
 
 def oracle(*request: Any) -> Any:
-    """The `ssd.plugins.mock.oracle.Answer` to a request."""
-    from ssd.plugins.mock.oracle import Answer
+    """The `ssd.plugins.mock.oracle.ScriptedAnswer` to a request."""
+    from ssd.plugins.mock.oracle import ScriptedAnswer
 
-    return Answer(*request)
+    return ScriptedAnswer(*request)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ssd.bench.runs import Runs, Turn
+from ssd.bench.runs import BenchTurn, Runs
 from ssd.bench.settings import Setting, fan_out_text
 from ssd.client import Completion
 from ssd.config.params import DRAFTED
@@ -145,15 +145,15 @@ def is_noise(gain: float, length: float) -> bool:
     return gain > length
 
 
-def metrics_by_name(runs: Mapping[str, Sequence[Turn]]) -> dict[str, list[Metrics]]:
+def metrics_by_name(runs: Mapping[str, Sequence[BenchTurn]]) -> dict[str, list[Metrics]]:
     return {name: [answer.metrics for answer in _answers(turns)] for name, turns in runs.items()}
 
 
-def _answers(turns: Sequence[Turn]) -> list[Completion]:
+def _answers(turns: Sequence[BenchTurn]) -> list[Completion]:
     return [completion for turn in turns for completion in turn.completions]
 
 
-def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> float | None:
+def _ratio(turns: Sequence[BenchTurn], others: Sequence[BenchTurn]) -> float | None:
     pairs = zip(turns, others, strict=True)
     ratios = [a.tok_s / b.tok_s for a, b in pairs if a.tok_s and b.tok_s]
     return statistics.median(ratios) if ratios else None

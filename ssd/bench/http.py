@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-from ssd.bench.load import Answer
+from ssd.bench.load import TimedAnswer
 from ssd.client import Prompt
 from ssd.config.params import SamplingDefaults, SamplingParams
 from ssd.errors import SsdError, UsageError
@@ -51,7 +51,7 @@ class Http:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
-    async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
+    async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._ask, prompt, params)
 
     def _served(self) -> tuple[str, bool]:
@@ -70,8 +70,8 @@ class Http:
         finally:
             connection.close()
 
-    def _ask(self, prompt: Prompt, params: SamplingParams) -> Answer:
-        answer = Answer(time.perf_counter())
+    def _ask(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer:
+        answer = TimedAnswer(time.perf_counter())
         try:
             with self._connected() as connection:
                 connection.request("POST", *self._request(prompt, params), self._headers)
@@ -118,7 +118,7 @@ class Http:
         return f"{self._base}/v1/{'chat/' if chat else ''}completions", json.dumps(asked).encode()
 
 
-def _follow(response: HTTPResponse, answer: Answer) -> None:
+def _follow(response: HTTPResponse, answer: TimedAnswer) -> None:
     """Read a stream's events into `answer`; one with text but without token ids counts as one token."""
     for line in response:
         data = line.strip().removeprefix(b"data:").strip()

@@ -26,7 +26,7 @@ from ssd.ipc.public import ChatMessage, Metrics
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """The answer to one request: times in seconds of one clock, `arrivals` as (time, tokens)."""
 
     sent: float
@@ -41,18 +41,18 @@ class Answer:
 
 
 class Pass(NamedTuple):
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     seconds: float
 
 
 class Endpoint(Protocol):
-    """An open connection to an engine. A call sends a request; if it fails, the `Answer` has an error."""
+    """An open connection to an engine. A call sends a request; if it fails, the `TimedAnswer` has an error."""
 
     async def __aenter__(self) -> object: ...
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer: ...
+    async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer: ...
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:
@@ -74,7 +74,7 @@ async def drive(
     places = asyncio.Semaphore(concurrency or len(requests))
     began = time.perf_counter()
 
-    async def one(arrival: float, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]) -> Answer:
+    async def one(arrival: float, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]) -> TimedAnswer:
         await asyncio.sleep(max(0.0, began + arrival - time.perf_counter()))
         async with places:
             answer = await endpoint(prompt, params)
@@ -100,8 +100,8 @@ class ZeroMQ:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
-        answer = Answer(time.perf_counter())
+    async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer:
+        answer = TimedAnswer(time.perf_counter())
         said = [ChatMessage("user", prompt)] if self._chat and isinstance(prompt, str) else prompt
         stream = self._client.stream(said, params)
         try:
@@ -164,21 +164,21 @@ def equal_answers(passes: Sequence[Pass], reference: Sequence[Pass]) -> Row:
     return {"answers": len(both), "equal_to_ar": sum(a.token_ids == b.token_ids for a, b in both)}
 
 
-def most_open(answers: Sequence[Answer]) -> int:
+def most_open(answers: Sequence[TimedAnswer]) -> int:
     changes = sorted([(answer.ended, -1) for answer in answers] + [(answer.sent, 1) for answer in answers])
     return max(accumulate(change for _, change in changes), default=0)
 
 
-def _ttft(answer: Answer) -> float:
+def _ttft(answer: TimedAnswer) -> float:
     return answer.arrivals[0][0] - answer.sent
 
 
-def _tpot(answer: Answer) -> Iterator[float]:
+def _tpot(answer: TimedAnswer) -> Iterator[float]:
     if answer.completion_tokens > 1:
         yield (answer.ended - answer.sent - _ttft(answer)) / (answer.completion_tokens - 1)
 
 
-def _gaps(answer: Answer) -> Iterator[tuple[float, int]]:
+def _gaps(answer: TimedAnswer) -> Iterator[tuple[float, int]]:
     for (before, _), (after, count) in pairwise(answer.arrivals):
         yield after - before, count
 
@@ -195,7 +195,7 @@ def _spread(name: str, seconds: Sequence[float]) -> Row:
     }
 
 
-def _speculation(answers: Sequence[Answer]) -> Row:
+def _speculation(answers: Sequence[TimedAnswer]) -> Row:
     metrics = [answer.metrics for answer in answers if answer.metrics is not None]
     rounds = sum(m.rounds for m in metrics)
     if not rounds:

@@ -21,14 +21,14 @@ _READERS: tuple[Mode, ...] = ("ar", "ngram", "auto", "ssd", "sd")  # `sd` waits 
 _SCORE = SamplingParams(max_tokens=1, prompt_logprobs=0, speculation=Speculation("ar"))
 
 
-class Turn(NamedTuple):
+class BenchTurn(NamedTuple):
     """The answers of one setting in its turn; `tok_s` counts all sequences of the batch."""
 
     completions: list[Completion]
     tok_s: float
 
 
-Runs: TypeAlias = dict[str, list[Turn]]  # by Setting.name; the n-th turns of all settings belong together
+Runs: TypeAlias = dict[str, list[BenchTurn]]  # by Setting.name; the n-th turns of all settings belong together
 
 
 def warm_up(client: Client, settings: Sequence[Setting]) -> None:
@@ -48,7 +48,7 @@ def latency(
         for setting in settings:
             params = protocol.params(setting, temperature, index)
             (completion,) = client.generate([prompt], params, chat=protocol.chat)
-            runs[setting.name].append(Turn([completion], completion.metrics.tokens_per_second))
+            runs[setting.name].append(BenchTurn([completion], completion.metrics.tokens_per_second))
     return runs
 
 
@@ -80,7 +80,7 @@ def throughput(
                 seconds[setting.name] += time.perf_counter() - began
         for name, completions in done.items():
             tokens = sum(len(completion.token_ids) for completion in completions)
-            runs[name].append(Turn(completions, tokens / seconds[name]))
+            runs[name].append(BenchTurn(completions, tokens / seconds[name]))
     return runs
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     config: EngineConfig
     client: Client
     prompts: list[Prompt]
@@ -88,7 +88,7 @@ def measuring(
     engine: EngineOptions,
     settings: list[Setting],
     setup: Setup,
-) -> Iterator[Job]:
+) -> Iterator[BenchJob]:
     from ssd.bench.report import BenchReport
     from ssd.cli.session import process_setup, session
 
@@ -102,7 +102,7 @@ def measuring(
         prompts = asked.requests(texts, config.vocab_size)
         workload = asked.workload(protocol, len(prompts))
         report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), setup)
-        yield Job(config, client, prompts, settings, protocol, report)
+        yield BenchJob(config, client, prompts, settings, protocol, report)
 
 
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:

@@ -75,10 +75,10 @@ def chat(
         if not served.chat:
             raise UsageError(no_chat(served.model))
         conversation.params = speculating(served.sampling.params(**sampling), served, changes)
-        _Chat(client, printable(served.model), conversation).run()
+        _ChatSession(client, printable(served.model), conversation).run()
 
 
-class _Chat:
+class _ChatSession:
     def __init__(self, client: Client, model: str, conversation: Conversation) -> None:
         self._client, self._model, self._conversation = client, model, conversation
         self._interactive = sys.stdin.isatty() and sys.stdout.isatty()

@@ -64,7 +64,7 @@ Next: serve it over HTTP       ssd serve {target}
 _PLAN = "      see what a draft costs   ssd plan -m {target}"
 
 
-class Part(typing.Protocol):
+class DemoPart(typing.Protocol):
     """A plugin's part: `title`, words `about` it, a `name` for the summary, a `last` sentence."""
 
     title: str
@@ -95,7 +95,7 @@ class _Gain(NamedTuple):
         return is_noise(self.over, self.length)
 
 
-_PARTS: list[Part] = registered.load_all(registered.DEMO_PARTS)
+_PARTS: list[DemoPart] = registered.load_all(registered.DEMO_PARTS)
 _HELP = f"""\
 Compare the mode asked for with plain decoding: {", ".join(["on a story", "on an edit", *(p.help for p in _PARTS)])}.
 

@@ -26,7 +26,7 @@ class Lookahead(click.IntRange):
         return number
 
 
-class Names(click.types.StringParamType):
+class NameList(click.types.StringParamType):
     """A name, repeated by flags, or separated by commas in an environment variable."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -84,7 +84,7 @@ def click_type(of: inspect.Type) -> click.ParamType:
         case inspect.FloatType():
             return Real(of.ge if of.gt is None else of.gt, of.le, min_open=of.gt is not None)
         case inspect.VarTupleType():
-            return Names()
+            return NameList()
         case _:
             return click.STRING
 

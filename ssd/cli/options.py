@@ -12,7 +12,7 @@ import msgspec
 from click.core import ParameterSource
 
 from ssd.cli.command import headed, main_option
-from ssd.cli.option_types import SPECIAL, Names, click_type
+from ssd.cli.option_types import SPECIAL, NameList, click_type
 from ssd.cli.sources import SPECULATIVE, TableOption, config_option
 from ssd.config.descriptions import FILES, SAMPLING, described
 from ssd.config.params import MAX_SEED, SamplingDefaults, fan_out_fields, field_types
@@ -46,7 +46,7 @@ def with_options(
             cls=TableOption,
             type=kind,
             default="auto" if name in SPECIAL else getattr(defaults, name),
-            multiple=isinstance(kind, Names),
+            multiple=isinstance(kind, NameList),
             show_default=True,
             envvar=f"SSD_{name.upper()}" if variables and not hidden else None,
             heading=entry.heading,

@@ -24,7 +24,7 @@ class DeviceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     depth: ForwardTime
 
 
-class Agreement(NamedTuple):
+class StatedAgreement(NamedTuple):
     """The agreement that a synthetic draft shall have with its target.
 
     The target accepts a draft token with probability `acceptance`. With K = `lookahead` and `fan_out` guesses for every

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, OTHER, PROCESSORS, WEIGHTS
-from ssd.config.emulation import Agreement, DeviceTimes
+from ssd.config.emulation import DeviceTimes, StatedAgreement
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.errors import UsageError
 from ssd.system.registered import AUTO, DUMMY
@@ -237,7 +237,7 @@ class EngineConfig(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     features: Features | None = None
     server: ServerConfig = ServerConfig()
     emulate: DeviceTimes | None = None
-    synthetic: Agreement | None = None
+    synthetic: StatedAgreement | None = None
     failpoints: bool = False
     idle_draft_s: Annotated[float, Meta(ge=0)] = 300.0
 

@@ -119,7 +119,7 @@ def _verified(
     return found
 
 
-class _Path:
+class _CascadePath:
     """One sequence in a smaller draft: its pages, and the `tokens` whose keys and values they hold."""
 
     def __init__(self, table: PageTable, tree: Tree) -> None:
@@ -143,11 +143,11 @@ class _Path:
         return not self._lost
 
 
-class _Chunk(NamedTuple):
+class _CascadeChunk(NamedTuple):
     """The tokens of a path that the next forward computes: `context[start:stop]`."""
 
     tree: Tree
-    path: _Path
+    path: _CascadePath
     context: list[int]
     start: int
     stop: int
@@ -158,7 +158,7 @@ class SmallerDraft:
 
     def __init__(self, drafter: Drafter, below: SmallerDraft | None = None) -> None:
         self.drafter, self.below = drafter, below
-        self._paths: dict[int, _Path] = {}
+        self._paths: dict[int, _CascadePath] = {}
         self._chains: dict[int, list[int]] = {}  # by cell, chain tokens with keys and values
         self._acceptance, self._token_s = Mean(_ACCEPTANCE), Mean(0.0)
         self._forward = LinearFit()  # the larger draft's
@@ -258,13 +258,13 @@ class SmallerDraft:
             self.below.propose(trees, lower)
         return [frontier.guessed for frontier in lower]
 
-    def _chunks(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> dict[int, _Chunk]:
+    def _chunks(self, trees: Collection[Tree], frontiers: Sequence[Frontier]) -> dict[int, _CascadeChunk]:
         """Return by request the tokens of each path to compute now, with its frontier's."""
         growing = {frontier.tree.request: frontier for frontier in frontiers if frontier.cell is None}
         chunks, budget = {}, PATH_TOKENS
         for tree in trees:
             if tree.request not in self._paths:
-                self._paths[tree.request] = _Path(PageTable(self.drafter.pool, tree.table.salt), tree)
+                self._paths[tree.request] = _CascadePath(PageTable(self.drafter.pool, tree.table.salt), tree)
             path, frontier = self._paths[tree.request], growing.get(tree.request)
             context = tree.path[: wanted(tree)] if frontier is None else tree.path + frontier.text
             # A path that is to grow computes at least its last token, which predicts the next.
@@ -273,10 +273,10 @@ class SmallerDraft:
             length = stop if frontier is None else stop + frontier.left
             if length <= self.drafter.max_position and path.grow(length):
                 budget -= stop - start
-                chunks[tree.request] = _Chunk(tree, path, context, start, stop)
+                chunks[tree.request] = _CascadeChunk(tree, path, context, start, stop)
         return chunks
 
-    def _path_rows(self, chunks: dict[int, _Chunk], growing: dict[int, list[int]]) -> list[PathRow]:
+    def _path_rows(self, chunks: dict[int, _CascadeChunk], growing: dict[int, list[int]]) -> list[PathRow]:
         rows = []
         for request, chunk in chunks.items():
             tokens = chunk.context[chunk.start : chunk.stop] + growing.get(request, [])
@@ -285,7 +285,9 @@ class SmallerDraft:
                 rows.append(PathRow(chunk.tree, Row(tokens, chunk.start, chunk.path.table.pages, outputs)))
         return rows
 
-    def _chain_rows(self, chunks: dict[int, _Chunk], work: Sequence[tuple[Frontier, list[int]]]) -> list[ChainRows]:
+    def _chain_rows(
+        self, chunks: dict[int, _CascadeChunk], work: Sequence[tuple[Frontier, list[int]]]
+    ) -> list[ChainRows]:
         chains: dict[int, ChainRows] = {}
         for frontier, guessed in work:
             assert frontier.cell is not None

@@ -74,7 +74,7 @@ def _place(predicted: float) -> tuple[int, float]:
     return index, above - index
 
 
-class _Law:
+class _Calibrations:
     """The calibrations of one way to sample: of the first token, of others, of repetitions."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Chances:
     """Learns from all sequences of a draft: greedy ones, others with shared noise, and the rest apart."""
 
     def __init__(self) -> None:
-        self._laws = defaultdict[tuple[bool, bool], _Law](_Law)
+        self._laws = defaultdict[tuple[bool, bool], _Calibrations](_Calibrations)
 
     def of(self, node: Node) -> dict[int, float]:
         """Return each token's probability to come next.
@@ -133,7 +133,7 @@ class Chances:
         """Return how often first tokens are right, at log-odds from -6 to 5; later learning changes the list."""
         return self._laws[temperature > 0, shares_noise].first.rates
 
-    def _law(self, node: Node) -> _Law:
+    def _law(self, node: Node) -> _Calibrations:
         return self._laws[node.temperature > 0, node.shares_noise]
 
 

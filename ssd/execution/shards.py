@@ -22,7 +22,7 @@ from ssd.speculation.sampling import Draws, Law, best, perturbed, read_ids, soun
 Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 
 
-class Vocabulary:
+class VocabularyPart:
     """One rank's part of `outputs` ids, and operations over all parts."""
 
     def __init__(self, outputs: int, ranks: Ranks) -> None:
@@ -52,7 +52,7 @@ class _Shard(Runner):
 
     def __init__(self, model: Model, *sizes: Any, ranks: Ranks, tell: Tell | None = None, **fields: Any) -> None:
         super().__init__(model, *sizes, **fields)
-        self._tell, self._vocabulary = tell, Vocabulary(model.shape.outputs, ranks)
+        self._tell, self._vocabulary = tell, VocabularyPart(model.shape.outputs, ranks)
 
     def forward(self, rows: Sequence[Row], context: BaseContext | None = None, meanwhile: Task = nothing) -> Tensor:
         """Return at rank 0 the result of `Runner.forward`; undefined elsewhere."""

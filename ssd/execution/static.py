@@ -48,7 +48,7 @@ class StaticContext(BaseContext):
 
     States of a single step are its own tensors, which the next forward overwrites."""
 
-    def __init__(self, layers: Collection[int], parts: list[tuple[Step, list[tuple[int, Row]]]]) -> None:
+    def __init__(self, layers: Collection[int], parts: list[tuple[StaticForward, list[tuple[int, Row]]]]) -> None:
         super().__init__(layers)
         self.parts = parts
 
@@ -61,7 +61,7 @@ class StaticContext(BaseContext):
             self.keep_hidden(layer, own)
 
 
-class Step:
+class StaticForward:
     """The forward in one graph shape, and its results, which the next run overwrites.
 
     `run` leaves `logits` [tokens, vocabulary], `greedy` int64 [tokens], and `hidden` states after `layers` and `FINAL`.
@@ -142,7 +142,9 @@ class StaticRunner(Runner):
         self.tables = Tables(most_rows, self.table_pages, num_pages, model.device)
         self.capture = capture and model.device.type == "cuda"
         self.adjustments = self._adjustments(most_rows)
-        self.steps = {shape: Step(self, shape, layers) for shape in target_shapes(most_rows, longest, deterministic)}
+        self.steps = {
+            shape: StaticForward(self, shape, layers) for shape in target_shapes(most_rows, longest, deterministic)
+        }
 
     def _adjustments(self, sequences: int) -> AdjustmentTable | None:
         device = self.model.device
@@ -221,7 +223,7 @@ class StaticRunner(Runner):
         self.adjustments.tell((row.slot, text) for row, text in zip(rows, texts, strict=True))
         return True
 
-    def _run(self, context: StaticContext, laws: Sequence[Law] = ()) -> Iterator[tuple[Step, slice | Tensor]]:
+    def _run(self, context: StaticContext, laws: Sequence[Law] = ()) -> Iterator[tuple[StaticForward, slice | Tensor]]:
         """Launch the steps of a batch in order; yield each with its wanted indices."""
         for step, part in context.parts:
             rows = [row for _, row in part]
@@ -236,7 +238,7 @@ class StaticRunner(Runner):
             context.keep(step.hidden, tokens)
             yield step, where
 
-    def _fill(self, step: Step, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
+    def _fill(self, step: StaticForward, rows: Sequence[Row], draws: Sequence[Draw] = ()) -> None:
         dummy = self.tables.dummy, self.tables.dummy_page
         step.batch.fill(rows, [row.slot for row in rows], self.cache, *dummy, draws)
 

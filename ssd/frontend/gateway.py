@@ -24,7 +24,7 @@ _SILENCE_S = 1.0
 
 
 @dataclass(eq=False)
-class _Client:
+class _GatewayClient:
     """One peer that has open requests or undelivered output.
 
     `requests` are its open requests by the peer's own ids, `news` requests with output to deliver, refused ones too.
@@ -42,11 +42,11 @@ class Gateway:
 
     def __init__(self, manager: RequestManager, socket: zmq.Socket[bytes], epoch: int, guard: ConnectionGuard) -> None:
         self._manager, self._socket, self._epoch = manager, socket, epoch
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, _GatewayClient] = {}
         # Clients with news since the last delivery, and clients whose queue was full. The latter are tried again from
         # a timer, so that no other client waits for them.
-        self._fresh: dict[_Client, None] = {}
-        self._stuck: dict[_Client, None] = {}
+        self._fresh: dict[_GatewayClient, None] = {}
+        self._stuck: dict[_GatewayClient, None] = {}
         self._slow = manager.config.server.limits.slow_reader_seconds
         self._connections = guard.watch(socket)
         self._reader = SocketReader(
@@ -72,7 +72,7 @@ class Gateway:
             return
         client = self._clients.get(identity)
         if isinstance(message, Generate):
-            client = client or self._clients.setdefault(identity, _Client(identity, self._owner()))
+            client = client or self._clients.setdefault(identity, _GatewayClient(identity, self._owner()))
             try:
                 self._open(client, message)
             except RequestError as error:
@@ -87,7 +87,7 @@ class Gateway:
             return key
         return (key and curve.name_of(Path(config.server.zmq_keys), key)) or ""
 
-    def _open(self, client: _Client, message: Generate) -> None:
+    def _open(self, client: _GatewayClient, message: Generate) -> None:
         if message.id in client.requests:
             raise RequestError("invalid_request", f"request {message.id} is already open")
         size = prompt_bytes(message)
@@ -100,7 +100,7 @@ class Gateway:
         self._manager.budget.give_back_with(request, client.identity, size)
         client.requests[message.id] = request
 
-    def _refuse(self, client: _Client, failed: Failed) -> None:
+    def _refuse(self, client: _GatewayClient, failed: Failed) -> None:
         # A client that does not read gets at most as many refusals as its queue takes.
         if len(client.news) < len(client.requests) + sockets.HIGH_WATER_MARK:
             refused = Request(failed.id, SamplingParams(), lambda request: None)
@@ -123,7 +123,7 @@ class Gateway:
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def _wake(self, request: Request, client: _Client) -> None:
+    def _wake(self, request: Request, client: _GatewayClient) -> None:
         # At the end of this turn, when the tokens of the whole step are there.
         client.news[request] = None
         if client not in self._stuck:
@@ -157,7 +157,7 @@ class Gateway:
         if self._stuck:
             self._loop.call_later(_AGAIN_S, self._try_again)
 
-    def _serve(self, client: _Client) -> bool:
+    def _serve(self, client: _GatewayClient) -> bool:
         """Send all output of one client; return False if its queue is full."""
         for request in list(client.news):
             while (message := request.output.head) is not None:
@@ -184,14 +184,14 @@ class Gateway:
         self._reader.look()
         self._next_probe = self._loop.call_later(_SILENCE_S, self._probe)
 
-    def _forget(self, request: Request, client: _Client) -> None:
+    def _forget(self, request: Request, client: _GatewayClient) -> None:
         client.news.pop(request, None)
         if client.requests.get(request.output.name) is request:
             del client.requests[request.output.name]
         if not client.requests and not client.news:
             del self._clients[client.identity]
 
-    def _lost(self, client: _Client) -> None:
+    def _lost(self, client: _GatewayClient) -> None:
         del self._clients[client.identity]
         client.news.clear()
         for request in client.requests.values():

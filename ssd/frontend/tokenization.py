@@ -312,7 +312,7 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise_exception
@@ -320,7 +320,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` ... `{% endgeneration %}` marks answers for training. Here its text is rendered as usual."""
 
     tags = {"generation"}  # noqa: RUF012  # as in the base class

@@ -31,7 +31,7 @@ def extend_tags(tags: list[int], tokens: Sequence[int]) -> None:
         tags.append(tag)
 
 
-class Part(NamedTuple):
+class FeaturePart(NamedTuple):
     """Tokens of the sequence in `slot` from position `start` on: their tags, and all its pages."""
 
     slot: int
@@ -62,7 +62,7 @@ class FeatureArena(Arena):
         if self._writable:
             self._versions[:] = 0  # their rows were in the other memory
 
-    def write(self, parts: Sequence[Part], rows: Tensor) -> None:
+    def write(self, parts: Sequence[FeaturePart], rows: Tensor) -> None:
         """Write the features [n, width] of the tokens of `parts`, one part after the other."""
         for slot, pages, _, _ in parts:
             self._table[slot, : len(pages)] = pages

@@ -148,7 +148,7 @@ def _warmth(rows: Warmth | None, logits: Tensor) -> tuple[ctypes.Array[c_float] 
 class Product:
     """Multiplies x [n, in] -> [n, out] by the packed weight of `struct`; keeps its tensors alive."""
 
-    def __init__(self, struct: library.Product, *kept: Tensor | None) -> None:
+    def __init__(self, struct: library.CProduct, *kept: Tensor | None) -> None:
         struct.columns = struct.outputs
         self.struct, self._kept = struct, kept
         self._inputs, self._outputs = int(struct.inputs), int(struct.outputs)
@@ -204,7 +204,7 @@ def float_product(weight: Tensor, bias: Tensor | None) -> Product:
     outputs, inputs = weight.shape
     kept, bias = whole_blocks(shortest(weight)), None if bias is None else whole_blocks(bias)
     packed = kept.view(-1, CHANNELS, inputs).transpose(1, 2).contiguous()
-    struct = library.Product(inputs, outputs, packed.element_size(), weight=packed.data_ptr(), bias=pointer(bias))
+    struct = library.CProduct(inputs, outputs, packed.element_size(), weight=packed.data_ptr(), bias=pointer(bias))
     struct.half = packed.dtype == torch.float16
     return Product(struct, packed, bias)
 

@@ -31,12 +31,12 @@ class Views:
         self.views, self.positions, self.kept = views, positions, kept
         self.tokens = sum(view.shared.tokens for view in views)
         parts = [
-            library.View(
+            library.CView(
                 pointer(view.shared.struct), None if view.own is None else pointer(view.own.struct), view.shared.tokens
             )
             for view in views
         ]
-        self.structs = (library.View * len(parts))(*parts)
+        self.structs = (library.CView * len(parts))(*parts)
 
 
 class DecoderLayer:
@@ -61,7 +61,7 @@ class DecoderLayer:
         structs = [product.struct for product in products]
         queries, keys, dim, scale, window = heads
         sizes = queries, keys, dim, scale, window or NO_WINDOW
-        self.struct = library.Layer(*addresses, eps, *structs, *sizes, normed_residual)
+        self.struct = library.CLayer(*addresses, eps, *structs, *sizes, normed_residual)
         qkv, out, gate_up, down = structs
         self.width, self.heads = int(out.outputs), queries
         floats = qkv.inputs + qkv.columns + (2 * queries + keys) * dim + gate_up.columns + down.inputs
@@ -75,7 +75,7 @@ class Decoder:
 
     def __init__(self, layers: Sequence[DecoderLayer], table: tuple[Tensor, Tensor]) -> None:
         self._layers, self._table = layers, table
-        self.structs = (library.Layer * len(layers))(*(layer.struct for layer in layers))
+        self.structs = (library.CLayer * len(layers))(*(layer.struct for layer in layers))
         self.tables = tuple(part.data_ptr() for part in table)
         self.width, (self._positions, dim) = layers[0].width, table[0].shape
         self._heads = max(layer.heads for layer in layers), dim

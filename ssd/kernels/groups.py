@@ -212,7 +212,7 @@ def _packed(weight: Groups, bias: Tensor | None, parts: Parts) -> Product:
     outputs, inputs = weight.shape
     multiples, heads, bits = multiples_of(weight), weight.heads, weight.bits
     wide = _POWERS if _are_powers(heads) else not all(torch.equal(part.half().float(), part) for part in heads)
-    struct = library.Product(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
+    struct = library.CProduct(inputs, outputs, 0, bits, weight.group, weight.zero, len(heads) - 1, wide, parts)
     head_bytes, units = {0: 2, 1: 4, _POWERS: 1}[wide], None
     if weight.table is not None:
         struct.named, struct.table[:] = 1, weight.table.tolist()
@@ -253,7 +253,7 @@ def rows_apart(weight: Tensor | Groups) -> Product:
     """Lay a weight out output after output: for `Product.rows` and `Product.dots` alone."""
     if isinstance(weight, Tensor):
         kept = shortest(weight)
-        struct = library.Product(
+        struct = library.CProduct(
             weight.shape[1], weight.shape[0], kept.element_size(), weight=kept.data_ptr(), rowwise=1
         )
         struct.half = kept.dtype == torch.float16
@@ -261,7 +261,7 @@ def rows_apart(weight: Tensor | Groups) -> Product:
     outputs, inputs = weight.shape
     heads = [part.contiguous().view(torch.uint8) for part in weight.heads]
     kept = torch.cat([*heads, weight.codes], dim=1)
-    struct = library.Product(inputs, outputs, 0, 8, weight.group, weight.zero, len(heads) - 1, weight=kept.data_ptr())
+    struct = library.CProduct(inputs, outputs, 0, 8, weight.group, weight.zero, len(heads) - 1, weight=kept.data_ptr())
     struct.rowwise = 1
     return Product(struct, kept)
 

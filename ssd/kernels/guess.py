@@ -67,7 +67,7 @@ class GuessStep:
         rows = pointer(embedding.struct), None if table is None else pointer(table.struct)
         parts = rows[0], decoder.structs, len(decoder), *decoder.tables, norm[0].data_ptr(), norm[1]
         firsts = (None, None) if first is None else tuple(pointer(product.struct) for product in first)
-        self._struct = library.Model(*parts, struct, library.pointer(ids), rows[1], library.pointer(mask), *firsts)
+        self._struct = library.CModel(*parts, struct, library.pointer(ids), rows[1], library.pointer(mask), *firsts)
         self._reference = byref(self._struct)
         outputs = int(struct.outputs)
         more = 0 if first is None else 4 * (int(first[0].struct.inputs) + outputs) + first[1].row_bytes
@@ -101,9 +101,9 @@ class GuessStep:
             raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
         made, numbers = torch.empty(n, self._width, dtype=torch.float32), array("q", tokens)
-        structs = (library.Ask * asked)(
+        structs = (library.CAsk * asked)(
             *(
-                library.Ask(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)
+                library.CAsk(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)
                 for index, (text, temperature, noise, key, before, after) in zip(
                     [*wanted, *[0] * more], asks, strict=True
                 )

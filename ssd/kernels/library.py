@@ -37,7 +37,7 @@ class Attend(ctypes.Structure):
     )
 
 
-class Product(ctypes.Structure):
+class CProduct(ctypes.Structure):
     _fields_ = _declared(
         (c_int64, "inputs, outputs, bytes, bits, group, zero, offsets, wide, parts, rowwise, span, columns, half"),
         (c_void_p, "weight, bias, next"),
@@ -46,37 +46,37 @@ class Product(ctypes.Structure):
     )
 
 
-class Layer(ctypes.Structure):
+class CLayer(ctypes.Structure):
     _fields_ = _declared(
         (c_void_p, "attention_norm, forward_norm, q_norm, k_norm, token_norm"),
         (c_float, "eps"),
-        (Product, "qkv, out, gate_up, down"),
+        (CProduct, "qkv, out, gate_up, down"),
         (c_int64, "heads, kv_heads, dim"),
         (c_float, "scale"),
         (c_int64, "window, normed_residual"),
     )
 
 
-class View(ctypes.Structure):
+class CView(ctypes.Structure):
     _fields_ = _declared((POINTER(Store), "shared, own"), (c_int64, "tokens"))
 
 
-class Model(ctypes.Structure):
+class CModel(ctypes.Structure):
     _fields_ = _declared(
-        (POINTER(Product), "embedding"),
-        (POINTER(Layer), "layers"),
+        (POINTER(CProduct), "embedding"),
+        (POINTER(CLayer), "layers"),
         (c_int64, "count"),
         (c_void_p, "cosines, sines, norm"),
         (c_float, "eps"),
-        (Product, "head"),
+        (CProduct, "head"),
         (c_void_p, "ids"),
-        (POINTER(Product), "table"),
+        (POINTER(CProduct), "table"),
         (c_void_p, "mask"),
-        (POINTER(Product), "first, second"),
+        (POINTER(CProduct), "first, second"),
     )
 
 
-class Ask(ctypes.Structure):
+class CAsk(ctypes.Structure):
     _fields_ = _declared(
         (c_int64, "index, before, after"),
         (c_void_p, "text"),
@@ -109,7 +109,7 @@ class Convolution(ctypes.Structure):
     )
 
 
-class Delta(ctypes.Structure):
+class CDelta(ctypes.Structure):
     _fields_ = _declared(
         (Changes, "changes"),
         (c_void_p, "states, queries"),
@@ -147,16 +147,16 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "rotate": (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, *_ROWS),
     "sigmoid_mul": (c_void_p, c_void_p, c_void_p, *_ROWS),
     "convolve": (POINTER(Convolution),),
-    "gated_delta": (POINTER(Delta),),
+    "gated_delta": (POINTER(CDelta),),
     "expand": (c_void_p, c_int64, c_int64, c_void_p),
     "gumbel": (c_void_p, c_int32, c_void_p, c_void_p, *_ROWS),
-    "dots": (POINTER(Product), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
-    "look_up": (POINTER(Product), c_void_p, c_void_p, c_int64),
+    "dots": (POINTER(CProduct), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "look_up": (POINTER(CProduct), c_void_p, c_void_p, c_int64),
     "draw": (*_SCORES, *_ROWS),
     "rank": (*_SCORES, POINTER(c_float), c_int64, *_ROWS),
-    "multiply": (POINTER(Product), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+    "multiply": (POINTER(CProduct), c_void_p, c_int64, c_void_p, c_int64, c_void_p),
     "read_only": (c_void_p, c_int64),
-    "pack_groups": (POINTER(Product), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "pack_groups": (POINTER(CProduct), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "codes_used": (c_void_p, c_int64, c_void_p),
     "find_groups": (c_void_p, *_ROWS, c_int64, c_void_p, c_void_p, c_void_p),
     "round_groups": (c_void_p, *_ROWS, c_void_p, c_void_p, c_void_p),
@@ -166,19 +166,19 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "suffixes_add": (POINTER(Suffixes), POINTER(SuffixText), c_void_p, c_int64),
     "suffixes_find": (POINTER(Suffixes), POINTER(SuffixText), c_int64, c_void_p, c_void_p, c_void_p),
     "decoder": (
-        *(POINTER(Layer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(POINTER(View), c_int64, c_void_p),
+        *(POINTER(CLayer), c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(POINTER(CView), c_int64, c_void_p),
     ),
     "remember": (
-        *(POINTER(Layer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Store), c_void_p),
+        *(POINTER(CLayer), c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Store), c_void_p),
     ),
     "guess": (
-        *(POINTER(Model), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(View), c_int64),
-        *(POINTER(Ask), c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
+        *(POINTER(CModel), c_void_p, POINTER(c_void_p), c_void_p, c_int64, POINTER(CView), c_int64),
+        *(POINTER(CAsk), c_int64, c_int64, c_int64, c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
     "go_on": (
-        *(POINTER(Model), c_void_p, c_void_p, c_int64, POINTER(View)),
-        *(POINTER(Ask), c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_float),
+        *(POINTER(CModel), c_void_p, c_void_p, c_int64, POINTER(CView)),
+        *(POINTER(CAsk), c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_float),
         *(c_void_p, POINTER(c_int64), POINTER(c_float), c_void_p),
     ),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd.kernels.cpu import check
-from ssd.kernels.library import MAX_WINDOW, Changes, Convolution, Delta, address, call, pointer, scratch
+from ssd.kernels.library import MAX_WINDOW, CDelta, Changes, Convolution, address, call, pointer, scratch
 
 Rows = Sequence[tuple[int, Sequence[int], int, int, int, int, int]]
 """`StateRow` of `ssd.layers.recurrent`: (source, replayed, tokens, target, written, save, saved) of each row."""
@@ -112,7 +112,7 @@ def gated_delta(
         raise ValueError(f"changes {list(changes.shape)} and queries {list(queries.shape)}")
     packed, y = _packed(rows), torch.empty(len(changes), heads * value_dim, dtype=torch.float32)
     memory = scratch(4 * len(packed.entries) * 2 * (keys + heads))
-    of = Delta(_changes(packed, states, kept, changes), states.data_ptr(), queries.data_ptr(), queries.stride(0))
+    of = CDelta(_changes(packed, states, kept, changes), states.data_ptr(), queries.data_ptr(), queries.stride(0))
     of.decay, of.dt_bias, of.y, of.prepared = (part.data_ptr() for part in (decay, dt_bias, y, memory))
     of.heads, of.key_heads, of.key_dim, of.value_dim = heads, keys // key_dim, key_dim, value_dim
     of.tiled = tiled

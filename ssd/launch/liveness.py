@@ -16,7 +16,7 @@ _STOPPED_S = 5.0
 
 
 @dataclass
-class _Seen:
+class _Watched:
     pid: int
     ready: bool
     turns: int
@@ -36,7 +36,7 @@ class Liveness:
 
     def __init__(self, heartbeats: Heartbeats, step_timeout: float) -> None:
         self._heartbeats, self._step_timeout = heartbeats, step_timeout
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Watched] = {}
         self._looked = 0.0
 
     def stuck(self, processes: dict[str, tuple[int, bool]], now: float) -> dict[str, Stuck]:
@@ -51,15 +51,15 @@ class Liveness:
             role: Stuck(reason, not self._seen[role].stopped) for role, reason in reasons.items() if reason is not None
         }
 
-    def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Seen:
-        before, now = self._seen.get(role), _Seen(pid, ready, self._heartbeats.turns(role))
+    def _look(self, role: str, pid: int, ready: bool, passed: float) -> _Watched:
+        before, now = self._seen.get(role), _Watched(pid, ready, self._heartbeats.turns(role))
         if before is not None and (before.pid, before.ready, before.turns) == (now.pid, now.ready, now.turns):
             now.still = before.still + passed
             if _is_stopped(pid):
                 now.stopped = before.stopped + passed
         return now
 
-    def _reason(self, role: str, seen: _Seen) -> str | None:
+    def _reason(self, role: str, seen: _Watched) -> str | None:
         if seen.ready and seen.still >= self._step_timeout:
             return f"no step in {self._step_timeout:g} s"
         if seen.still >= _LOAD_TIMEOUT_S:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ssd.config import gpus
 from ssd.config.descriptions import ADVANCED, MAIN, MEMORY, OTHER, PROCESSORS, SAMPLING, SPECULATION, WEIGHTS
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.config.engine import CommonOptions, DraftWeights, DType, InlineDraft, Positive, SequenceCount, TokenCount
 from ssd.config.params import (
     MAX_LOOKAHEAD,
@@ -168,7 +168,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
             raise UsageError(str(error)) from None
         return within_bounds(speculation)
 
-    def synthetic(self) -> Agreement | None:
+    def synthetic(self) -> StatedAgreement | None:
         """Return the wanted agreement of models of random weights; None if not asked for. Raises UsageError."""
         length, hit_rate = self.synthetic_acceptance_length, self.synthetic_hit_rate
         if length is None and hit_rate is None:
@@ -177,7 +177,7 @@ class EngineOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fie
             raise UsageError(
                 "--synthetic-acceptance-length needs --load-format dummy: models agree as often as they do"
             )
-        stated: Agreement = registered.emulation("agreement")(
+        stated: StatedAgreement = registered.emulation("agreement")(
             length, hit_rate, self.num_speculative_tokens, self.fan_out
         )
         return stated

@@ -49,7 +49,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
         return beside
 
 
-class _Pair(NamedTuple):
+class _ModelPair(NamedTuple):
     """A target, its drafts, their names and, once placed, formats. A draft reads the target's `features`."""
 
     target: checkpoint.Checkpoint
@@ -152,7 +152,7 @@ def _cores(options: ChosenOptions, has_draft: bool) -> tuple[Cpus, Cpus, bool]:
     return target, draft, has_draft and options.device == options.draft_device == "cpu" and apart
 
 
-def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair) -> bool:
+def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _ModelPair) -> bool:
     """Return True if the draft runs in the target's process. Raises UsageError if it should and cannot."""
     asked = options.inline_draft
     cause = "--inline-draft off" if asked == "off" else _why_not_inline(options, speculation, pair)
@@ -161,7 +161,7 @@ def _drafts_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair
     return cause is None
 
 
-def _with_host_draft(options: ChosenOptions, pair: _Pair, available: int) -> ChosenOptions:
+def _with_host_draft(options: ChosenOptions, pair: _ModelPair, available: int) -> ChosenOptions:
     beside = replace(options, draft_device="cpu")
     need = _on_host(beside, pair._replace(formats=draft_formats(beside, pair.drafts)), True)
     if not memory.has_room_beside(beside, need.drafts, need.weights + need.processes, available):
@@ -171,7 +171,7 @@ def _with_host_draft(options: ChosenOptions, pair: _Pair, available: int) -> Cho
     return beside
 
 
-def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pair) -> str | None:
+def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _ModelPair) -> str | None:
     models = [pair.target, *pair.drafts]
     kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
     causes = {
@@ -193,7 +193,7 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Pai
 def _room(
     options: ChosenOptions,
     speculation: Speculation,
-    pair: _Pair,
+    pair: _ModelPair,
     draft_probs: int,
     available: int,
     inline: bool,
@@ -229,7 +229,7 @@ class _OnHost(NamedTuple):
     processes: int
 
 
-def _on_host(options: ChosenOptions, pair: _Pair, apart: bool) -> _OnHost:
+def _on_host(options: ChosenOptions, pair: _ModelPair, apart: bool) -> _OnHost:
     widest = max((one.dtype for one in pair.formats), key=ITEM_BYTES.__getitem__)
     target, drafts = Sized(pair.target, options.dtype), [Sized(draft, widest) for draft in pair.drafts]
     weights = memory.host_weights(options, target, pair.drafts, pair.formats)
@@ -264,7 +264,7 @@ def _gpu_places(options: ChosenOptions, has_draft: bool, inline: bool) -> GpuPla
     return GpuPlaces(target, draft, present, inline)
 
 
-def _pair(options: ChosenOptions, remote: bool) -> _Pair:
+def _pair(options: ChosenOptions, remote: bool) -> _ModelPair:
     """Find the models, without a `remote` draft, and check them. Raises UsageError."""
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
@@ -285,7 +285,7 @@ def _pair(options: ChosenOptions, remote: bool) -> _Pair:
     for draft in drafts if weights else ():
         pairs.borrowed(draft, target)
     drafts = [pairs.check_pair(target, draft) for draft in drafts]
-    return _Pair(target, names, drafts, (), _features(options, drafts, target))
+    return _ModelPair(target, names, drafts, (), _features(options, drafts, target))
 
 
 def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:

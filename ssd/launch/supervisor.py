@@ -28,7 +28,7 @@ from ssd.launch.children import ChildProcess
 from ssd.launch.liveness import LOOK_S, Liveness
 from ssd.launch.processes import Processes, has_kernels
 from ssd.launch.restarts import Restarts
-from ssd.monitor.publisher import Publisher
+from ssd.monitor.publisher import SnapshotPublisher
 
 log = logging.getLogger("ssd.launch.supervisor")
 
@@ -202,7 +202,9 @@ class Supervisor:
         self._socket = sockets.router(context, f"ipc://{shared.directory}/{sockets.SUPERVISOR}")
         self._life.advance(Stage.STARTING)
         liveness = Liveness(heartbeats, self._config.step_timeout)
-        self.publisher = Publisher(context, shared.directory, self._config, shared.trace_fd, heartbeats, shared.kernels)
+        self.publisher = SnapshotPublisher(
+            context, shared.directory, self._config, shared.trace_fd, heartbeats, shared.kernels
+        )
         try:
             for role in ROLES:
                 if role != "draft" or self._config.drafts_apart:

@@ -19,7 +19,7 @@ _CHANNELS = 256  # of a program of a convolution
 _COLUMNS = 32  # of a head's state in a program
 
 
-class _Packed(NamedTuple):
+class _DeviceRows(NamedTuple):
     """The rows of a batch on a device, int64: their fields, places, and where each group of rows begins."""
 
     rows: Tensor
@@ -27,10 +27,10 @@ class _Packed(NamedTuple):
     groups: Tensor
 
 
-_last: tuple[Any, _Packed | None] = (None, None)
+_last: tuple[Any, _DeviceRows | None] = (None, None)
 
 
-def _packed(rows: Rows, device: torch.device) -> _Packed:
+def _packed(rows: Rows, device: torch.device) -> _DeviceRows:
     # The last call's again if all layers of a forward pass the same tuple.
     global _last
     if _last[1] is not None and rows is _last[0] and _last[1].rows.device == device:
@@ -44,7 +44,7 @@ def _packed(rows: Rows, device: torch.device) -> _Packed:
     numbers = [number for row in order for number in fields[row]] + places + starts
     sent = torch.tensor(numbers, dtype=torch.long)
     sent = (sent.pin_memory() if device.type == "cuda" else sent).to(device, non_blocking=True)
-    packed = _Packed(*sent.split((_FIELDS * len(fields), len(places), len(starts))))
+    packed = _DeviceRows(*sent.split((_FIELDS * len(fields), len(places), len(starts))))
     _last = rows, packed
     return packed
 

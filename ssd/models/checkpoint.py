@@ -148,7 +148,7 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
     return Checkpoint(directory, config, tensors, nbytes, running.hexdigest())
 
 
-class Description(NamedTuple):
+class CheckpointDescription(NamedTuple):
     """A checkpoint's facts that people choose models by; `dtype` is that of most of its `nbytes`."""
 
     format: str = ""
@@ -159,18 +159,18 @@ class Description(NamedTuple):
 
 
 @cache
-def described(directory: str) -> Description:
+def described(directory: str) -> CheckpointDescription:
     """Describe a checkpoint; return an empty description of one that cannot be read."""
     try:
         model = inspect(Path(directory))
     except (UsageError, OSError):
-        return Description()
+        return CheckpointDescription()
     dtypes: Counter[str] = Counter()
     for tensor in model.tensors.values():
         dtypes[tensor.dtype] += tensor.nbytes
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
     format = "gguf" if gguf_files(model.directory) else "safetensors"
-    return Description(
+    return CheckpointDescription(
         format, model.config["model_type"], max(dtypes, key=dtypes.__getitem__, default=""), parameters, model.nbytes
     )
 

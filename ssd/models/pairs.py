@@ -20,7 +20,7 @@ SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 _FIRST, _LAST = 2**16, 2**11  # ids of a light draft, of both ends of the vocabulary
 
 
-class Kind(NamedTuple):
+class DraftKind(NamedTuple):
     """A kind of draft that reads hidden states of its target.
 
     `layers` returns after how many target layers; it raises UsageError if the draft does not fit. `model`: module and
@@ -38,14 +38,14 @@ def _block_layers(draft: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
 
 
 KINDS = (
-    Kind("an MTP head", mtp.is_mtp, mtp.check_mtp, "ssd.models.mtp_head:MTPHead", in_family=True),
-    Kind("a block drafter", is_block, _block_layers, "ssd.models.block:BlockDraft"),
-    Kind("an EAGLE-3 head", is_head, check_head, "ssd.models.eagle3:Eagle3"),
+    DraftKind("an MTP head", mtp.is_mtp, mtp.check_mtp, "ssd.models.mtp_head:MTPHead", in_family=True),
+    DraftKind("a block drafter", is_block, _block_layers, "ssd.models.block:BlockDraft"),
+    DraftKind("an EAGLE-3 head", is_head, check_head, "ssd.models.eagle3:Eagle3"),
 )
 """A draft is of the first kind that recognises it."""
 
 
-def draft_kind(model: Checkpoint) -> Kind | None:
+def draft_kind(model: Checkpoint) -> DraftKind | None:
     """Return the kind of a draft that reads hidden states; None for an independent model."""
     return next((kind for kind in KINDS if kind.recognises(model)), None)
 

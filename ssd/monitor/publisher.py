@@ -27,13 +27,13 @@ _SNAPSHOTS, _REPORTS = 50, 16
 _MOST_AGE_S = 86400.0
 
 
-class Running(Protocol):
+class PublishedEngine(Protocol):
     role: str
     pid: int
     ready: bool
 
 
-class Publisher:
+class SnapshotPublisher:
     """Publishes snapshots. `socket` is readable when a watcher comes or goes."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Publisher:
         if self.watched:
             self._reports.append(report)
 
-    def turn(self, children: Iterable[Running], now: float) -> Watch | None:
+    def turn(self, children: Iterable[PublishedEngine], now: float) -> Watch | None:
         """Publish a snapshot if one is due; return the message that the frontend must get, or None."""
         self._hear()
         if not self.watched or now < self._due:
@@ -113,7 +113,7 @@ class Publisher:
                 self._seen.clear()
                 self._reports.clear()
 
-    def _processes(self, children: dict[str, Running], now: float) -> list[Process]:
+    def _processes(self, children: dict[str, PublishedEngine], now: float) -> list[Process]:
         found = [Process("supervisor", os.getpid(), "up", _rss_bytes(os.getpid()))]
         for role in self._roles:
             child = children.get(role)
@@ -124,7 +124,7 @@ class Publisher:
                 found.append(Process(role, child.pid, state, _rss_bytes(child.pid), self._beat_age(child, now)))
         return found
 
-    def _beat_age(self, child: Running, now: float) -> Seconds:
+    def _beat_age(self, child: PublishedEngine, now: float) -> Seconds:
         turns = self._heartbeats.turns(child.role)
         pid, before, since = self._seen.get(child.role, (0, 0, now))
         if (pid, before) != (child.pid, turns):

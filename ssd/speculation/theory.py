@@ -72,7 +72,7 @@ def speedup_sd(tokens: float, draft: float) -> float:
     return tokens / (1 + draft)
 
 
-class Wait(NamedTuple):
+class DraftWait(NamedTuple):
     """The draft tokens worth waiting for, 0 if none are, and the figures that decided.
 
     `weighed`, which is `depth` or the best depth above 0, brings `gain` tokens more than no wait, in `seconds` more. It
@@ -95,7 +95,7 @@ def depth_worth_waiting_for(
     otherwise: float = 1.0,
     speed: float = 0.0,
     away_s: float = 0.0,
-) -> Wait:
+) -> DraftWait:
     """Return how many fresh draft tokens, 0 to `lookahead`, a batch should wait for, and why.
 
     `missed` rows have no draft tokens; the others have `ready` ones. `verify` is by the tokens of the batch. A drafted
@@ -104,7 +104,7 @@ def depth_worth_waiting_for(
     Maximises tokens - `speed` x seconds, with `speed` the batch's long-run tokens per second (average-reward rule);
     with `speed` 0 the tokens per second of this round. With equal rows and free verification this is Theorem 17."""
     if missed == 0:
-        return Wait(0)
+        return DraftWait(0)
     certain = sum(expected_tokens(acceptance, depth) for depth in ready)
     verified = len(ready) + sum(ready)
 
@@ -121,7 +121,7 @@ def depth_worth_waiting_for(
     depth = max(range(lookahead + 1), key=worth)
     weighed = depth or max(range(1, lookahead + 1), key=worth, default=0)
     (tokens, seconds), (without, at_once) = expects(weighed), expects(0)
-    return Wait(depth, weighed, tokens - without, seconds - at_once, speed or without / at_once)
+    return DraftWait(depth, weighed, tokens - without, seconds - at_once, speed or without / at_once)
 
 
 class Worth(NamedTuple):

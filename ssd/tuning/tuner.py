@@ -77,7 +77,7 @@ def text_class(tokens: float) -> int:
     return int(tokens // 512).bit_length()
 
 
-class _Place(NamedTuple):
+class _PlanCase(NamedTuple):
     """The key of a plan: classes of batch and text, modes that have a draft, kind of request."""
 
     batch: int
@@ -110,8 +110,8 @@ class Tuning:
         self._dice = dice
         self.estimates = Estimates()
         self._choosers: dict[int, Chooser] = {}
-        self._ranked: dict[_Place, list[SpeculationPlan]] = {}
-        self._plans: dict[_Place, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
+        self._ranked: dict[_PlanCase, list[SpeculationPlan]] = {}
+        self._plans: dict[_PlanCase, tuple[SpeculationPlan, int]] = {}  # and the round in which it was chosen
         self._given: dict[tuple[Speculation, int], Speculation] = {}  # answers of `current` since the last choice
         self._batch, self._text, self._kinds = 1, 0, [0]
         self._drafted: tuple[Mode, ...] = ()
@@ -167,7 +167,7 @@ class Tuning:
         return replace(asked, budget=sum(plan.fan_out))
 
     def plan(self, key: PlanKey) -> SpeculationPlan:
-        place = _Place(self._batch, self._text, self._drafted, key)
+        place = _PlanCase(self._batch, self._text, self._drafted, key)
         plan, chosen_at = self._plans.get(place, (None, self.estimates.rounds))
         if plan is None or self.estimates.rounds >= chosen_at + _CHOSEN_FOR:
             if len(self._plans) > _REMEMBERED:
@@ -242,7 +242,7 @@ class Tuning:
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
-    def _chosen(self, place: _Place, present: Setting | None) -> SpeculationPlan:
+    def _chosen(self, place: _PlanCase, present: Setting | None) -> SpeculationPlan:
         """Choose the next plan; without measurements the one that costs least if wrong."""
         batch, key = place.batch, place.key
         measured = self._measurements(key)
@@ -268,7 +268,7 @@ class Tuning:
 
         Each comes with its expected tokens per second, 0 while nothing is measured."""
         plan, chooser, measured = self.plan(key), self._chooser(self._batch), self._measurements(key)
-        ranked = self._ranked.get(_Place(self._batch, self._text, self._drafted, key), [])
+        ranked = self._ranked.get(_PlanCase(self._batch, self._text, self._drafted, key), [])
         best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:

@@ -19,7 +19,7 @@ from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.pages import OutOfPages, PagePool, PageTable
-from ssd.execution.static import StaticRunner, Step
+from ssd.execution.static import StaticForward, StaticRunner
 from ssd.kernels.gpu import Draws
 from ssd.kernels.rounds import RowLayout, begin_draft, build, go_on_drafting
 from ssd.models.interface import Model
@@ -69,8 +69,8 @@ class _Loop:
     def __init__(self, draft: InlineDraft, rows: int, drawing: Drawing) -> None:
         self._draft, self._rows, self._drawing = draft, rows, drawing
         # A row's first forward may have two tokens: the last draft token was accepted, but never read.
-        self._two = Step(draft.runner, GraphShape(rows, 2 * rows, 2), ())
-        self._one = Step(draft.runner, GraphShape(rows, rows, 1), ())
+        self._two = StaticForward(draft.runner, GraphShape(rows, 2 * rows, 2), ())
+        self._one = StaticForward(draft.runner, GraphShape(rows, rows, 1), ())
         self.first: Callable[[], None] = self._begin
         self.one: Callable[[], None] = partial(self._forward, self._one)
         self.rest: Callable[[], None] = self._go_on
@@ -84,7 +84,7 @@ class _Loop:
         for _ in range(self._draft.lookahead - 1):
             self._forward(self._one)
 
-    def _forward(self, step: Step) -> None:
+    def _forward(self, step: StaticForward) -> None:
         draft, tables, rows = self._draft, self._draft.runner.tables, self._rows
         work, fields, dummy = draft.work[:rows], step.batch.fields, (tables.dummy, tables.dummy_page)
         sizes = step.batch.tokens, step.batch.rows, step.batch.longest
@@ -93,7 +93,7 @@ class _Loop:
         go_on_drafting(draft.drafted[:rows], work, step.sampled(self._drawing), fields["starts"], draft.vocabulary)
 
 
-class _Text:
+class _DraftedText:
     """A request's text as the draft has read it: `computed` tokens; `full`: it had no room."""
 
     def __init__(self, table: PageTable, tokens: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class InlineDraft:
         self.lookahead = min(config.speculation.num_speculative_tokens, LONGEST_ROW - 1)
         self.steps, self._pause, self._again = 0, _PAUSE_S, 0.0
         self._pool = PagePool(runner.pages, config.page_size)
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _DraftedText] = {}
         self._most_tokens = config.max_num_batched_tokens
         self._loops: dict[tuple[int, Drawing], _Loop] = {}
 
@@ -153,7 +153,7 @@ class InlineDraft:
             text = self._texts.get(request.request)
             if text is None:
                 table = PageTable(self._pool, request.params.cache_salt)
-                text = self._texts[request.request] = _Text(table, request.tokens)
+                text = self._texts[request.request] = _DraftedText(table, request.tokens)
             missing = request.tokens[text.computed : len(request.tokens) - 1][:room]
             stop = text.computed + len(missing)
             if not self._grown(text, stop):
@@ -184,7 +184,7 @@ class InlineDraft:
         """Return True if there are pages for `stop` tokens of a text; else give its pages back."""
         return self._grown(self._texts[request.request], stop)
 
-    def _grown(self, text: _Text, stop: int) -> bool:
+    def _grown(self, text: _DraftedText, stop: int) -> bool:
         text.full = stop > self.runner.model.shape.max_position
         try:
             text.table.grow(0 if text.full else stop)

@@ -25,9 +25,9 @@ from ssd.tuning.estimates import Mean
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.loading import load_draft
 from ssd.verifier.memory import SuffixMemory
-from ssd.verifier.misses import Guess, forced_tokens
+from ssd.verifier.misses import GuessedTokens, forced_tokens
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
-from ssd.verifier.proposer import Asked, Counters, Proposer, Result
+from ssd.verifier.proposer import AskedDraft, Counters, Proposer, Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import PlainVerification
 
@@ -121,7 +121,7 @@ class InlineProposer(Proposer):
     ) -> None:
         self._draft, self.device, self._memory, self._trace = draft, device, memory, trace
         self.times, self._rows, self._chosen, self._open = times, 1, 1, False
-        self._missed: dict[int, Guess | None] = {}  # requests without draft tokens, and the memory's guess
+        self._missed: dict[int, GuessedTokens | None] = {}  # requests without draft tokens, and the memory's guess
         self._guessed = set[int]()  # requests whose last guess was better than the draft's tokens
         self._acceptance = Mean(_ACCEPTANCE, _SMOOTHING)
 
@@ -138,16 +138,16 @@ class InlineProposer(Proposer):
         chosen = self._open and not self._draft.failed
         return f"sd, K {self._chosen}: {self._acceptance.value:.0%} of draft tokens are right" if chosen else ""
 
-    def asks(self, sequence: Sequence) -> Asked | None:
+    def asks(self, sequence: Sequence) -> AskedDraft | None:
         if sequence.request in self._guessed:
             return None  # the memory guesses only after the outcome
         if not self.drafts(sequence):
-            return Asked()
+            return AskedDraft()
         if not self._draft.has_read(sequence):
             return None
         most = self._most(sequence)
         stop = min(len(sequence.tokens) + len(sequence.proposal) + 1 + most, sequence.max_model_len)
-        return Asked(most=most, inline=True) if self._draft.makes_room(sequence, stop) else Asked()
+        return AskedDraft(most=most, inline=True) if self._draft.makes_room(sequence, stop) else AskedDraft()
 
     def outcomes(self, results: Items[Result]) -> None:
         for result in results:
@@ -212,7 +212,7 @@ class InlineProposer(Proposer):
     def _lookahead(self, sequence: Sequence) -> int:
         return min(self._most(sequence), sequence.acceptable)
 
-    def _better_guess(self, sequence: Sequence) -> Guess | None:
+    def _better_guess(self, sequence: Sequence) -> GuessedTokens | None:
         """Return the memory's guess if it should bring more than draft tokens, cut to a graph's row."""
         guess, gain, acceptance = None, 0.0, self._acceptance.value
         if self._memory is not None:

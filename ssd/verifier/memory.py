@@ -17,7 +17,7 @@ from ssd.kernels import library
 from ssd.kernels.suffixes import LONGEST, Continuation, StoredText, SuffixStore
 from ssd.speculation.theory import tokens_worth_verifying
 from ssd.tuning.estimates import KINDS, Mean
-from ssd.verifier.misses import Guess
+from ssd.verifier.misses import GuessedTokens
 from ssd.verifier.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
@@ -100,7 +100,7 @@ class SuffixMemory:
         except OSError as error:
             raise UsageError(f"no room for --suffix-memory {config.suffix_memory}: {error}") from None
 
-    def guess(self, row: Sequence, pricing: Callable[[], Callable[[int], float]]) -> Guess | None:
+    def guess(self, row: Sequence, pricing: Callable[[], Callable[[int], float]]) -> GuessedTokens | None:
         """Add a sequence's new tokens, and guess the next ones; None if none are worth their price."""
         if not row.params.store:
             return None
@@ -113,7 +113,7 @@ class SuffixMemory:
         chances = self._chances_of(row.kind, found)
         remembered.guess, remembered.chances = found.tokens, chances
         count, accepted, gain = tokens_worth_verifying((chance.value for chance in chances), len(chances), pricing())
-        return Guess(found.tokens[:count], accepted, gain) if count else None
+        return GuessedTokens(found.tokens[:count], accepted, gain) if count else None
 
     def release(self, rows: Items[Sequence]) -> None:
         """Store the rest of the texts of sequences, and forget the sequences."""

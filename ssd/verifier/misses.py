@@ -113,7 +113,7 @@ class WaitCosts:
         return {sequence.request: min(wait.depth, sequence.lookahead) for sequence in rows}
 
 
-class Guess(NamedTuple):
+class GuessedTokens(NamedTuple):
     """Tokens to verify: `accepted` of them should be right, for `gain` tokens beyond their price."""
 
     tokens: Items[int]
@@ -327,7 +327,7 @@ class MissedRow(NamedTuple):
     sequence: Sequence
     key: Key
     policy: MissPolicy
-    guess: Guess | None = None
+    guess: GuessedTokens | None = None
     held: Verified | None = None
 
 

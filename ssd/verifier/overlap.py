@@ -24,7 +24,7 @@ from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
-from ssd.execution.static import StaticRunner, Step, draws_of
+from ssd.execution.static import StaticForward, StaticRunner, draws_of
 from ssd.execution.tables import Upload, uploaded
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
@@ -35,7 +35,7 @@ from ssd.speculation.adjustment import Text
 from ssd.speculation.sampling import Law, drawing_of, read_ids
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import Asked, Result
+from ssd.verifier.proposer import AskedDraft, Result
 from ssd.verifier.scheduler import Scheduled, part_of
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import (
@@ -57,7 +57,7 @@ _ROW = RowLayout._make([*accumulate(_SIZES[:-1]), _MOST_IDS])
 ENTRY = EntryLayout(board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT)
 """Where the device finds each field of a board's entry."""
 
-Ask = Callable[[Sequence], Asked | None]
+Ask = Callable[[Sequence], AskedDraft | None]
 """Called with a sequence that is verified now. Returns None if the host must see the outcome first."""
 
 
@@ -239,7 +239,7 @@ class DeviceScheduler:
         assert table is not None
         note_outcomes(self._rows.device, self._decided, table.words, NUMBERS, _ROW)
 
-    def _make_batch(self, step: Step) -> None:
+    def _make_batch(self, step: StaticForward) -> None:
         (_, tokens, longest), tables, rows = step.shape, self._runner.tables, min(step.shape.rows, self._most_rows)
         build(
             self._rows.device[:rows],

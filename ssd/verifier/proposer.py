@@ -22,7 +22,7 @@ from ssd.tuning.estimates import DecodingRound, Estimates, Setting
 from ssd.tuning.tuner import PlanKey, Tuning, setting_of
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.memory import SuffixMemory
-from ssd.verifier.misses import Guess, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
+from ssd.verifier.misses import GuessedTokens, MissedRow, MissedRows, MissPolicy, WaitCosts, load_policy
 from ssd.verifier.sequence import Cache, Sequence
 
 _DESCRIBED_EVERY = 8  # windows of rounds
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     source: Source = "draft"
 
 
-class Asked(NamedTuple):
+class AskedDraft(NamedTuple):
     """The draft tokens of a row in the verification after a running one, at most `most`.
 
     They are on the board, by a draft of this `epoch`, or `inline`, by a draft in this process."""
@@ -91,9 +91,9 @@ class Proposer:
         """Return the tuner's choice and reason in a sentence; empty if there is none."""
         return ""
 
-    def asks(self, sequence: Sequence) -> Asked | None:
+    def asks(self, sequence: Sequence) -> AskedDraft | None:
         """Answer `ssd.verifier.overlap.Ask`: no row has draft tokens."""
-        return Asked()
+        return AskedDraft()
 
     def admit(self, sequence: Sequence) -> None:
         """Note that a sequence begins, or begins again with its committed tokens."""
@@ -437,7 +437,7 @@ class BoardProposer(Proposer):
     def plan(self) -> str:
         return self.plans.plan
 
-    def asks(self, sequence: Sequence) -> Asked | None:
+    def asks(self, sequence: Sequence) -> AskedDraft | None:
         if sequence.speculation.mode not in self._own_modes:
             return self._inline.asks(sequence)
         if not self._policies.of(sequence.speculation).uses_cache:
@@ -445,7 +445,7 @@ class BoardProposer(Proposer):
         if sequence.request in self._memory_was_better:
             return None  # it guesses only after the outcome
         tracked = sequence.request in self.session.tracked
-        return Asked(self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0)
+        return AskedDraft(self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0)
 
     def admit(self, sequence: Sequence) -> None:
         sequence.speculation = self.plans.planned(sequence)
@@ -527,7 +527,7 @@ class BoardProposer(Proposer):
             self._ending.add(sequence.request)
         return Verified(sequence.request, result.round, key.accepted, outcome.token, in_flight, least)
 
-    def _better_guess(self, memory: SuffixMemory, result: Result) -> Guess | None:
+    def _better_guess(self, memory: SuffixMemory, result: Result) -> GuessedTokens | None:
         """Return the memory's guess if it should bring more than the draft's tokens, which are dropped then.
 
         Tokens with draft probabilities stay: the ratio rule allows no such choice. If the next verification runs

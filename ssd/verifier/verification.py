@@ -18,7 +18,7 @@ from ssd.execution.batch import FINAL, BaseContext
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.board import Cached
-from ssd.ipc.features import FeatureArena, Part, extend_tags
+from ssd.ipc.features import FeatureArena, FeaturePart, extend_tags
 from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
@@ -63,7 +63,9 @@ class VerifiedBatch:
         if all(count is None for count in counts):
             return [None] * len(counts)
         rows = zip(_sampled(self.logits, self.batch), tokens, counts, strict=True)
-        asked = [_Asked(row[: len(mine)], mine, count) for row, mine, count in rows if count is not None and mine]
+        asked = [
+            _AskedLogprobs(row[: len(mine)], mine, count) for row, mine, count in rows if count is not None and mine
+        ]
         entries = iter(_entries(asked))
         return [
             next(entries) if count is not None and mine else None for mine, count in zip(tokens, counts, strict=True)
@@ -78,7 +80,7 @@ class VerifiedBatch:
             if count is not None and part.prompt_outputs:
                 start, stop = part.row.predicted.start, part.prompt_outputs
                 tokens = part.sequence.tokens[start : start + stop]
-                (found,) = _entries([_Asked(rows[:stop], tokens, count)])
+                (found,) = _entries([_AskedLogprobs(rows[:stop], tokens, count)])
                 part.sequence.prompt_logprobs += found
 
 
@@ -192,7 +194,7 @@ class FeatureExport:
             del tags[row.start :]
             extend_tags(tags, sequence.tokens[len(tags) : row.start])
             extend_tags(tags, row.token_ids)
-            parts.append(Part(sequence.slot, row.pages, row.start, tags[row.start :]))
+            parts.append(FeaturePart(sequence.slot, row.pages, row.start, tags[row.start :]))
         self._arena.write(parts, torch.cat([context.hidden[layer] for layer in self.layers], dim=-1))
 
 
@@ -307,7 +309,7 @@ def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
     return logits.split([part.row.outputs for part in batch])
 
 
-class _Asked(NamedTuple):
+class _AskedLogprobs(NamedTuple):
     """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of `alternatives`."""
 
     logits: Tensor
@@ -316,7 +318,7 @@ class _Asked(NamedTuple):
 
 
 @torch.inference_mode()
-def _entries(asked: Items[_Asked]) -> list[list[TokenLogprob]]:
+def _entries(asked: Items[_AskedLogprobs]) -> list[list[TokenLogprob]]:
     """Return the log-probabilities of all that is asked for, copied from the device together."""
     if not asked:
         return []

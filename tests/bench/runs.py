@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ssd.bench.runs import Turn
+from ssd.bench.runs import BenchTurn
 from ssd.client import Completion
 from ssd.ipc.public import Metrics, Usage
 
@@ -14,6 +14,6 @@ def completion(ids: list[int], **figures: Any) -> Completion:
     return Completion("", ids, [1, 2], "length", Usage(2, len(ids)), metrics)
 
 
-def turns(*speeds: float, ids: list[int] | None = None, **figures: Any) -> list[Turn]:
+def turns(*speeds: float, ids: list[int] | None = None, **figures: Any) -> list[BenchTurn]:
     """One request each, at these speeds."""
-    return [Turn([completion(ids or [1], tokens_per_second=speed, **figures)], speed) for speed in speeds]
+    return [BenchTurn([completion(ids or [1], tokens_per_second=speed, **figures)], speed) for speed in speeds]

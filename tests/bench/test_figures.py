@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ssd.bench.figures import differing, predicted, quartiles, rows
 from ssd.bench.outputs import COLOURS
 from ssd.bench.report import BenchReport, sentences, tables
-from ssd.bench.runs import Turn
+from ssd.bench.runs import BenchTurn
 from ssd.bench.settings import Setting
 from ssd.bench.setup import Setup
 from ssd.config.params import Mode, Speculation
@@ -85,16 +85,16 @@ def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:
         completion([1], hits=9, misses=1, draft_wait_ms=1.0),
         completion([1], hits=1, misses=1, draft_wait_ms=2.0),
     ]
-    (row,) = rows([SSD], {"ssd": [Turn(answers, 100.0)]}, 0.0)
+    (row,) = rows([SSD], {"ssd": [BenchTurn(answers, 100.0)]}, 0.0)
     assert row["hit_rate"] == pytest.approx(10 / 12) and row["wait_ms"] == 1.5
     (plain,) = rows([AR], {"ar": turns(1.0)}, 0.0)
     assert "hit_rate" not in plain
     never = completion([1], misses=4, mean_acceptance_length_on_miss=1.5)
     once = completion([1], hits=2, mean_acceptance_length_on_hit=3.0)
-    (row,) = rows([SSD], {"ssd": [Turn([never, once], 100.0)]}, 0.0)
+    (row,) = rows([SSD], {"ssd": [BenchTurn([never, once], 100.0)]}, 0.0)
     assert (row["on_hit"], row["on_miss"]) == (3.0, 1.5)
     for answer, lengths in ((never, (None, 1.5)), (once, (3.0, None))):
-        (row,) = rows([SSD], {"ssd": [Turn([answer], 100.0)]}, 0.0)
+        (row,) = rows([SSD], {"ssd": [BenchTurn([answer], 100.0)]}, 0.0)
         assert (row["on_hit"], row["on_miss"]) == lengths
     assert "over_ar" not in row and "equal_to_ar" not in row
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ssd.bench.load import Answer, Pass, drive, equal_answers, load_figures, most_open, poisson
+from ssd.bench.load import Pass, TimedAnswer, drive, equal_answers, load_figures, most_open, poisson
 from ssd.client import Prompt
 from ssd.config.params import SamplingParams
 from ssd.ipc.public import Metrics
@@ -35,8 +35,8 @@ class Echo:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def __call__(self, prompt: Prompt, params: SamplingParams) -> Answer:
-        answer = Answer(time.perf_counter())
+    async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer:
+        answer = TimedAnswer(time.perf_counter())
         self.open += 1
         self.most = max(self.most, self.open)
         await asyncio.sleep(0.005)
@@ -63,9 +63,9 @@ def test_a_request_is_not_sent_before_it_arrives() -> None:
     assert load.seconds >= 0.06
 
 
-def answer(*arrivals: tuple[float, int], sent: float = 1.0, ended: float, **more: object) -> Answer:
+def answer(*arrivals: tuple[float, int], sent: float = 1.0, ended: float, **more: object) -> TimedAnswer:
     tokens = sum(count for _, count in arrivals)
-    return Answer(sent, list(arrivals), ended, [7] * tokens, 10, completion_tokens=tokens, **more)  # type: ignore[arg-type]
+    return TimedAnswer(sent, list(arrivals), ended, [7] * tokens, 10, completion_tokens=tokens, **more)  # type: ignore[arg-type]
 
 
 ONE = answer((1.1, 1), (1.3, 4), (1.4, 1), ended=1.4, cached_tokens=8, metrics=Metrics(rounds=3, accepted_tokens=3))
@@ -73,7 +73,7 @@ TWO = answer((1.3, 1), ended=1.3)
 
 
 def test_latencies_are_those_of_vllm_and_a_gap_is_divided_over_its_tokens() -> None:
-    failed = Answer(1.0, ended=1.2, error="overloaded")
+    failed = TimedAnswer(1.0, ended=1.2, error="overloaded")
     row = load_figures([Pass([ONE, TWO, failed], 2.0)])
     assert (row["num_prompts"], row["completed"], row["failed"], row["errors"]) == (3, 2, 1, {"overloaded": 1})
     assert (row["total_input_tokens"], row["total_output_tokens"], row["cached_input_tokens"]) == (20, 7, 8)
@@ -99,13 +99,13 @@ def test_passes_are_one_after_the_other() -> None:
 
 
 def test_where_nothing_was_completed_there_are_no_latencies() -> None:
-    row = load_figures([Pass([Answer(1.0, ended=2.0, error="overloaded")], 1.0)])
+    row = load_figures([Pass([TimedAnswer(1.0, ended=2.0, error="overloaded")], 1.0)])
     assert row["completed"] == 0 and not [key for key in row if key.endswith("_ms")]
 
 
 def test_ids_are_compared_where_both_were_completed() -> None:
     other = answer((1.1, 2), ended=1.2)
-    failed = Answer(1.0, ended=1.2, error="overloaded")
+    failed = TimedAnswer(1.0, ended=1.2, error="overloaded")
     found = equal_answers([Pass([ONE, other, ONE], 1.0)], [Pass([ONE, TWO, failed], 1.0)])
     assert found == {"answers": 2, "equal_to_ar": 1}
 

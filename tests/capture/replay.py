@@ -294,7 +294,7 @@ class _Later:
 
 def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture and replay, as a GPU does, in the runners of target and draft, in the device scheduler and its draft."""
-    step_made, ranked_made = static.Step.__init__, static_shapes._RankedStep.__init__
+    step_made, ranked_made = static.StaticForward.__init__, static_shapes._RankedStep.__init__
 
     def make_step(step: Any, runner: Any, *more: Any) -> None:
         step_made(step, runner, *more)
@@ -326,7 +326,7 @@ def replay_captures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ssd.kernels.library.functions", lambda: None)
     monkeypatch.setattr(inline_draft._Loop, "__init__", make_loop)
-    monkeypatch.setattr(static.Step, "__init__", make_step)
+    monkeypatch.setattr(static.StaticForward, "__init__", make_step)
     monkeypatch.setattr(static_shapes._RankedStep, "__init__", make_ranked)
     for module in (static, static_shapes, overlap):
         monkeypatch.setattr(module, "once", captured)

@@ -19,7 +19,7 @@ from ssd.draft.static_shapes import StaticDrafter, TreeRunner, _RankedStep
 from ssd.draft.tree_tensors import TreeTensors
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.execution.static import StaticContext, StaticRunner, Step
+from ssd.execution.static import StaticContext, StaticForward, StaticRunner
 from ssd.execution.tables import BatchTensors, Tables, Upload
 from ssd.speculation.adjustment import Adjustment, Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
@@ -162,13 +162,13 @@ def test_results_of_a_shape_outlive_the_graphs_of_other_shapes(world: World) -> 
 def result_in_a_new_tensor(patch: pytest.MonkeyPatch) -> None:
     """Each draw sets an attribute: a step returns the tensor of the draw that was captured last."""
 
-    right = Step._draw
+    right = StaticForward._draw
 
-    def draw(self: Step, drawing: Drawing) -> None:
+    def draw(self: StaticForward, drawing: Drawing) -> None:
         self.drawn = torch.zeros_like(self.drawn)
         right(self, drawing)
 
-    patch.setattr(Step, "_draw", draw)
+    patch.setattr(StaticForward, "_draw", draw)
 
 
 def result_of_all_shapes_in_one_attribute(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from ssd.bench import load, runs
-from ssd.bench.runs import Turn, perplexities
+from ssd.bench.runs import BenchTurn, perplexities
 from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.main import main
 from ssd.client import Client, Completion
@@ -151,7 +151,7 @@ def test_perplexity_is_that_of_the_answers_after_their_prompts(served: Engine, p
         answers = client.generate([[5, 6, 7], [8, 9]], params)
         room = served.config.max_model_len - 12
         long = client.generate([tiny.token_ids(room, 0, 300)], params)
-        found = perplexities(client, {"both": [Turn(answers, 1.0)], "long": [Turn(long, 1.0)]})
+        found = perplexities(client, {"both": [BenchTurn(answers, 1.0)], "long": [BenchTurn(long, 1.0)]})
     oracle = tiny.oracle(Path(pair[1]))
 
     def losses(answer: Completion) -> torch.Tensor:

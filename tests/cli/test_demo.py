@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ssd.bench.runs import Turn
+from ssd.bench.runs import BenchTurn
 from ssd.bench.settings import Setting
 from ssd.cli import demo as demo_module
 from ssd.cli.demo import _draft_words, _reported
@@ -105,7 +105,7 @@ def test_other_ids_are_not_called_the_same(capsys: pytest.CaptureFixture[str]) -
     assert said.endswith("The same tokens.\n") and "disturbed" not in said
     _reported(config, settings, alike, completion([1, 3]))
     assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
-    _reported(config, settings, alike | {"sd": [alike["sd"][0], Turn([completion([1, 3])], 80.0)]})
+    _reported(config, settings, alike | {"sd": [alike["sd"][0], BenchTurn([completion([1, 3])], 80.0)]})
     assert capsys.readouterr().out.endswith("The tokens DIFFER: see docs/exactness.md.\n")
 
 

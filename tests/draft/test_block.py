@@ -20,7 +20,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import perturbed
-from ssd.speculation.theory import Wait
+from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
@@ -84,7 +84,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: Wait(longest))
+    monkeypatch.setattr(
+        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
+    )
 
 
 class Auditor:

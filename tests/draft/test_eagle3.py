@@ -28,7 +28,7 @@ from ssd.ipc.public import Metrics
 from ssd.models.eagle3 import Eagle3
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import Law, perturbed
-from ssd.speculation.theory import Wait
+from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
@@ -86,7 +86,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: Wait(longest))
+    monkeypatch.setattr(
+        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
+    )
 
 
 class Auditor:

@@ -16,7 +16,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Emission, Submit
 from ssd.ipc.public import Message
 from ssd.speculation.sampling import Law
-from ssd.speculation.theory import Wait
+from ssd.speculation.theory import DraftWait
 from ssd.tuning.estimates import Mean
 from ssd.tuning.predictor import SpeculationPlan
 from ssd.tuning.tuner import Tuning
@@ -339,7 +339,9 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(
 ) -> None:
     """Where both models share cores; prompts are read by the target alone then. It waits for its draft however slow the
     machine is."""
-    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: Wait(longest))
+    monkeypatch.setattr(
+        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
+    )
     settings = config(Speculation(mode, 4, (2,), "jit"))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft, elastic=True)

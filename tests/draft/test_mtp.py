@@ -16,7 +16,7 @@ from ssd.execution.runner import Runner
 from ssd.execution.states import StateRoom
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.speculation.theory import Wait
+from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.draft.test_eagle3 import Auditor
@@ -86,7 +86,9 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr("ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: Wait(longest))
+    monkeypatch.setattr(
+        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
+    )
 
 
 def total(texts: Texts, name: str) -> int:

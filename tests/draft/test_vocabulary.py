@@ -25,7 +25,7 @@ from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.features import Part, extend_tags
+from ssd.ipc.features import FeaturePart, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.kernels import cpu
 from ssd.kernels.guess import Ask
@@ -311,7 +311,7 @@ def played(draft: Draft, law: Law, trunks: list[Any] | None = None) -> list[Any]
         tags: list[int] = []
         extend_tags(tags, tokens)
         if draft.shown is not None:
-            draft.shown.write([Part(0, range(40), 0, tags)], states[: len(tokens)])
+            draft.shown.write([FeaturePart(0, range(40), 0, tags)], states[: len(tokens)])
 
     def watch(engine: Any) -> None:
         for tree in engine.trees.values():

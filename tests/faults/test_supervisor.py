@@ -18,7 +18,7 @@ from ssd.ipc import trace_ring
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
-from ssd.monitor.publisher import Publisher
+from ssd.monitor.publisher import SnapshotPublisher
 from tests.faults.engine import gone
 from tests.scripted_engine import PATIENCE_S, SMALL
 
@@ -50,10 +50,10 @@ def test_wild_lanes_do_not_keep_a_dead_process_from_being_replaced(engine: Engin
 def test_whatever_the_supervisor_stumbles_over_the_engine_ends_with_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stumble(self: Publisher, role: str) -> None:
+    def stumble(self: SnapshotPublisher, role: str) -> None:
         raise KeyboardInterrupt(f"over the {role}")
 
-    monkeypatch.setattr(Publisher, "ended", stumble)
+    monkeypatch.setattr(SnapshotPublisher, "ended", stumble)
     pids, directory = engine.pids, Path(engine.address.removeprefix("ipc://")).parent
     os.kill(pids["target"], signal.SIGKILL)
     assert engine.wait(PATIENCE_S)

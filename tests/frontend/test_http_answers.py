@@ -17,7 +17,7 @@ from ssd.config.params import SamplingParams
 from ssd.errors import RequestError
 from ssd.frontend.admission import checked_ids, most_scored
 from ssd.frontend.http import exchange
-from ssd.frontend.http.connection import Connection
+from ssd.frontend.http.connection import HttpConnection
 from ssd.frontend.http.exchange import Gone
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.request import Request
@@ -173,7 +173,7 @@ def test_the_server_is_done_with_what_it_has_answered(http: HttpEngine) -> None:
         for stream in (True, False, True, False):
             assert http.ask("POST", "/v1/completions", BODY | {"stream": stream})[0] == 200
         # Without the garbage collector; the end of the last may still be on its way.
-        left = [one for one in gc.get_objects() if isinstance(one, Connection | Generation | Request)]
+        left = [one for one in gc.get_objects() if isinstance(one, HttpConnection | Generation | Request)]
         assert len(left) <= 3
     finally:
         gc.enable()

@@ -18,7 +18,7 @@ from ssd.ipc.arenas import DraftArenas, Exported, HostTensor, Imported, TargetAr
 from ssd.ipc.board import Key
 from ssd.ipc.cuda import CudaError
 from ssd.ipc.draft_probs import DraftProbsArena
-from ssd.ipc.features import FeatureArena, Part, extend_tags
+from ssd.ipc.features import FeatureArena, FeaturePart, extend_tags
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
 from ssd.ipc.messages import TARGET_TO_DRAFT, ArenaHandle, Ready
 from ssd.ipc.process import Start, memory_file
@@ -195,7 +195,7 @@ def flows(target: TargetArenas, draft: DraftArenas) -> bool:
     """Whether what one writes the other reads, both ways."""
     probs_of(draft).write(1, 0, KEY, 0, [2], [ROWS[0] / 3])
     probs_of(draft).show()
-    features_of(target).write([Part(0, [3], 0, TAGS)], ROWS)
+    features_of(target).write([FeaturePart(0, [3], 0, TAGS)], ROWS)
     probs, features = probs_of(target).read(1, 0, KEY, [2]), features_of(draft).read(0, 0, TAGS)
     return torch.equal(probs, ROWS[:1] / 3) and torch.equal(features, ROWS)
 
@@ -255,7 +255,7 @@ def test_a_target_that_cannot_export_uses_the_host(
     function: str, start: Start, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = target_of(start)
-    features_of(before).write([Part(0, [3], 0, TAGS)], ROWS)
+    features_of(before).write([FeaturePart(0, [3], 0, TAGS)], ROWS)
     allocated = len(driver.allocated)
     driver.fails[function] = OUT_OF_MEMORY
     with caplog.at_level(logging.WARNING):

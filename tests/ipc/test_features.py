@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig, Features
-from ssd.ipc.features import FeatureArena, Part, extend_tags
+from ssd.ipc.features import FeatureArena, FeaturePart, extend_tags
 from ssd.ipc.layouts import feature_layout
 from ssd.ipc.process import memory_file
 
@@ -44,7 +44,7 @@ def sides() -> Iterator[tuple[FeatureArena, FeatureArena]]:
     descriptor = memory_file("features", feature_layout(CONFIG).size_bytes)
     target, draft = FeatureArena(descriptor, CONFIG, writable=True), FeatureArena(descriptor, CONFIG)
     os.close(descriptor)
-    target.write([Part(1, [4, 2], 0, tags(TEXT))], rows(len(TEXT)))
+    target.write([FeaturePart(1, [4, 2], 0, tags(TEXT))], rows(len(TEXT)))
     yield target, draft
 
 
@@ -67,7 +67,7 @@ def test_a_page_that_went_to_another_text_is_not_taken_for_the_old_one(
     sides: tuple[FeatureArena, FeatureArena],
 ) -> None:
     target, draft = sides
-    target.write([Part(0, [2], 0, tags([1, 2]))], rows(2, 100.0))
+    target.write([FeaturePart(0, [2], 0, tags([1, 2]))], rows(2, 100.0))
     assert len(draft.read(1, 0, tags(TEXT))) == 4
     assert torch.equal(draft.read(0, 0, tags([1, 2])), rows(2, 100.0))
 
@@ -85,7 +85,7 @@ def test_a_row_that_is_overwritten_while_it_is_read_is_not_used(sides: tuple[Fea
         """Rows during whose copy the target writes the second one again."""
 
         def __getitem__(self, index: object) -> torch.Tensor:
-            target.write([Part(0, [4], 1, tags(TEXT)[1:2])], rows(1, 50.0))
+            target.write([FeaturePart(0, [4], 1, tags(TEXT)[1:2])], rows(1, 50.0))
             return super().__getitem__(index).as_subclass(torch.Tensor)
 
     draft._rows = draft._rows.as_subclass(Overtaken)
@@ -98,7 +98,9 @@ def test_several_sequences_are_written_at_once_and_shown_when_the_device_is_done
     target, draft = sides
     seen: list[int] = []
     monkeypatch.setattr("ssd.ipc.features.settle", lambda rows: seen.append(len(draft.read(0, 0, tags([1, 2])))))
-    target.write([Part(0, [5], 0, tags([1, 2])), Part(1, [4, 2], 3, tags([*TEXT[:3], 8])[3:])], rows(3, 60.0))
+    target.write(
+        [FeaturePart(0, [5], 0, tags([1, 2])), FeaturePart(1, [4, 2], 3, tags([*TEXT[:3], 8])[3:])], rows(3, 60.0)
+    )
     assert seen == [0]
     assert torch.equal(draft.read(0, 0, tags([1, 2])), rows(2, 60.0))
     assert torch.equal(draft.read(1, 3, tags([*TEXT[:3], 8])[3:]), rows(1, 60.0 + 2 * WIDTH))
@@ -110,7 +112,7 @@ def test_rows_elsewhere_are_not_there_until_they_are_written(sides: tuple[Featur
     for side in sides:
         side.place(elsewhere)
     assert len(draft.read(1, 0, tags(TEXT))) == 0
-    target.write([Part(1, [4, 2], 0, tags(TEXT))], rows(len(TEXT), 9.0))
+    target.write([FeaturePart(1, [4, 2], 0, tags(TEXT))], rows(len(TEXT), 9.0))
     assert torch.equal(draft.read(1, 0, tags(TEXT)), rows(len(TEXT), 9.0)) and elsewhere.any()
 
 
@@ -121,7 +123,7 @@ def test_rows_are_of_the_targets_type() -> None:
     arena = FeatureArena(descriptor, config, writable=True)
     os.close(descriptor)
     states = rows(len(TEXT)).div(3).bfloat16()
-    arena.write([Part(1, [4, 2], 0, tags(TEXT))], states)
+    arena.write([FeaturePart(1, [4, 2], 0, tags(TEXT))], states)
     assert torch.equal(arena.read(1, 0, tags(TEXT)), states)
 
 
@@ -141,4 +143,4 @@ def test_what_is_no_number_is_no_feature(sides: tuple[FeatureArena, FeatureArena
 
 def test_the_draft_cannot_write(sides: tuple[FeatureArena, FeatureArena]) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        sides[1].write([Part(0, [0], 0, [1])], rows(1))
+        sides[1].write([FeaturePart(0, [0], 0, [1])], rows(1))

@@ -21,7 +21,7 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
-from ssd.ipc.features import Part, extend_tags
+from ssd.ipc.features import FeaturePart, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -58,7 +58,7 @@ class Drafted:
         extend_tags(tags, TEXT[:-1])
         assert draft.shown is not None
         rows = torch.cat([found[layer] for layer in blocks.LAYERS], -1)[:-1]
-        draft.shown.write([Part(0, range(8), 0, tags)], rows)
+        draft.shown.write([FeaturePart(0, range(8), 0, tags)], rows)
         assert draft.shown is not draft.features
 
     def path(self, trunk: Sequence[int] = ()) -> PathRow:

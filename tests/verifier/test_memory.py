@@ -19,7 +19,7 @@ from ssd.ipc.messages import Submit
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S
 from ssd.verifier.memory import SuffixMemory
-from ssd.verifier.misses import Guess, MissPolicy, ModelFree, WaitCosts
+from ssd.verifier.misses import GuessedTokens, MissPolicy, ModelFree, WaitCosts
 from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
 from tests.draft.audit import World, plainly, world_in
@@ -389,10 +389,10 @@ def test_no_guess_takes_the_place_of_tokens_that_the_ratio_rule_must_test(
         pair.proposer._costs.pricing = free  # type: ignore[method-assign]
         choose = pair.proposer._better_guess
 
-        def watched(memory: SuffixMemory, result: Result, choose: Any = choose) -> Guess | None:
+        def watched(memory: SuffixMemory, result: Result, choose: Any = choose) -> GuessedTokens | None:
             nonlocal kept, guesses
             before = list(result.sequence.proposal)
-            guess: Guess | None = choose(memory, result)
+            guess: GuessedTokens | None = choose(memory, result)
             assert result.sequence.proposal == before and (guess is None or not before)
             kept, guesses = kept + bool(before), guesses + (guess is not None)
             return guess

@@ -18,7 +18,7 @@ from ssd.draft.tree_attention import ChainCache
 from ssd.execution import adjustments
 from ssd.execution.adjustments import AdjustmentTable
 from ssd.execution.kv_cache import KVCache
-from ssd.execution.static import StaticRunner, Step
+from ssd.execution.static import StaticForward, StaticRunner
 from ssd.execution.tables import Tables, Upload, uploaded
 from ssd.models.interface import Shape
 from ssd.speculation.adjustment import Adjustment, Text
@@ -81,7 +81,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     upload, scheduler, forward, launch = (
         Upload.__init__,
         DeviceScheduler.__init__,
-        Step._forward,
+        StaticForward._forward,
         DeviceScheduler.launch_next,
     )
 
@@ -93,7 +93,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
         scheduler(self, *given)
         self._arrived = Event(found, "report")
 
-    def run(self: Step) -> None:
+    def run(self: StaticForward) -> None:
         forward(self)
         found.launched += 1
 
@@ -105,7 +105,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     monkeypatch.setattr(Upload, "__init__", upload_made)
     monkeypatch.setattr(DeviceScheduler, "__init__", scheduler_made)
     monkeypatch.setattr(DeviceScheduler, "launch_next", launch_next)
-    monkeypatch.setattr(Step, "_forward", run)
+    monkeypatch.setattr(StaticForward, "_forward", run)
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.launch.options import EngineOptions
 from ssd.models.checkpoint import inspect
 from tools.gpu_report.forward import read_once
@@ -15,7 +15,7 @@ from tools.gpu_report.job import TINY, Job, config_folder
 from tools.inflate.sizes import LIKE, Like, Sizes
 
 _LOOKAHEAD, _FAN_OUT = 5, 3
-STATED = Agreement(0.8, 0.85, _LOOKAHEAD, _FAN_OUT)  # between the paper's Llama pair at T = 0 and at T = 1
+STATED = StatedAgreement(0.8, 0.85, _LOOKAHEAD, _FAN_OUT)  # between the paper's Llama pair at T = 0 and at T = 1
 _SMALL = Sizes(1024, 4, 16, 8, 64, 4096)
 
 
@@ -56,7 +56,7 @@ PAIRS: dict[str, tuple[Like | _Other, Like]] = {
 class Case(NamedTuple):
     name: str
     options: EngineOptions
-    synthetic: Agreement | None
+    synthetic: StatedAgreement | None
 
 
 def cases(

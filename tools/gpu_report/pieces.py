@@ -18,7 +18,7 @@ import click
 from ssd.errors import UsageError
 from ssd.models import hub
 from ssd.models.gguf.tensors import GGUF_FILE
-from ssd.models.pull import SOURCES, Source, complete
+from ssd.models.pull import SOURCES, ModelSource, complete
 from tools.gpu_report import distilling
 from tools.gpu_report.job import Job, Row
 from tools.processes import ROOT
@@ -46,7 +46,7 @@ def rows(job: Job, *, join: bool = False) -> Iterator[Row]:
         yield {"name": "target", "sha256": SOURCES[NAME].sha256, "ok": True}
 
 
-def joined(pieces: Sequence[Path], source: Source, directory: Path) -> None:
+def joined(pieces: Sequence[Path], source: ModelSource, directory: Path) -> None:
     """Make a checkpoint's folder of the pieces of its compressed GGUF.
 
     Raises UsageError if they are not all there or not those of the pinned file."""

@@ -17,10 +17,10 @@ from ssd.frontend.grammars import say_left_out
 from ssd.frontend.http.bodies import AllowedTool, ChatRequest, ChosenTool, FunctionName, Tool
 from ssd.frontend.http.bodies import Function as OfferedFunction
 from ssd.frontend.http.errors import HttpError, cut, invalid, missing
-from ssd.frontend.http.structured import Form, form_of
+from ssd.frontend.http.structured import AnswerForm, form_of
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.marked import Llama3Json
-from ssd.frontend.parsers.rules import Function, Rules, Unfit, argument_check
+from ssd.frontend.parsers.rules import CallableFunction, Rules, Unfit, argument_check
 from ssd.frontend.parsers.tools import ArgumentCheck, ToolParser
 
 log = logging.getLogger("ssd.http")
@@ -39,7 +39,7 @@ class AskedAnswer(NamedTuple):
     `legacy` answers have their one call as OpenAI's older `function_call`. If there is text around calls that a grammar
     enforces, `obey` tells which calls in it are right."""
 
-    form: Form = Form()
+    form: AnswerForm = AnswerForm()
     tools: Sequence[Tool] = ()
     parser: type[ToolParser] | None = None
     structured: Structured | None = None
@@ -125,7 +125,7 @@ def _asked(body: ChatRequest, format: AnswerFormat) -> AskedAnswer:
 
 
 def _enforce(
-    body: ChatRequest, form: Form, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None
+    body: ChatRequest, form: AnswerForm, tools: Sequence[Tool], format: AnswerFormat, most_calls: int | None
 ) -> AskedAnswer:
     """Return an answer that must be a call: of any tool (`required`) or of one by name. Raises HttpError."""
     names = [tool.function.name for tool in tools]
@@ -147,7 +147,7 @@ def _enforce(
 
 def _enforced(
     asked: AskedAnswer,
-    functions: Sequence[Function],
+    functions: Sequence[CallableFunction],
     format: AnswerFormat,
     of: Callable[[type[ToolParser], Rules], str],
 ) -> AskedAnswer:
@@ -159,9 +159,12 @@ def _enforced(
     raise AssertionError("Llama3Json has a grammar")
 
 
-def _functions(tools: Sequence[Tool], obey: bool) -> list[Function]:
+def _functions(tools: Sequence[Tool], obey: bool) -> list[CallableFunction]:
     given = [tool.function for tool in tools]
-    return [Function(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict)) for each in given]
+    return [
+        CallableFunction(each.name, each.parameters if obey or each.strict else _ANY, bool(each.strict))
+        for each in given
+    ]
 
 
 def _structured(rules: Rules, of: Callable[[Rules], str]) -> Structured | None:

@@ -20,7 +20,7 @@ from ssd.frontend.http.exchange import Exchange
 from ssd.frontend.http.generation import Generation
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.structured import Form
+from ssd.frontend.http.structured import AnswerForm
 from ssd.frontend.http.style import Choice, Each, Style
 from ssd.frontend.text_jobs import Encoded, Fill
 from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
@@ -28,7 +28,7 @@ from ssd.ipc.public import Chunk, Done, Generate, TokenLogprob, Usage
 _DEFAULT_TOKENS = 16
 
 
-def generates(body: CompletionRequest, config: EngineConfig, form: Form) -> list[Generate]:
+def generates(body: CompletionRequest, config: EngineConfig, form: AnswerForm) -> list[Generate]:
     """Return a request to the engine for each choice: all of the first prompt, then of the next."""
     given = prompts(body.prompt, config.server.limits.max_prompts)
     n = count(body, config)

@@ -73,7 +73,7 @@ class Arrival:
             self._deadline = self._loop.call_later(seconds, late)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection, with heads, bodies and pauses bounded in time, and heads in size; the route bounds bodies.
 
     The request being answered is told when its client has left. To its answers a connection is the transport, whose

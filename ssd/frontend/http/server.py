@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from ssd.frontend.connection_limits import http_connections
 from ssd.frontend.http.app import App
-from ssd.frontend.http.connection import Connection, Hangups, as_bytes
+from ssd.frontend.http.connection import Hangups, HttpConnection, as_bytes
 from ssd.frontend.http.errors import refusal
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.listening import tls_context
@@ -74,7 +74,7 @@ class HttpServer:
         await self._wait_for_all(_CLEAN_UP_S)
 
     async def _wait_for_all(self, seconds: float) -> None:
-        connections: set[Connection] = self._state.connections  # type: ignore[assignment]  # all are ours
+        connections: set[HttpConnection] = self._state.connections  # type: ignore[assignment]  # all are ours
         ends = [self._loop.create_task(connection.ended.wait()) for connection in connections]
         if ends or self._state.tasks:
             await asyncio.wait({*ends, *self._state.tasks}, timeout=seconds)
@@ -109,7 +109,7 @@ class HttpServer:
                 connected.add_done_callback(self._connections.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        connection = Connection(self._uvicorn, self._state, {}, limits=self._limits, hangups=self._hangups)
+        connection = HttpConnection(self._uvicorn, self._state, {}, limits=self._limits, hangups=self._hangups)
         try:
             seconds = None if self._tls is None else _HANDSHAKE_S
             await self._loop.connect_accepted_socket(

@@ -16,24 +16,24 @@ from ssd.grammar.keywords import as_strict, take_strict
 _KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
 
 
-class Form(NamedTuple):
+class AnswerForm(NamedTuple):
     """The format that a body asks of its answer, and the name of the field that asks; None for any text."""
 
     field: str | None = None
     structured: Structured | None = None
 
 
-def form_of(body: Sampling) -> Form:
+def form_of(body: Sampling) -> AnswerForm:
     """Return the form of the answer. Raises HttpError if fields contradict each other."""
     found = list(_asked(body))
     if not found:
-        return Form()
+        return AnswerForm()
     field, structured = found[0]
     if others := [name for name, asked in found[1:] if not _same(asked, structured)]:
         raise invalid(others[0], f"{field} and {others[0]} both say what the answer must be; give one")
     if len(structured.source) > MAX_COMPILED:
         raise invalid(field, f"{field} has {len(structured.source)} characters, which is too long")
-    return Form(field, structured)
+    return AnswerForm(field, structured)
 
 
 def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:

@@ -16,7 +16,7 @@ from ssd.frontend.http.asked import AskedAnswer
 from ssd.frontend.http.bodies import Sampling, StreamOptions
 from ssd.frontend.http.errors import HttpError, error_object
 from ssd.frontend.http.exchange import EVENTS, encoder
-from ssd.frontend.http.structured import Form, form_of
+from ssd.frontend.http.structured import AnswerForm, form_of
 from ssd.frontend.parsers.answer import Answer, AnswerFormat, AnswerParser
 from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.parsers.tools import ToolCall
@@ -79,7 +79,7 @@ class Style(ABC):
     by_origin = False
     """True if each message is to have tokens of one origin."""
 
-    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary, form: Form | None = None) -> None:
+    def __init__(self, body: Sampling, name: str, vocabulary: Vocabulary, form: AnswerForm | None = None) -> None:
         self._vocabulary = vocabulary
         self.form = form or form_of(body)
         self._n = body.n or 1
@@ -184,7 +184,7 @@ class ParsingStyle(Style):
         return self._format.thoughts(prompt, self._asked.parser if self._asked.structured else None)
 
 
-class Growing(ABC):
+class GrowingAnswer(ABC):
     """The parts of an answer as it grows, and the events about them. `kinds` are those of thoughts and of text."""
 
     kinds: ClassVar[tuple[str, str]]

@@ -31,7 +31,7 @@ class Unfit(ValueError):
     """Raised for a tool that a format cannot call, or not by grammar. The text says which and why."""
 
 
-class Function(NamedTuple):
+class CallableFunction(NamedTuple):
     """A tool that an answer may call; `parameters` is a JSON schema, or None for no arguments.
 
     A `strict` schema is obeyed or refused. In others, keywords that `llguidance` does not know are ignored."""
@@ -47,7 +47,9 @@ class Rules:
     `ids` returns the tokens written like a marker; no text matches special ones. `several`: an answer may make many
     calls."""
 
-    def __init__(self, functions: Sequence[Function], ids: Callable[[str], Sequence[int]], several: bool) -> None:
+    def __init__(
+        self, functions: Sequence[CallableFunction], ids: Callable[[str], Sequence[int]], several: bool
+    ) -> None:
         self.functions = functions
         self._ids, self._several = ids, several
         self._lines: list[str] = []
@@ -130,20 +132,20 @@ class Rules:
         self.left_out |= left_out
         return self._rule(json_rule(loose))
 
-    def name(self, function: Function, before: str = "", after: str = "") -> str:
+    def name(self, function: CallableFunction, before: str = "", after: str = "") -> str:
         """Return the expression of a tool's name, not quoted, between two texts. Raises Unfit."""
         if not _PLAIN_NAME.fullmatch(function.name):
             raise unfit(function, "its name has characters that this model's format of calls has no place for")
         return self.text(before + function.name + after)
 
-    def arguments(self, function: Function) -> str:
+    def arguments(self, function: CallableFunction) -> str:
         """Return the expression of a tool's arguments as an object. Raises Unfit."""
         schema = _schema(function)
         if not schema.keys() - _NO_ARGUMENTS:
             return self.text("{}")
         return self.json({**schema, "type": "object"}, function)
 
-    def keywords(self, function: Function) -> str:
+    def keywords(self, function: CallableFunction) -> str:
         """Return the expression of a tool's arguments as `a=1, b=2`, in the schema's order. Raises Unfit."""
         properties, required = self.properties(function)
         rest, first = '""', '""'  # expressions of the arguments from here on: after another one, and as the first ones
@@ -158,7 +160,7 @@ class Rules:
             )
         return first
 
-    def properties(self, function: Function) -> tuple[dict[str, Any], list[str]]:
+    def properties(self, function: CallableFunction) -> tuple[dict[str, Any], list[str]]:
         """Return the schemas of a tool's arguments by name, and the required names. Raises Unfit."""
         schema = {key: decoded(value) for key, value in _schema(function).items()}
         if unknown := sorted(schema.keys() - _NOTES):
@@ -170,7 +172,7 @@ class Rules:
             raise unfit(function, f"the required {missing[0]!r} is not among properties")
         return argument_schemas(schema), required
 
-    def json(self, schema: Any, function: Function) -> str:
+    def json(self, schema: Any, function: CallableFunction) -> str:
         if isinstance(schema, dict):
             schema = json.loads(msgspec.json.encode(schema))
             schema = (KeywordFilter(strict=True) if function.strict else self._keywords).applied(schema)
@@ -192,7 +194,7 @@ class Rules:
         return f"r{len(self._lines)}"
 
 
-def argument_check(functions: Sequence[Function]) -> Callable[[str, str], bool]:
+def argument_check(functions: Sequence[CallableFunction]) -> Callable[[str, str], bool]:
     """Return a function that tells if arguments, a JSON object as text, obey the schema of a tool by name.
 
     Arguments may come in any order, keys of objects in them in the schema's. Long arguments, and those of a tool with a
@@ -230,7 +232,7 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {**shared, **schema} if isinstance(schema, dict) else schema for name, schema in given}
 
 
-def _schema(function: Function) -> dict[str, Any]:
+def _schema(function: CallableFunction) -> dict[str, Any]:
     """Return the schema of a tool's arguments. Raises Unfit if it does not allow an object."""
     schema = dict(function.parameters or {})
     type = decoded(schema.get("type", "object"))
@@ -243,7 +245,7 @@ def decoded(value: Any) -> Any:
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 
-def unfit(function: Function, cause: str) -> Unfit:
+def unfit(function: CallableFunction, cause: str) -> Unfit:
     return Unfit(f"the tool {function.name[:64]!r} cannot be enforced: {cause}")
 
 

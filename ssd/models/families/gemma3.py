@@ -50,7 +50,7 @@ class Gemma3FeedForward(FeedForward):
         return self._down(gelu_mul(self._gate_up(x)))
 
 
-class Layer:
+class Gemma3Layer:
     """Adds norm(attention(norm(x))) to x, then norm(feed_forward(norm(x)))."""
 
     def __init__(self, config: Config, weights: Weights, attention: Attention) -> None:
@@ -96,9 +96,11 @@ class Gemma3(Predicting):
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
 
-    def _layer(self, config: Config, weights: Weights, index: int) -> Layer:
+    def _layer(self, config: Config, weights: Weights, index: int) -> Gemma3Layer:
         rotary = self._rotary[self._kinds[index]]
-        return Layer(config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary))
+        return Gemma3Layer(
+            config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary)
+        )
 
     def rope(self, config: Config, kind: str) -> Config:
         """Return the rotary part of the config for layers of a kind; a family may override it."""

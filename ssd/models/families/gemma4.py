@@ -94,7 +94,7 @@ class Gemma4Experts(Experts):
         return self.mixed(self._norm(x), shares * self._scales[chosen], chosen)
 
 
-class Layer:
+class Gemma4Layer:
     """Adds to x what Gemma 3 adds, then what this layer's input gives, and scales the sum."""
 
     def __init__(self, config: Config, weights: Weights, attention: Gemma4Attention, shares: bool) -> None:
@@ -174,7 +174,7 @@ class Gemma4(Predicting):
             attention = Gemma4Attention(
                 config, below.below("self_attn"), kind, sizes[source], source, shares, self._rotary[kind]
             )
-            self._layers.append(Layer(config, below, attention, shares))
+            self._layers.append(Gemma4Layer(config, below, attention, shares))
         self._norm = RMSNorm(model("norm.weight", width), _eps(config))
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)

@@ -40,7 +40,7 @@ def _norm(weights: Weights, name: str, width: int, config: Config) -> LayerNorm:
     return LayerNorm(weights(f"{name}.weight", width), weights(f"{name}.bias", width), eps)
 
 
-class Block:
+class Gpt2Block:
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: Config, shape: Shape, weights: Weights, layer: int) -> None:
@@ -88,7 +88,7 @@ class GPT2(Predicting):
         self.head = head_of(weights, predicting, shape.outputs, vocab_size, device)
         self._embed = weights.embedding(embedding_table(embedding, predicting, self.head), vocab_size)
         self._positions = model("wpe.weight", known, width)
-        self._blocks = [Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
+        self._blocks = [Gpt2Block(config, self.shape, model.below(f"h.{index}"), index) for index in range(layers)]
         self._norm = _norm(model, "ln_f", width, config)
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:

@@ -112,7 +112,7 @@ def _mxfp4(blocks: np.ndarray) -> _Unpacked:
     return _Unpacked(codes, np.array(HALF_SCALES, np.float32)[blocks[:, :1]])
 
 
-class _Kind(NamedTuple):
+class _BlockKind(NamedTuple):
     """A type of blocks: `weights` numbers in `bytes`; the code `zero` stands for 0, before any offset."""
 
     weights: int
@@ -122,19 +122,21 @@ class _Kind(NamedTuple):
 
 
 BLOCKS = {
-    "Q4_0": _Kind(32, 18, 8, lambda blocks: _Unpacked(_fields(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]))),
-    "Q4_1": _Kind(32, 20, 0, _q4_1),
-    "Q5_0": _Kind(32, 22, 16, lambda blocks: _Unpacked(_fifth_bits(blocks[:, 2:]), _halves(blocks[:, :2]))),
-    "Q5_1": _Kind(32, 24, 0, _q5_1),
-    "Q8_0": _Kind(32, 34, 128, lambda blocks: _Unpacked(blocks[:, 2:] ^ 128, _halves(blocks[:, :2]))),
-    "Q2_K": _Kind(256, 84, 0, _q2_k),
-    "Q3_K": _Kind(256, 110, 4, _q3_k),
-    "Q4_K": _Kind(256, 144, 0, lambda blocks: _Unpacked(_fields(blocks[:, 16:], 32, 4), *_heads_of_k(blocks))),
-    "Q5_K": _Kind(256, 176, 0, _q5_k),
-    "Q6_K": _Kind(256, 210, 32, _q6_k),
-    "IQ4_NL": _Kind(32, 18, 128, lambda blocks: _Unpacked(_iq4(_fields(blocks[:, 2:], 16, 4)), _halves(blocks[:, :2]))),
-    "IQ4_XS": _Kind(256, 136, 128, _iq4_xs),
-    "MXFP4": _Kind(32, 17, E2M1_ZERO, _mxfp4),
+    "Q4_0": _BlockKind(32, 18, 8, lambda blocks: _Unpacked(_fields(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]))),
+    "Q4_1": _BlockKind(32, 20, 0, _q4_1),
+    "Q5_0": _BlockKind(32, 22, 16, lambda blocks: _Unpacked(_fifth_bits(blocks[:, 2:]), _halves(blocks[:, :2]))),
+    "Q5_1": _BlockKind(32, 24, 0, _q5_1),
+    "Q8_0": _BlockKind(32, 34, 128, lambda blocks: _Unpacked(blocks[:, 2:] ^ 128, _halves(blocks[:, :2]))),
+    "Q2_K": _BlockKind(256, 84, 0, _q2_k),
+    "Q3_K": _BlockKind(256, 110, 4, _q3_k),
+    "Q4_K": _BlockKind(256, 144, 0, lambda blocks: _Unpacked(_fields(blocks[:, 16:], 32, 4), *_heads_of_k(blocks))),
+    "Q5_K": _BlockKind(256, 176, 0, _q5_k),
+    "Q6_K": _BlockKind(256, 210, 32, _q6_k),
+    "IQ4_NL": _BlockKind(
+        32, 18, 128, lambda blocks: _Unpacked(_iq4(_fields(blocks[:, 2:], 16, 4)), _halves(blocks[:, :2]))
+    ),
+    "IQ4_XS": _BlockKind(256, 136, 128, _iq4_xs),
+    "MXFP4": _BlockKind(32, 17, E2M1_ZERO, _mxfp4),
 }
 """GGUF's name of a type of blocks -> its layout."""
 

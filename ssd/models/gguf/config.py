@@ -10,7 +10,7 @@ from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.gguf.architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
-from ssd.models.gguf.header import Header, Span
+from ssd.models.gguf.header import ByteSpan, Header
 from ssd.models.layer_kinds import CONVOLUTION, FULL, LINEAR, SLIDING
 
 # Metadata below the architecture's name that is read, or that does not change the computation.
@@ -54,7 +54,7 @@ class _Metadata:
         return f"{self._kind}.{name}"
 
 
-def config_of(header: Header, tensors: Sequence[tuple[Path, Span]]) -> dict[str, Any]:
+def config_of(header: Header, tensors: Sequence[tuple[Path, ByteSpan]]) -> dict[str, Any]:
     """Return the config.json of the model with this header; its `tensors` may be in several files.
 
     Raises UsageError for metadata that is not supported or contradicts the tensors; KeyError, TypeError or ValueError
@@ -153,7 +153,9 @@ def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -
             raise KeyError(said.key(name))
 
 
-def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architecture, head_dim: int) -> dict[str, Any]:
+def _rope(
+    tensors: Sequence[tuple[Path, ByteSpan]], said: _Metadata, arch: Architecture, head_dim: int
+) -> dict[str, Any]:
     """Return the `rope_parameters` of the metadata.
 
     llama.cpp multiplies YaRN's factor of cosines and sines, 0.1 ln(factor) + 1, by those in the metadata."""
@@ -190,7 +192,7 @@ def _rope(tensors: Sequence[tuple[Path, Span]], said: _Metadata, arch: Architect
     return rope
 
 
-def _factors(tensors: Sequence[tuple[Path, Span]], name: str, turned: int) -> list[float]:
+def _factors(tensors: Sequence[tuple[Path, ByteSpan]], name: str, turned: int) -> list[float]:
     """Return the divisors of frequencies, one a pair of a head; raise UsageError for a bad tensor."""
     found = next((one for one in tensors if one[1].name == name), None)
     if found is None:

@@ -33,7 +33,7 @@ _Read = TypeVar("_Read")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """The bytes of a tensor, its shape with the slowest dimension first, and GGUF's name of its type."""
 
     start: int
@@ -48,7 +48,7 @@ class Header(NamedTuple):
 
     file: Path
     fields: dict[str, Any]
-    tensors: list[Span]
+    tensors: list[ByteSpan]
 
 
 def shards_of(file: Path) -> list[Path]:
@@ -137,7 +137,7 @@ class _Reader:
         layout, size = _SCALARS[kind], struct.calcsize(f"<{_SCALARS[kind]}")
         return list(struct.unpack(f"<{count}{layout}", self._take(size * self._count(count, size))))
 
-    def _tensor(self, name: str) -> Span:
+    def _tensor(self, name: str) -> ByteSpan:
         """Read a tensor's entry; its byte range is relative to the first tensor byte."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -155,7 +155,7 @@ class _Reader:
             raise UsageError(f"{self._path}: tensor {name!r} of {kind} has a bad shape {shape}")
         if start % self._alignment:
             raise UsageError(f"{self._path}: tensor {name!r} starts at {start}, which is not aligned")
-        return Span(start, start + math.prod(shape) // block * size, name, tuple(reversed(shape)), kind)
+        return ByteSpan(start, start + math.prod(shape) // block * size, name, tuple(reversed(shape)), kind)
 
     def _number(self, layout: str) -> int:
         value: int = struct.unpack(layout, self._take(struct.calcsize(layout)))[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.errors import UsageError
 from ssd.models.gguf.architectures import FREQS, LONG, SHORT, Architecture, architecture_of
-from ssd.models.gguf.header import FLOATS, Header, Span
+from ssd.models.gguf.header import FLOATS, ByteSpan, Header
 from ssd.models.header import TensorInfo, parse_object
 from ssd.system.files import read_bounded
 
@@ -111,7 +111,7 @@ def _is_mtp(name: str, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _placed(tensor: Span, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+def _placed(tensor: ByteSpan, file: Path, arch: Architecture, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """Return one tensor of a file by its name, or the experts of a stack by theirs."""
     part, kind, name = _part(tensor.name, arch, config)
     stack = "{}" in name
@@ -157,7 +157,7 @@ def _part(name: str, arch: Architecture, config: Mapping[str, Any]) -> tuple[str
     return part, kind, placed
 
 
-def _heads(part: str, tensor: Span, config: Mapping[str, Any]) -> int:
+def _heads(part: str, tensor: ByteSpan, config: Mapping[str, Any]) -> int:
     """Return the number of heads whose rows are in llama.cpp's order; 0: none are."""
     names = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     if part not in names:

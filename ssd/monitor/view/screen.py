@@ -37,7 +37,7 @@ class Look(NamedTuple):
     note: str = ""
 
 
-class _Row(NamedTuple):
+class _ScreenRow(NamedTuple):
     """Panels beside each other. Without a `height` the row takes the lines that are left, if at least `least` are."""
 
     parts: tuple[RenderableType, ...]
@@ -49,7 +49,7 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
     """Draw the page that `look` names, as far as it fits into `width` x `height`."""
     if height < 6:
         return Text(line(figures), no_wrap=True, overflow="ellipsis")
-    help_ = _Row((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
+    help_ = _ScreenRow((Panel(_HELP, title="help"),), 3 + _HELP.count("\n"))
     rows = [help_] if look.help else _rows(figures, pipeline, look.page, width)
     parts = [Layout(_head(figures, look), size=1)]
     if figures.plan:
@@ -70,7 +70,7 @@ def screen(figures: Figures, pipeline: Sequence[Strip], look: Look, width: int, 
     return layout
 
 
-def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) -> list[_Row]:
+def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) -> list[_ScreenRow]:
     """Return the rows of a page, the most important first."""
     strip_lines = max(1, len(figures.pipeline.shares))
     pipeline_height = 4 + 2 * strip_lines + min(2, len(figures.stalls))
@@ -79,25 +79,25 @@ def _rows(figures: Figures, pipeline: Sequence[Strip], page: str, width: int) ->
     if page == "2":
         height = 2 + max(1, len(pipeline)) * (2 + strip_lines) + strip_lines
         below = Group(panels.stalls(figures), panels.decisions(figures))
-        return [_Row((_pipeline(figures, pipeline, width),), height), _Row((below,), None, 4)]
+        return [_ScreenRow((_pipeline(figures, pipeline, width),), height), _ScreenRow((below,), None, 4)]
     if page == "3":
-        return [_Row((latency, panels.queue(figures)), 6), _Row((panels.requests(figures),), None, 4)]
+        return [_ScreenRow((latency, panels.queue(figures)), 6), _ScreenRow((panels.requests(figures),), None, 4)]
     beside = 2 + len(figures.processes)
     if width >= _WIDE:
-        top = _Row((processes, panels.speed(figures, width // 3), latency), max(6, beside))
+        top = _ScreenRow((processes, panels.speed(figures, width // 3), latency), max(6, beside))
         return [
             top,
-            _Row((overview,), pipeline_height),
-            _Row((panels.speculation(figures), panels.queue(figures)), 10),
-            _Row((panels.requests(figures),), None, 4),
+            _ScreenRow((overview,), pipeline_height),
+            _ScreenRow((panels.speculation(figures), panels.queue(figures)), 10),
+            _ScreenRow((panels.requests(figures),), None, 4),
         ]
     return [
-        _Row((panels.speed(figures, width),), 5),
-        _Row((overview,), pipeline_height),
-        _Row((panels.speculation(figures),), 10),
-        _Row((processes,), beside),
-        _Row((latency, panels.queue(figures)), 6),
-        _Row((panels.requests(figures),), None, 4),
+        _ScreenRow((panels.speed(figures, width),), 5),
+        _ScreenRow((overview,), pipeline_height),
+        _ScreenRow((panels.speculation(figures),), 10),
+        _ScreenRow((processes,), beside),
+        _ScreenRow((latency, panels.queue(figures)), 6),
+        _ScreenRow((panels.requests(figures),), None, 4),
     ]
 
 

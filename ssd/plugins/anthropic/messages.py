@@ -42,7 +42,7 @@ from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
+from ssd.frontend.http.style import Choice, Each, GrowingAnswer, ParsingStyle
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.ipc.public import Chunk, Done
@@ -84,7 +84,7 @@ class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
 _Texts = Text | Annotated[list[TextBlock], Meta(max_length=1024)]
 
 
-class Block(msgspec.Struct, forbid_unknown_fields=True):
+class MessageBlock(msgspec.Struct, forbid_unknown_fields=True):
     """One block of a message: text, a call of a tool, what it returned, or thoughts."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
@@ -104,11 +104,11 @@ class Block(msgspec.Struct, forbid_unknown_fields=True):
     toolset_name: Annotated[Anything, _our_tools] = UNSET
 
 
-class Turn(msgspec.Struct, forbid_unknown_fields=True):
+class MessageTurn(msgspec.Struct, forbid_unknown_fields=True):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[Block], Meta(max_length=1024)]
+    content: Text | Annotated[list[MessageBlock], Meta(max_length=1024)]
 
 
 class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,7 +159,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`/v1/messages` and `/v1/messages/count_tokens`."""
 
-    messages: Annotated[list[Turn], Meta(min_length=1, max_length=1024)]
+    messages: Annotated[list[MessageTurn], Meta(min_length=1, max_length=1024)]
     system: _Texts | None = None
     max_tokens: Tokens | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
@@ -252,7 +252,7 @@ def _messages(body: MessageRequest) -> list[Said]:
     system = [] if body.system is None else [_joined(body.system)]
     for index, turn in enumerate(body.messages):
         where = f"messages[{index}].content"
-        blocks = [Block("text", turn.content)] if isinstance(turn.content, str) else turn.content
+        blocks = [MessageBlock("text", turn.content)] if isinstance(turn.content, str) else turn.content
         for number, block in enumerate(blocks):
             if block.type not in _SAYS[turn.role]:
                 at = f"{where}[{number}].type"
@@ -270,7 +270,9 @@ def _messages(body: MessageRequest) -> list[Said]:
     return [Said("system", "\n".join(system)), *said] if system else said
 
 
-def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: Sequence[Block], where: str) -> None:
+def _add_to_assistant(
+    said: list[Said], thoughts: dict[int, list[str]], blocks: Sequence[MessageBlock], where: str
+) -> None:
     if not said or said[-1].role != "assistant":
         said.append(Said("assistant", [], []))
     texts, calls = said[-1].content, said[-1].tool_calls
@@ -286,7 +288,7 @@ def _add_to_assistant(said: list[Said], thoughts: dict[int, list[str]], blocks: 
             calls.append(SaidCall(_call_id(given(block.id, f"{at}.id")), function))
 
 
-def _add_told(said: list[Said], blocks: Sequence[Block], where: str) -> None:
+def _add_told(said: list[Said], blocks: Sequence[MessageBlock], where: str) -> None:
     """Add what tools have returned, each as a message, then the other blocks to the user's text."""
     texts = []
     for number, block in enumerate(blocks):
@@ -448,7 +450,7 @@ class MessageStyle(ParsingStyle):
         return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
 
 
-class _Blocks(Growing):
+class _Blocks(GrowingAnswer):
     """The growing blocks of an answer, and their events. A text of white space alone is no block."""
 
     kinds = ("thinking", "text")

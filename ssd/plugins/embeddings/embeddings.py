@@ -91,7 +91,7 @@ class Embeddings(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class _Job:
+class _EmbeddingJob:
     """The embeddings of one HTTP request, some at a time. The end of its block ends what is open."""
 
     def __init__(self, service: Service, exchange: Exchange, inputs: Sequence[_Input], field: str) -> None:
@@ -204,7 +204,7 @@ async def _embeddings(service: Service, exchange: Exchange) -> None:
             value = base64.b64encode(vector).decode()
         return encoder.encode(Embedding(index, value))
 
-    with _Job(service, exchange, inputs, "input") as job:
+    with _EmbeddingJob(service, exchange, inputs, "input") as job:
         await job.compute(params, body.dimensions, body.normalize is not False)
         about = Embeddings(str(asked.model), EmbeddingUsage(job.tokens, job.tokens), [])
         head, tail = encoder.encode(about).rsplit(b"[]", 1)
@@ -220,7 +220,7 @@ async def _embed(service: Service, exchange: Exchange) -> None:
     if not body.input:  # only loads the model
         service.check_ready()
         return await exchange.reply_json({"embeddings": [], **_told(body, began, 0)})
-    with _Job(service, exchange, texts, "input") as job:
+    with _EmbeddingJob(service, exchange, texts, "input") as job:
         await job.compute(params, body.dimensions)
         head = encoder.encode(_told(body, began, job.tokens))[:-1]
         await job.write(lambda _, vector: _numbers(vector), head + b',"embeddings":[', b"]}")
@@ -234,7 +234,7 @@ def _told(body: EmbedRequest, began: int, tokens: int) -> dict[str, str | int]:
 async def _old_embed(service: Service, exchange: Exchange) -> None:
     body = await service.read(exchange, OldEmbedRequest)
     params = _params(service, exchange, Sampling(model=body.model, truncate_prompt_tokens=-1))
-    with _Job(service, exchange, [body.prompt], "prompt") as job:
+    with _EmbeddingJob(service, exchange, [body.prompt], "prompt") as job:
         await job.compute(params, normalize=False)
         await job.write(lambda _, vector: _numbers(vector), b'{"embedding":', b"}")
 

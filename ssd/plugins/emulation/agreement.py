@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.emulation import DeviceTimes, ForwardTime, StatedAgreement
 from ssd.config.params import FanOutChoice
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import MOST, hit_chance
@@ -18,7 +18,7 @@ _MISSES = (0.23, 0.6)  # c and r of the paper's Llama pair
 
 def stated_agreement(
     length: float | None, hit_rate: float | None, lookahead: int, fan_out: FanOutChoice
-) -> Agreement | None:
+) -> StatedAgreement | None:
     """Return the agreement that the options state, or None. Raises UsageError if they say too little."""
     if length is None:
         if hit_rate is not None:
@@ -29,7 +29,7 @@ def stated_agreement(
     return agreement_of(length, hit_rate, lookahead, fan_out[0])
 
 
-def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> Agreement:
+def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out: int) -> StatedAgreement:
     """Return the agreement at which a round of `sd` yields `length` tokens on average.
 
     The default hit rate is that of the paper's Llama pair, or the nearest possible. Raises UsageError."""
@@ -41,17 +41,17 @@ def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out:
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
         hit_rate = min(max(hit_chance(fan_out, _MISSES), least), most)
-    asked = Agreement(acceptance, hit_rate, lookahead, fan_out)
+    asked = StatedAgreement(acceptance, hit_rate, lookahead, fan_out)
     decoys(asked)
     return asked
 
 
-def acceptance_length(asked: Agreement) -> float:
+def acceptance_length(asked: StatedAgreement) -> float:
     """Return the mean number of tokens of a round of `sd`."""
     return expected_tokens(asked.acceptance, asked.lookahead)
 
 
-def decoys(asked: Agreement) -> list[float]:
+def decoys(asked: StatedAgreement) -> list[float]:
     """Return the probability that more than d wrong tokens outrank the right one, for d < `MOST_DECOYS`.
 
     With acceptance a, it is 1 - a for d = 0, then falls by the paper's law c F^-r, with the c that gives the hit rate.
@@ -103,14 +103,14 @@ class Preset(NamedTuple):
     acceptance: Mapping[float, float]
     hit_rate: float
 
-    def agreement(self, temperature: float) -> Agreement:
+    def agreement(self, temperature: float) -> StatedAgreement:
         """Return the pair's agreement at a temperature. Raises UsageError if it is not known."""
         if temperature not in self.acceptance:
             known = ", ".join(f"{t:g}" for t in self.acceptance)
             raise UsageError(
                 f"the preset {self.name} states no acceptance at temperature {temperature:g}, only at {known}"
             )
-        return Agreement(self.acceptance[temperature], self.hit_rate, self.lookahead, self.fan_out)
+        return StatedAgreement(self.acceptance[temperature], self.hit_rate, self.lookahead, self.fan_out)
 
 
 _LLAMA = Preset(

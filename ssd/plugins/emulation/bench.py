@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ssd.bench.quantities import time_text
 from ssd.bench.setup import Setup
-from ssd.config.emulation import Agreement, DeviceTimes
+from ssd.config.emulation import DeviceTimes, StatedAgreement
 from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
@@ -28,7 +28,7 @@ _LATE = 1.2  # a forward is late if it takes this many times its stated time
 class Emulation(Setup):
     """An emulation: forwards take `times`, and models agree as often as `stated`. Either may be None."""
 
-    def __init__(self, times: DeviceTimes | None, stated: Agreement | None) -> None:
+    def __init__(self, times: DeviceTimes | None, stated: StatedAgreement | None) -> None:
         self.times, self.stated = times, stated
         self.has_draft = times is not None and stated is not None
         self.allocation = "theorem" if self.has_draft else "joint"  # a script's scores say nothing of its doubts
@@ -92,7 +92,7 @@ def emulated(times: DeviceTimes) -> str:
 
 
 @contextmanager
-def _scripted(options: EngineOptions, stated: Agreement) -> Iterator[EngineOptions]:
+def _scripted(options: EngineOptions, stated: StatedAgreement) -> Iterator[EngineOptions]:
     from ssd.plugins.emulation.chains import write_pair
 
     for name in _DECIDED:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.plugins.emulation.agreement import decoys
 
 _BLOCKS, _BLOCK = 32, 32
@@ -47,13 +47,13 @@ class Pair(NamedTuple):
     draft: Path
 
 
-def write_pair(directory: Path, asked: Agreement, seed: int = 0) -> Pair:
+def write_pair(directory: Path, asked: StatedAgreement, seed: int = 0) -> Pair:
     """Write a pair that agrees as `asked` at temperatures up to about 2; raise UsageError if none can."""
     target, draft = pair(asked, seed)
     return Pair(_written(directory / "target", target), _written(directory / "draft", draft))
 
 
-def pair(asked: Agreement, seed: int = 0) -> tuple[Tensor, Tensor]:
+def pair(asked: StatedAgreement, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return target and draft as the hidden state after every token, [V, width]."""
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(VOCABULARY, generator=random)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.errors import UsageError
 from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models.interface import ForwardContext, Model
@@ -41,7 +41,7 @@ class Scripted:
         return torch.add(said, self._model.logits(own), alpha=0)  # the head is computed for its time alone
 
 
-def scripted(model: Model, asked: Agreement, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
+def scripted(model: Model, asked: StatedAgreement, role: Literal["target", "draft"], ranks: Ranks = SINGLE) -> Scripted:
     """Return a pair's target or draft. Raises UsageError if its vocabulary is too small."""
     if model.shape.outputs < chains.VOCABULARY:
         raise UsageError(

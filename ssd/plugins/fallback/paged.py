@@ -37,12 +37,14 @@ class Unpaged(UsageError):
     """The engine's paged attention cannot run a model, whose weights and config are sound."""
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool) -> Fallback:
+def load(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, max_position: int, dummy: bool
+) -> PagedFallback:
     """Load transformers' model over paged attention; raise `UsageError` with the cause if it cannot run."""
     with told():
         model = built(checkpoint, dtype, device, dummy, _NAME)
     with told(Unpaged):
-        return Fallback(model, dtype, device, max_position)
+        return PagedFallback(model, dtype, device, max_position)
 
 
 @contextmanager
@@ -229,7 +231,7 @@ def _show(layers: int, x: Any, kwargs: dict[str, Any]) -> None:
         context.keep_hidden(layers, x[0])
 
 
-class Fallback:
+class PagedFallback:
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device, max_position: int) -> None:
         self.dtype, self.device = dtype, device
         self._decoder = model.get_decoder()

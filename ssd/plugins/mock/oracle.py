@@ -31,7 +31,7 @@ class MockRound(NamedTuple):
     cache: str
 
 
-class Answer:
+class ScriptedAnswer:
     """The answer to one request, whose seed must be set. `ends` are end-of-sequence ids.
 
     It ends by stop tokens, `min_tokens`, `max_tokens` and `max_model_len`; other parameters change nothing."""

@@ -21,7 +21,7 @@ from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import Metrics
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import inspect, stop_token_ids
-from ssd.plugins.mock.oracle import LOOKAHEAD, Answer, MockRound
+from ssd.plugins.mock.oracle import LOOKAHEAD, MockRound, ScriptedAnswer
 
 ROUND_VARIABLE = "SSD_MOCK_ROUND_MS"
 _LONGEST_ROUND_MS = 60_000.0
@@ -45,11 +45,11 @@ def round_seconds(text: str) -> float:
 
 
 @dataclass(slots=True)
-class _Request:
+class _MockRequest:
     """One request, its position and the totals of its rounds. Times in seconds."""
 
     submit: Submit
-    answer: Answer
+    answer: ScriptedAnswer
     arrived: float
     started: float = 0.0
     first_token: float = 0.0
@@ -121,8 +121,8 @@ class _Mock:
     def __init__(self, child: Child, socket: zmq.Socket[Any], ends: frozenset[int], round_s: float) -> None:
         self._child, self._socket, self._ends, self._round_s = child, socket, ends, round_s
         self._frontend = b""
-        self._waiting: dict[int, _Request] = {}
-        self._running: dict[int, _Request] = {}
+        self._waiting: dict[int, _MockRequest] = {}
+        self._running: dict[int, _MockRequest] = {}
 
     def serve(self) -> None:
         self._child.ready()
@@ -159,8 +159,10 @@ class _Mock:
                     self._frontend = peer
             elif isinstance(message, Submit):
                 config = self._child.config
-                answer = Answer(message.token_ids, message.params, config.vocab_size, config.max_model_len, self._ends)
-                self._waiting[message.request] = _Request(message, answer, time.perf_counter())
+                answer = ScriptedAnswer(
+                    message.token_ids, message.params, config.vocab_size, config.max_model_len, self._ends
+                )
+                self._waiting[message.request] = _MockRequest(message, answer, time.perf_counter())
             elif isinstance(message, Abort):
                 self._waiting.pop(message.request, None)
                 self._running.pop(message.request, None)

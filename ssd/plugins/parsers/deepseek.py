@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, ClassVar
 
-from ssd.frontend.parsers.rules import Function, Rules
+from ssd.frontend.parsers.rules import CallableFunction, Rules
 from ssd.frontend.parsers.source import Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 from ssd.plugins.parsers.values import Arguments
@@ -59,7 +59,7 @@ class DeepSeekV3(ToolParser):
         return rules.any_of([f"{rules.repeated(one, cls.between)} {rules.marker(_CALLS_END)}"])
 
     @classmethod
-    def _one_call(cls, rules: Rules, function: Function) -> str:
+    def _one_call(cls, rules: Rules, function: CallableFunction) -> str:
         name, end = rules.name(function, after=f"\n{_JSON}\n"), rules.text(f"\n{_JSON_END}")
         return f'"function" {rules.marker(_SEP)} {name} {rules.arguments(function)} {end}'
 
@@ -96,7 +96,7 @@ class DeepSeekV31(DeepSeekV3):
         return _SEP in template and _JSON not in template
 
     @classmethod
-    def _one_call(cls, rules: Rules, function: Function) -> str:
+    def _one_call(cls, rules: Rules, function: CallableFunction) -> str:
         return f"{rules.name(function)} {rules.marker(_SEP)} {rules.arguments(function)}"
 
 

@@ -80,7 +80,7 @@ class FunctionGemma(ToolParser):
         return (yield from self._text.json_object(beginning='"'))
 
 
-class Gemma4(FunctionGemma):
+class Gemma4Calls(FunctionGemma):
     """`<|tool_call>call:f{a:<|"|>text<|"|>,b:1}<tool_call|>`: Gemma 4."""
 
     opening, closing, quote = "<|tool_call>", "<tool_call|>", '<|"|>'

@@ -7,13 +7,13 @@ import re
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
-from ssd.plugins.parsers.values import Arguments, Shape, expression
+from ssd.plugins.parsers.values import Arguments, ValueShape, expression
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 _NAME = re.compile(r"[\w.-]*")
-_SHAPE = Shape(_KEY, f"{_KEY_END}\n{_VALUE}", f"{_VALUE_END}\n", (_VALUE_END,))
+_SHAPE = ValueShape(_KEY, f"{_KEY_END}\n{_VALUE}", f"{_VALUE_END}\n", (_VALUE_END,))
 
 
 class Glm(ToolParser):

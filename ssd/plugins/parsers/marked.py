@@ -13,7 +13,7 @@ _NAME = re.compile(r"[\w.-]*")
 _ID = re.compile(r"[\w-]*")
 
 
-class Mistral(JsonCalls):
+class MistralCalls(JsonCalls):
     """`[TOOL_CALLS]` and a list of objects with `name` and `arguments`: Mistral.
 
     Newer models write `[TOOL_CALLS]name[ARGS]{...}` for each call."""
@@ -56,7 +56,7 @@ class Mistral(JsonCalls):
         self._call(name, arguments)
 
 
-class Granite(JsonCalls):
+class GraniteCalls(JsonCalls):
     """`<|tool_call|>[{"name": ..., "arguments": {...}}]`: Granite 3, Phi 4 mini (with a mark at the end).
 
     Granite 4 writes as Hermes does, Granite 3.1 a list after `<tool_call>`."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ssd.frontend.parsers.rules import SUBSCHEMAS, Function, Rules, argument_schemas, decoded, unfit
+from ssd.frontend.parsers.rules import SUBSCHEMAS, CallableFunction, Rules, argument_schemas, decoded, unfit
 from ssd.frontend.parsers.source import SPACE
 
 _ARGUMENT = re.compile(r"[^<>\n]+")
@@ -44,7 +44,7 @@ class Arguments:
         return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {text}' for key, text in self._found.items())}}}"
 
 
-class Shape(NamedTuple):
+class ValueShape(NamedTuple):
     """The texts before and after an argument's name, and after its value, which has no `barred` text."""
 
     before: str
@@ -101,7 +101,7 @@ def _as_json(value: str, types: set[str]) -> str:
 # -- grammars -------------------------------------------------------------------------------------------------------
 
 
-def expression(rules: Rules, function: Function, shape: Shape) -> str:
+def expression(rules: Rules, function: CallableFunction, shape: ValueShape) -> str:
     """Return the expression of a tool's arguments in the order of its schema. Raises Unfit."""
     properties, required = rules.properties(function)
     parts = []
@@ -117,7 +117,7 @@ def expression(rules: Rules, function: Function, shape: Shape) -> str:
     return " ".join(parts)
 
 
-def _value(rules: Rules, function: Function, name: str, schema: Any, shape: Shape) -> str:
+def _value(rules: Rules, function: CallableFunction, name: str, schema: Any, shape: ValueShape) -> str:
     """Return the expression of an argument's value and end. Raises Unfit."""
     if _types(schema) != _STRING:
         return f"{rules.json(schema, function)} {rules.text(shape.end)}"

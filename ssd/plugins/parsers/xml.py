@@ -7,7 +7,7 @@ import re
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
-from ssd.plugins.parsers.values import Arguments, Shape, expression
+from ssd.plugins.parsers.values import Arguments, ValueShape, expression
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -15,7 +15,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 _BETWEEN_ENDS = (_PARAMETER, _FUNCTION_END, _CALL_END)
 _NAME = re.compile(r"[^<>\n]*")
-_SHAPE = Shape(_PARAMETER, ">\n", f"\n{_PARAMETER_END}\n", _VALUE_ENDS)  # as the templates write them
+_SHAPE = ValueShape(_PARAMETER, ">\n", f"\n{_PARAMETER_END}\n", _VALUE_ENDS)  # as the templates write them
 
 
 class Qwen3Coder(ToolParser):

@@ -79,7 +79,7 @@ class Bucket:
         return math.ceil(max(0.0, level - self.level) * 60 / self.most)
 
 
-class Account:
+class QuotaAccount:
     """The use that one API key, or all clients without one, make of a quota."""
 
     def __init__(self, quota: Quota) -> None:
@@ -132,12 +132,12 @@ class Account:
         return found
 
 
-class Accounts:
+class QuotaAccounts:
     def __init__(self, given: dict[str, Any], keys: Mapping[bytes, str]) -> None:
         """Make the accounts for the data of `read`; `keys` has the name of each key, or ""."""
         quotas = msgspec.convert(given, Quotas)
-        self._by_key = {key: Account(quotas.of(name)) for key, name in keys.items()}
-        self._without_key = Account(quotas.default)
+        self._by_key = {key: QuotaAccount(quotas.of(name)) for key, name in keys.items()}
+        self._without_key = QuotaAccount(quotas.default)
 
-    def of(self, key: bytes) -> Account:
+    def of(self, key: bytes) -> QuotaAccount:
         return self._by_key.get(key, self._without_key)

@@ -13,7 +13,7 @@ _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"expect"}  # headers of one connection only
 
 
-class Request(msgspec.Struct, frozen=True):
+class ForwardedRequest(msgspec.Struct, frozen=True):
     """A client's request on its way to a replica. The router compares `prompt`, which is never empty."""
 
     prompt: str
@@ -46,7 +46,7 @@ class Ingress:
         query = scope["query_string"].decode("latin-1")
         target = quote(scope["path"], safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
         headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != b"content-length"]
-        request = Request(prompt_of(body) or target, scope["method"], target, headers, body)
+        request = ForwardedRequest(prompt_of(body) or target, scope["method"], target, headers, body)
         is_stream: bool | None = None  # None: nothing has been sent
         try:
             async for part in self._replicas.options(stream=True).ask.remote(request):

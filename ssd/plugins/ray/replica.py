@@ -16,7 +16,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.plugins.ray.ingress import Headers, Request, end_to_end
+from ssd.plugins.ray.ingress import ForwardedRequest, Headers, end_to_end
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -53,7 +53,7 @@ class Replica:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
-    async def ask(self, request: Request) -> AsyncIterator[tuple[int, Headers] | bytes]:
+    async def ask(self, request: ForwardedRequest) -> AsyncIterator[tuple[int, Headers] | bytes]:
         """Yield the status and the headers of the engine's answer, then the parts of its body."""
         from yarl import URL
 

@@ -37,7 +37,7 @@ from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import Route
 from ssd.frontend.http.parameters import check_one_choice
 from ssd.frontend.http.service import Service
-from ssd.frontend.http.style import Choice, Each, Growing, ParsingStyle
+from ssd.frontend.http.style import Choice, Each, GrowingAnswer, ParsingStyle
 from ssd.frontend.parsers.answer import AnswerFormat
 from ssd.frontend.parsers.tools import ToolCall
 from ssd.frontend.request import Request
@@ -317,7 +317,7 @@ class ResponseStyle(ParsingStyle):
         return events
 
 
-class _Items(Growing):
+class _Items(GrowingAnswer):
     kinds = ("reasoning", "message")
 
     def __init__(self, name: str) -> None:

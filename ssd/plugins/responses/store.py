@@ -61,7 +61,7 @@ class Turn:
         return [item for turn in reversed([*self.chain()]) for item in (*turn.input, *turn.output)]
 
 
-class Running(Protocol):
+class RunningResponse(Protocol):
     """A response whose stream has begun. `so_far`: what a client gets; `cancel` ends it."""
 
     @property
@@ -76,7 +76,7 @@ class ResponseStore:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.held = 0  # bytes
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningResponse] = {}
         self._most, self._most_bytes = most, most_bytes
         self._turns: dict[str, Turn] = {}  # the least recently used first
         self._of_items: weakref.WeakValueDictionary[str, Turn] = weakref.WeakValueDictionary()  # by ids of ours

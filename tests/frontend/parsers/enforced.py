@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from ssd.config.params import Structured
-from ssd.frontend.parsers.rules import Function, Rules, Unfit
+from ssd.frontend.parsers.rules import CallableFunction, Rules, Unfit
 from ssd.frontend.parsers.tools import ToolCall, ToolParser
 from ssd.system import registered
 
@@ -36,7 +36,11 @@ ADD: dict[str, Any] = {
     "required": ["a"],
     "additionalProperties": False,
 }
-FUNCTIONS = [Function("get_weather", WEATHER, True), Function("note.write", None, False), Function("add", ADD, False)]
+FUNCTIONS = [
+    CallableFunction("get_weather", WEATHER, True),
+    CallableFunction("note.write", None, False),
+    CallableFunction("add", ADD, False),
+]
 SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "note.write": {"maxProperties": 0}, "add": ADD}
 
 
@@ -147,7 +151,7 @@ def check_beside_a_schema(format: str, markers: tuple[str, ...], before: str = "
                 assert world.allows(grammar, call) is world.allows(forced, call), call
 
 
-def check_unfit(format: str, function: Function) -> None:
+def check_unfit(format: str, function: CallableFunction) -> None:
     """See that a tool which a format cannot call is refused by its name."""
     with pytest.raises(Unfit, match=f"the tool '{function.name}' cannot be enforced"):
         parser(format).forced(Rules([function], World(()).ids, True))

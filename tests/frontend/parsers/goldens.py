@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ssd.frontend.parsers.rules import Function, argument_check
+from ssd.frontend.parsers.rules import CallableFunction, argument_check
 from ssd.frontend.parsers.tools import Piece, ToolCall, ToolParser
 from ssd.system import registered
 
@@ -252,8 +252,12 @@ def check_strict(format: str) -> None:
     """Bare calls of strict tools are those that obey."""
     long = {"properties": {f"n{number}": {"type": "string", "pattern": "^[a-z]+$"} for number in range(200)}}
     many = {"properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "array", "items": {}}] * 150}}}}
-    functions = [Function("get_weather", STRICT, True), Function("now", None, True), Function("write_file", long, True)]
-    functions.append(Function("count", many, True))
+    functions = [
+        CallableFunction("get_weather", STRICT, True),
+        CallableFunction("now", None, True),
+        CallableFunction("write_file", long, True),
+    ]
+    functions.append(CallableFunction("count", many, True))
     for name, arguments, right in (
         ("get_weather", '{"city": "Rome"}', True),
         ("get_weather", '{\n  "days": 3 ,\n  "city" : "\\u6771\\u4eac 🗼"\n}', True),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ssd.frontend.parsers.rules import Function, Rules
+from ssd.frontend.parsers.rules import CallableFunction, Rules
 from tests.frontend.parsers.enforced import (
     World,
     check_allowed,
@@ -44,10 +44,10 @@ def test_beside_a_schema_an_answer_is_calls_or_obeys_it(format: str, markers: tu
 
 
 def test_what_a_format_cannot_say_is_refused_by_name() -> None:
-    check_unfit("hermes", Function("f", {"type": "string"}, False))
+    check_unfit("hermes", CallableFunction("f", {"type": "string"}, False))
 
 
-def of_one(world: World, function: Function) -> str:
+def of_one(world: World, function: CallableFunction) -> str:
     rules = Rules([function], world.ids, False)
     return rules.grammar(parser("llama3_json").forced(rules))
 
@@ -64,7 +64,7 @@ NO_ARGUMENTS: list[Any] = [
 @pytest.mark.parametrize("parameters", NO_ARGUMENTS, ids=str)
 def test_a_tool_that_names_no_arguments_gets_none(parameters: Any, strict: bool) -> None:
     world = World(())
-    forced = of_one(world, Function("f", parameters, strict))
+    forced = of_one(world, CallableFunction("f", parameters, strict))
     assert world.allows(forced, '{"name": "f", "parameters": {}}')
     assert not world.allows(forced, '{"name": "f", "parameters": {"a": 1}}')
 
@@ -77,7 +77,7 @@ def test_arguments_that_a_tool_does_not_name_are_not_there(strict: bool) -> None
         (parameters, '"c"', False),
         ({**parameters, "additionalProperties": True}, '"c"', True),
     ):
-        forced = of_one(world, Function("f", given, strict))
+        forced = of_one(world, CallableFunction("f", given, strict))
         for name, fits in (('"a"', True), (other, possible)):
             assert world.allows(forced, f'{{"name": "f", "parameters": {{{name}: {{"b": 1}}}}}}') is fits
         assert not world.allows(forced, '{"name": "f", "parameters": {"a": {"c": 1}}}')

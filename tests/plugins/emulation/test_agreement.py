@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.errors import UsageError
 from ssd.plugins.emulation.agreement import MOST_DECOYS, acceptance_length, agreement_of, decoys
 
 
 @pytest.mark.parametrize(
-    "asked", [Agreement(0.888, 0.85, 7, 3), Agreement(0.6, 0.45, 7, 1), Agreement(0.53, 0.3, 4, 16)], ids=str
+    "asked",
+    [StatedAgreement(0.888, 0.85, 7, 3), StatedAgreement(0.6, 0.45, 7, 1), StatedAgreement(0.53, 0.3, 4, 16)],
+    ids=str,
 )
-def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: Agreement) -> None:
+def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: StatedAgreement) -> None:
     """Of rounds that verify K tokens, each right with probability a."""
     beyond = [*decoys(asked), decoys(asked)[-1]]  # more than d wrong ones stand above the right one
     assert beyond[0] == pytest.approx(1 - asked.acceptance) and sorted(beyond, reverse=True) == beyond
@@ -24,7 +26,7 @@ def test_the_guesses_hold_the_right_token_as_often_as_stated(asked: Agreement) -
 
 
 def test_misses_fall_with_the_fan_out_as_in_the_paper() -> None:
-    beyond = decoys(Agreement(0.7, 0.8, 4, 3))
+    beyond = decoys(StatedAgreement(0.7, 0.8, 4, 3))
     assert beyond[8] / beyond[2] == pytest.approx(4**-0.6)
 
 
@@ -33,7 +35,7 @@ def test_a_length_is_that_of_a_round_and_hits_are_the_papers_where_nothing_is_sa
     assert acceptance_length(asked) == pytest.approx(3.0)
     assert asked.hit_rate == pytest.approx(1 - 0.23 * 3**-0.6)
     always = agreement_of(5.0, None, 4, 1)  # right, and a hit
-    assert always == Agreement(pytest.approx(1.0), pytest.approx(1.0), 4, 1)
+    assert always == StatedAgreement(pytest.approx(1.0), pytest.approx(1.0), 4, 1)
     assert agreement_of(1.0, 0.0, 4, 1).acceptance == pytest.approx(0.0, abs=1e-9)
     assert min(decoys(agreement_of(1.0, 0.0, 4, 16))) == pytest.approx(1.0) and len(decoys(asked)) == MOST_DECOYS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.frontend.tokenization import Tokenizer
@@ -20,12 +20,12 @@ from ssd.plugins.emulation.chains import VOCABULARY, logits, pair, write_pair
 from ssd.speculation.noise import gumbels_of, keys_of
 
 CPU = torch.device("cpu")
-LLAMA, WIDE = Agreement(0.888, 0.85, 7, 3), Agreement(0.6, 0.45, 4, 1)
+LLAMA, WIDE = StatedAgreement(0.888, 0.85, 7, 3), StatedAgreement(0.6, 0.45, 4, 1)
 
 
 @pytest.mark.parametrize("asked", [LLAMA, WIDE])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_wrong_tokens_stand_above_the_right_one_as_often_as_stated(asked: Agreement, temperature: float) -> None:
+def test_wrong_tokens_stand_above_the_right_one_as_often_as_stated(asked: StatedAgreement, temperature: float) -> None:
     """After every token once, greedily and with noise that both share: to the rounding of 1,024 tokens."""
     target, draft = (logits(states) for states in pair(asked))
     if temperature:

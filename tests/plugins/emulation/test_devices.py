@@ -6,7 +6,7 @@ import click
 import msgspec
 import pytest
 
-from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.emulation import DeviceTimes, ForwardTime, StatedAgreement
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
 from ssd.errors import UsageError
@@ -37,7 +37,7 @@ def test_a_preset_goes_by_its_name_and_its_times_as_they_are_written(name: str) 
 
 
 def test_a_preset_states_acceptance_at_known_temperatures_only() -> None:
-    assert PRESETS["llama"].agreement(1.0) == Agreement(0.771, 0.85, 7, 3)
+    assert PRESETS["llama"].agreement(1.0) == StatedAgreement(0.771, 0.85, 7, 3)
     with pytest.raises(UsageError, match=r"llama states no acceptance at temperature 0.5, only at 0, 1"):
         PRESETS["llama"].agreement(0.5)
 

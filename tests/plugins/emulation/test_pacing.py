@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ssd.config.emulation import Agreement, DeviceTimes, ForwardTime
+from ssd.config.emulation import DeviceTimes, ForwardTime, StatedAgreement
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.batch import Row
@@ -91,7 +91,7 @@ def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.thorough), 1.0])
 def test_every_mode_says_the_same(tmp_path: Path, temperature: float) -> None:
     """Through all processes."""
-    pair = write_pair(tmp_path / "pair", Agreement(0.8, 0.8, 4, 3))
+    pair = write_pair(tmp_path / "pair", StatedAgreement(0.8, 0.8, 4, 3))
     options = EngineOptions(
         target=str(pair.target), draft=(str(pair.draft),), max_model_len=512, max_num_seqs=4, draft_dtype="float32"
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ssd import LLM, SamplingParams
-from ssd.config.emulation import Agreement
+from ssd.config.emulation import StatedAgreement
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
 from ssd.errors import UsageError
@@ -29,7 +29,7 @@ from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
 from tests.ranks import side_by_side
 
-ASKED = Agreement(0.7, 0.7, 4, 3)
+ASKED = StatedAgreement(0.7, 0.7, 4, 3)
 VOCABULARY = chains.VOCABULARY + 75  # so that it is a multiple of nothing, and there are tokens beyond the script
 CONFIG = {**tiny.SIZES, "model_type": "llama", "vocab_size": VOCABULARY, "max_position_embeddings": 4096}
 

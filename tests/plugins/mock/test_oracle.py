@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ssd.config.params import SamplingParams
-from ssd.plugins.mock.oracle import LOOKAHEAD, Answer
+from ssd.plugins.mock.oracle import LOOKAHEAD, ScriptedAnswer
 
 VOCAB = 1000
 PROMPT = [5, 17, 900]
@@ -18,8 +18,8 @@ PROMPT = [5, 17, 900]
 
 def answer(
     prompt: list[int] = PROMPT, context: int = 2048, ends: frozenset[int] = frozenset(), **params: Any
-) -> Answer:
-    return Answer(prompt, SamplingParams(**{"seed": 7, "max_tokens": 64, **params}), VOCAB, context, ends)
+) -> ScriptedAnswer:
+    return ScriptedAnswer(prompt, SamplingParams(**{"seed": 7, "max_tokens": 64, **params}), VOCAB, context, ends)
 
 
 def documented(prompt: list[int], seed: int, position: int) -> int:

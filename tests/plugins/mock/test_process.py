@@ -18,7 +18,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.models.checkpoint import inspect, stop_token_ids
-from ssd.plugins.mock.oracle import LOOKAHEAD, Answer
+from ssd.plugins.mock.oracle import LOOKAHEAD, ScriptedAnswer
 from ssd.plugins.mock.process import ROUND_VARIABLE
 from tests.faults.engine import running_engine
 
@@ -39,7 +39,7 @@ def client(engine: Engine) -> Iterator[Client]:
 
 def expected(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
     ends = stop_token_ids(inspect(Path(engine.config.target), weights=False))
-    return Answer(prompt, params, VOCAB, CONTEXT, ends).whole()
+    return ScriptedAnswer(prompt, params, VOCAB, CONTEXT, ends).whole()
 
 
 def test_no_draft_runs_and_no_process_has_loaded_torch(engine: Engine) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ssd.config.engine import ServerConfig
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission, Submit
-from ssd.models.checkpoint import Description, described
+from ssd.models.checkpoint import CheckpointDescription, described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_http_tools import PLACE, ROLES
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
@@ -315,7 +315,7 @@ def test_a_model_is_shown_once_it_is_loaded() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_described_as_empty(tmp_path: Path) -> None:
-    assert described(str(tmp_path)) == Description()
+    assert described(str(tmp_path)) == CheckpointDescription()
 
 
 def test_a_client_finds_an_ollama(plain: HttpEngine) -> None:

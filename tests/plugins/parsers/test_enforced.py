@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ssd.frontend.parsers.rules import Function
+from ssd.frontend.parsers.rules import CallableFunction
 from tests.frontend.parsers.enforced import check_allowed, check_beside_a_schema, check_forced, check_unfit, forms
 
 MARKERS = {
@@ -58,12 +58,12 @@ def test_beside_a_schema_an_answer_is_calls_or_obeys_it(format: str, markers: tu
 @pytest.mark.parametrize(
     "function",
     [
-        Function("f", {"anyOf": [{"required": ["a"]}]}, False),
-        Function("f", {"properties": {"not a name": {}}}, False),
-        Function("f", {"properties": {}, "required": ["a"]}, False),
-        Function("f", {"properties": []}, False),
-        Function("f g", None, False),
+        CallableFunction("f", {"anyOf": [{"required": ["a"]}]}, False),
+        CallableFunction("f", {"properties": {"not a name": {}}}, False),
+        CallableFunction("f", {"properties": {}, "required": ["a"]}, False),
+        CallableFunction("f", {"properties": []}, False),
+        CallableFunction("f g", None, False),
     ],
 )
-def test_what_a_format_cannot_say_is_refused_by_name(function: Function) -> None:
+def test_what_a_format_cannot_say_is_refused_by_name(function: CallableFunction) -> None:
     check_unfit("pythonic", function)

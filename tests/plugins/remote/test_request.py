@@ -7,16 +7,16 @@ import random
 from ssd.config.params import Speculation
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.plugins.remote.link import Entry, Trunk
-from ssd.plugins.remote.receiver.request import Request, Shown
+from ssd.plugins.remote.receiver.request import ReceivedRequest, Shown
 
 TEXT = list(range(100, 120))
 
 
-def request() -> Request:
-    return Request(Admit(5, 1, 3, TEXT, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit")))
+def request() -> ReceivedRequest:
+    return ReceivedRequest(Admit(5, 1, 3, TEXT, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit")))
 
 
-def say(known: Request, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:
+def say(known: ReceivedRequest, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:
     """Let the draft say what follows an outcome: its token, and more."""
     found = known.heard(Entry(5, round, base, accepted, tokens[0], 2, 3, list(tokens[1:])))
     return found[0] if found else None

@@ -33,7 +33,7 @@ _AGAIN = {"overloaded", "loading", "restarting", "engine_restarted", "shutting_d
 
 
 def main(child: Child) -> None:
-    relay = Relay(child)
+    relay = EdgeRelay(child)
     while True:
         relay.turn()
 
@@ -43,7 +43,7 @@ class _Differs(Exception):
 
 
 @dataclass
-class Asked:
+class EdgeRequest:
     """A request of the frontend. `name`: its id upstream, or None.
 
     Its client has the tokens `given`. `seen`: tokens since it was last sent; the first are compared with `given`.
@@ -78,7 +78,7 @@ class Asked:
         return Emission(self.submit.request, ids[again:], logprobs, prompt_logprobs=prompt_logprobs)
 
 
-class Relay:
+class EdgeRelay:
     """Owns the target's socket and the connection upstream. Single-threaded."""
 
     def __init__(self, child: Child) -> None:
@@ -89,8 +89,8 @@ class Relay:
         self._socket = sockets.router(child.context, child.address(sockets.ENGINE))
         self._stops = stop_token_ids(inspect(Path(config.target), weights=False))
         self._frontend = b""
-        self._asked: dict[int, Asked] = {}
-        self._by_name: dict[int, Asked] = {}
+        self._asked: dict[int, EdgeRequest] = {}
+        self._by_name: dict[int, EdgeRequest] = {}
         self._names = itertools.count(1)
         self._emissions: list[Emission] = []
         self._connection: Connection | None = None
@@ -129,7 +129,7 @@ class Relay:
                     self._frontend = peer
             elif isinstance(message, Submit):
                 ends = frozenset() if message.params.ignore_eos else self._stops
-                self._asked[message.request] = Asked(message, ends | frozenset(message.params.stop_token_ids))
+                self._asked[message.request] = EdgeRequest(message, ends | frozenset(message.params.stop_token_ids))
             elif isinstance(message, Abort) and (asked := self._asked.pop(message.request, None)) is not None:
                 self._cancel(asked)
 
@@ -138,7 +138,7 @@ class Relay:
             self._cancel(asked)
         self._asked.clear()
 
-    def _cancel(self, asked: Asked) -> None:
+    def _cancel(self, asked: EdgeRequest) -> None:
         if asked.name is not None:
             del self._by_name[asked.name]
             if self._connection is not None and not self._connection.offer(Cancel(asked.name)):
@@ -213,7 +213,7 @@ class Relay:
                 asked.name, asked.seen = name, 0
                 self._by_name[name] = asked
 
-    def _answered(self, asked: Asked, answer: Chunk | Done | Failed) -> None:
+    def _answered(self, asked: EdgeRequest, answer: Chunk | Done | Failed) -> None:
         if isinstance(answer, Chunk):
             if answer.token_ids:
                 self._pass_on(asked)
@@ -234,21 +234,21 @@ class Relay:
             end = {"finish_reason": answer.finish_reason, "metrics": answer.metrics, "embedding": answer.embedding}
             self._end(asked, replace(last, **end))
 
-    def _ask_again(self, asked: Asked, code: str) -> None:
+    def _ask_again(self, asked: EdgeRequest, code: str) -> None:
         assert asked.name is not None
         del self._by_name[asked.name]
         asked.restart()
         asked.not_before = time.monotonic() + self._reconnection.pause_s
         log.info("request %d is sent again: %s", asked.submit.request, code)
 
-    def _pass_on(self, asked: Asked) -> None:
+    def _pass_on(self, asked: EdgeRequest) -> None:
         if (emission := asked.fresh()) is not None:
             self._emissions.append(emission)
 
-    def _fail(self, asked: Asked, why: str) -> None:
+    def _fail(self, asked: EdgeRequest, why: str) -> None:
         self._end(asked, Emission(asked.submit.request, [], finish_reason="error", error=why))
 
-    def _end(self, asked: Asked, emission: Emission) -> None:
+    def _end(self, asked: EdgeRequest, emission: Emission) -> None:
         if self._asked.pop(asked.submit.request, None) is None:
             return
         self._emissions.append(emission)

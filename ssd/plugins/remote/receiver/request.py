@@ -41,7 +41,7 @@ class Begun(NamedTuple):
 
 
 @dataclass
-class Path:
+class ReceivedPath:
     """Tokens `ids` that follow the first `start` tokens of the text.
 
     At place `fork` they leave the draft's trunk, for an alternative unless the draft is `sure`."""
@@ -53,7 +53,7 @@ class Path:
     place: Place
 
 
-class Request:
+class ReceivedRequest:
     """One request as the target and its draft see it.
 
     `text`: committed tokens; `flight`: draft tokens that are verified now, None while the target waits for a backup's.
@@ -66,7 +66,7 @@ class Request:
         self.flight: list[int] | None = []
         self.expected: list[int] = []
         self.shown: dict[tuple[int, int, int], Shown] = {}
-        self._paths: dict[tuple[int, int], Path] = {}  # by fork and the token there
+        self._paths: dict[tuple[int, int], ReceivedPath] = {}  # by fork and the token there
         self._rounds = {self.round: Begun(len(self.text), [])}
         self._answer: tuple[int, int, int, int] | None = None
 
@@ -112,7 +112,7 @@ class Request:
         if begun is None or trunk.base != begun.base:
             return None
         self._rounds[trunk.round] = begun._replace(trunk=trunk.ids)
-        path = Path(begun.base, begun.base, True, trunk.ids, _ALONE)
+        path = ReceivedPath(begun.base, begun.base, True, trunk.ids, _ALONE)
         if not self._holds(path):
             return []
         self._paths[_TRUNK] = path
@@ -128,7 +128,7 @@ class Request:
         before = self._paths.pop((fork, entry.token), None)
         if before is not None and before.start == begun.base and before.ids[: len(ids)] == ids:
             ids = before.ids
-        path = Path(begun.base, fork, accepted == len(begun.trunk) and entry.rank <= 1, ids, place)
+        path = ReceivedPath(begun.base, fork, accepted == len(begun.trunk) and entry.rank <= 1, ids, place)
         if not self._holds(path):
             return []
         self._paths[fork, entry.token] = path
@@ -145,11 +145,11 @@ class Request:
         self._expect(self._paths.values())
         return self._shows(self._paths.values(), True)
 
-    def _holds(self, path: Path) -> bool:
+    def _holds(self, path: ReceivedPath) -> bool:
         since = len(self.text) - path.start
         return len(path.ids) > since and path.ids[:since] == self.text[path.start :]
 
-    def _expect(self, paths: Iterable[Path]) -> bool:
+    def _expect(self, paths: Iterable[ReceivedPath]) -> bool:
         """Extend the expected tokens by the flight and by paths, and return True if they have changed.
 
         A path counts if its fork lies before the end of the flight, or if it is `sure`."""
@@ -164,7 +164,7 @@ class Request:
                     self.expected = rest
         return self.expected is not before
 
-    def _shows(self, paths: Iterable[Path], expected: bool) -> list[Shown]:
+    def _shows(self, paths: Iterable[ReceivedPath], expected: bool) -> list[Shown]:
         """Return the entries to show for paths, and with `expected` for the expected tokens."""
         if self.flight is None:
             waits = expected and self._answer is not None and self.expected
@@ -175,7 +175,7 @@ class Request:
             found += [self._answering(self.expected, None)] if expected else []
         return [shown for shown in found if shown is not None]
 
-    def _answering(self, rest: list[int], path: Path | None) -> Shown | None:
+    def _answering(self, rest: list[int], path: ReceivedPath | None) -> Shown | None:
         """Return the entry for the outcome that comes if the tokens `rest` follow the text; None if not new.
 
         Example: flight 5 6 and `rest` 5 7 8 9: one token is accepted, then comes 7; the entry has the ids 8 9."""

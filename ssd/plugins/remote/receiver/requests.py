@@ -13,7 +13,7 @@ from ssd.ipc.board import BoardWriter, Key
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.plugins.remote.link import Entry, Trunk, chain_length, trunk_length
-from ssd.plugins.remote.receiver.request import Request, Shown
+from ssd.plugins.remote.receiver.request import ReceivedRequest, Shown
 from ssd.tuning.estimates import Mean
 
 log = logging.getLogger("ssd.receiver")
@@ -33,7 +33,7 @@ class Requests:
 
     def __init__(self, board: BoardWriter, epoch: int, vocab_size: int) -> None:
         self._board, self._epoch, self._vocab_size = board, epoch, vocab_size
-        self._known: dict[int, Request] = {}
+        self._known: dict[int, ReceivedRequest] = {}
         self._round_s, self._round_tokens = Mean(0.02, _SMOOTHING, _SAMPLES), Mean(2.0, _SMOOTHING, _SAMPLES)
         self._outcomes_at = 0.0
         self._rtt = 0.0
@@ -46,7 +46,7 @@ class Requests:
         """Return the messages to send in place of a target's. `rtt`: mean round trip plus deviation, in s."""
         self._rtt = rtt
         if isinstance(message, Admit):
-            self._known[message.request] = Request(message)
+            self._known[message.request] = ReceivedRequest(message)
             self._board.clear(message.slot)
             return [replace(message, speculation=self._deeper(message.speculation))]
         if isinstance(message, Retune):
