@@ -284,7 +284,7 @@ def test_no_engine_or_several_are_said(engine: Engine) -> None:
         assert sorted(lines) == sorted(
             [
                 f"{engine.address}  smollm2, no HTTP, pid {os.getpid()}",
-                f"{said['ready']}  smollm2, {said['http']}, pid {process.pid}",
+                f"{said['ready']}  small, {said['http']}, pid {process.pid}",
             ]
         )
     engine.stop(drain=0)

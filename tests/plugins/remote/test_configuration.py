@@ -64,7 +64,8 @@ def test_an_engine_with_a_link_has_no_draft_here(target: Path, folder: Path) -> 
 def test_bad_combinations(
     target: Path, server: dict[str, Any], engine: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registered, "names", lambda group: ["elsewhere"])
+    names = registered.names
+    monkeypatch.setattr(registered, "names", lambda group: [*names(group), "elsewhere"])
     with pytest.raises(UsageError, match=why.replace("(", r"\(")):
         resolve(EngineOptions(**{"target": str(target)} | engine), ServerOptions(http=False, **server))
 
