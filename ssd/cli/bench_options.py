@@ -187,4 +187,4 @@ _OPTIONS: list[Callable[..., Any]] = [
 
 def setup_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of plugins; the command receives `setup`, by default a plain one."""
-    return functools.reduce(lambda decorated, add: add(decorated), registered.load_all(BENCH_SETUPS), function)
+    return functools.reduce(lambda decorated, add: add(decorated), registered.load_all(BENCH_SETUPS).values(), function)

@@ -95,7 +95,7 @@ class _Gain(NamedTuple):
         return is_noise(self.over, self.length)
 
 
-_PARTS: list[DemoPart] = registered.load_all(registered.DEMO_PARTS)
+_PARTS: list[DemoPart] = [*registered.load_all(registered.DEMO_PARTS).values()]
 _HELP = f"""\
 Compare the mode asked for with plain decoding: {", ".join(["on a story", "on an edit", *(p.help for p in _PARTS)])}.
 

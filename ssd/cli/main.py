@@ -51,9 +51,10 @@ _ALIASES = {"serve": "launch"}
 
 def _commands() -> dict[str, tuple[str, str]]:
     with _Importing():
+        plugins = registered.load_all(registered.COMMANDS).values()
         return {
             **_COMMANDS,
-            **{name: found for plugin in registered.load_all(registered.COMMANDS) for name, found in plugin.items()},
+            **{name: found for added in plugins for name, found in added.items() if name not in _COMMANDS},
         }
 
 

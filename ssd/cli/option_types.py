@@ -60,15 +60,16 @@ class LoadFormat(click.Choice[str]):
 
     def __init__(self) -> None:
         super().__init__(registered.load_formats())
-        self.help = "".join(f" {each.HELP}" for each in registered.load_all(registered.LOAD_FORMATS))
+        self.help = "".join(f" {each.HELP}" for each in registered.load_all(registered.LOAD_FORMATS).values())
 
 
 SPECIAL: dict[str, click.ParamType] = {
     "num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD),
     "fan_out": FanOut(),
     "load_format": LoadFormat(),
+    "executor": click.Choice(["local", *registered.names(registered.EXECUTORS)]),
 }
-"""Types that have a word of their own, "auto", for the default."""
+"""Types of options with a word, "auto", for an empty default, or with names of plugins."""
 
 
 def click_type(of: inspect.Type) -> click.ParamType:

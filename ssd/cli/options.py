@@ -45,7 +45,7 @@ def with_options(
             *entry.flags,
             cls=TableOption,
             type=kind,
-            default="auto" if name in SPECIAL else getattr(defaults, name),
+            default=getattr(defaults, name) or "auto" if name in SPECIAL else getattr(defaults, name),
             multiple=isinstance(kind, NameList),
             show_default=True,
             envvar=f"SSD_{name.upper()}" if variables and not hidden else None,

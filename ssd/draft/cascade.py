@@ -176,7 +176,7 @@ class SmallerDraft:
     def judge(
         self, rows: int, seconds: float, found: Sequence[list[Guess]], work: Sequence[tuple[int, list[int]]]
     ) -> None:
-        """Learn from a forward of the larger draft, whose guesses `found` held."""
+        """Learn from a forward of the larger draft; `found`: its outputs and the guesses of this draft that it kept."""
         self._forward.note(rows, seconds)
         for kept, (outputs, guessed) in zip(found, work, strict=True):
             self._acceptance.note_outcome(len(guessed), len(kept) - outputs)

@@ -221,7 +221,7 @@ def _room(
 
 
 class _OnHost(NamedTuple):
-    """Target and drafts with the types they are sized by, and the host's bytes for the rest."""
+    """Target and drafts with the types they are sized by, and the host's bytes for weights and for processes."""
 
     target: Sized
     drafts: list[Sized]

@@ -96,7 +96,7 @@ def resolve_server(options: ServerOptions, model: str) -> ServerConfig:
         _check_doors(server, options.insecure)
     if options.limits is None:
         return server
-    if not registered.names(registered.QUOTAS):
+    if "read" not in registered.names(registered.QUOTAS):
         raise UsageError("--limits: this installation has no plugin for quotas")
     read = registered.load(registered.QUOTAS, "read")
     return msgspec.structs.replace(server, quotas=read(options.limits, api_keys(server).values()))
@@ -158,7 +158,7 @@ def draft_link(options: EngineOptions, server: ServerOptions) -> DraftLink | Non
     if server.draft_bind is None and server.draft_keys is None and server.draft_prompts == "all":
         return None
     if "draft" not in registered.names(registered.LINKS):
-        raise UsageError("--draft-bind needs a plugin for drafts on other machines (draft in ssd.links): none is here")
+        raise UsageError("drafts on other machines (--draft-bind) need a plugin (draft in ssd.links): none is here")
     return registered.load(registered.LINKS, "draft")(options, server)
 
 

@@ -23,8 +23,8 @@ _FIRST, _LAST = 2**16, 2**11  # ids of a light draft, of both ends of the vocabu
 class DraftKind(NamedTuple):
     """A kind of draft that reads hidden states of its target.
 
-    `layers` returns after how many target layers; it raises UsageError if the draft does not fit. `model`: module and
-    class. `in_family`: the class takes that of the target's family as its first argument."""
+    `layers` returns after how many target layers it reads them; it raises UsageError if the draft does not fit.
+    `model`: module and class. `in_family`: the class takes that of the target's family as its first argument."""
 
     name: str
     recognises: Callable[[Checkpoint], bool]

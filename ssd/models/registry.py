@@ -50,7 +50,7 @@ class Fallback(Protocol):
 
 
 def fallback() -> Fallback | None:
-    return next(iter(load_all(FALLBACKS)), None)
+    return next(iter(load_all(FALLBACKS).values()), None)
 
 
 def unsupported(checkpoint: Checkpoint, cause: str) -> UsageError:

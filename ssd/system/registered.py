@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ LOAD_FORMATS = "ssd.load_formats"
 _NAME = "ssd-engine"
 AUTO, NONE, DUMMY = "auto", "none", "dummy"
 """Values of the options beside names: what fits the chat template or the files, no parser, random weights."""
+log = logging.getLogger("ssd")
+
 _PACKAGE = Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent / "pyproject.toml"
 
@@ -55,7 +58,7 @@ def _own(group: str) -> list[EntryPoint] | None:
 
 def _is_here(entry: EntryPoint) -> bool:
     top, _, rest = entry.module.partition(".plugins.")
-    return top != "ssd" or (_PACKAGE / "plugins" / rest.split(".")[0]).is_dir()
+    return top != "ssd" or (_PACKAGE / "plugins" / rest.split(".")[0] / "__init__.py").is_file()
 
 
 @cache
@@ -65,15 +68,27 @@ def names(group: str) -> list[str]:
 
 @cache
 def load(group: str, name: str) -> Any:
-    """Return what a group has under a name. Raises KeyError for an unknown name, and any error of its import."""
+    """Return what a group has under a name. Raises KeyError for an unknown name, UsageError if its import fails."""
     for entry in entries(group):
         if entry.name == name:
-            return entry.load()
+            try:
+                return entry.load()
+            except Exception as error:  # of another package's code
+                owner = _NAME if entry.dist is None else entry.dist.name
+                cause = f"{type(error).__name__}: {error}"
+                raise UsageError(f"{name} of {owner} (entry points {group}) cannot be loaded: {cause}") from error
     raise KeyError(name)
 
 
-def load_all(group: str) -> list[Any]:
-    return [load(group, name) for name in names(group)]
+def load_all(group: str) -> dict[str, Any]:
+    """Return what a group has by its names, sorted; leave out what cannot be loaded, with a line in the log."""
+    found = {}
+    for name in names(group):
+        try:
+            found[name] = load(group, name)
+        except UsageError as error:
+            log.warning("left out: %s", error)
+    return found
 
 
 def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE)) -> None:
@@ -96,4 +111,4 @@ def emulation(name: str) -> Any:
 
 def fitting(group: str, template: str) -> str:
     """Return the name of the first parser that fits a chat template; "" if none does."""
-    return next((name for name in names(group) if load(group, name).fits(template)), "")
+    return next((name for name, parser in load_all(group).items() if parser.fits(template)), "")

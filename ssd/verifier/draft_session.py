@@ -155,7 +155,7 @@ class DraftSession:
 
     @property
     def stalled(self) -> bool:
-        """Return True without progress since the draft was awaited in vain, or left alone."""
+        """Return True if the draft is left alone, or made no progress since it was awaited in vain."""
         return self.breaker.state == "open" or self.board.telemetry().progress == self._silent_since
 
     def still_s(self, now: float) -> float:

@@ -79,7 +79,7 @@ class RoundTimes:
         return max(range(1, most + 1), key=lambda k: expected_tokens(acceptance, k) / self._round_s(rows, k))
 
     def pricing(self, rows: int, acceptance: float, lookahead: int) -> Callable[[int], float]:
-        """Return the price in tokens of more tokens of a row: what a row brings in their time."""
+        """Return a function: the price in tokens of more tokens, what a row brings in its part of their time."""
         costs = self._verifying[self._size(rows)]
         speed = expected_tokens(acceptance, lookahead) / self._round_s(rows, lookahead)
         return lambda more: speed * (costs[min(more, len(costs) - 1)] - costs[0])

@@ -89,7 +89,7 @@ class SuffixMemory:
 
     @classmethod
     def of(cls, config: EngineConfig) -> SuffixMemory | None:
-        """Return the memory that is configured; None without compiled kernels. Raises UsageError without room."""
+        """Return the configured memory; None if it is off or lacks compiled kernels. Raises UsageError without room."""
         if not config.suffix_memory:
             return None
         if library.functions() is None:

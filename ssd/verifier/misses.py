@@ -59,7 +59,9 @@ class WaitCosts:
         self._priced_at = 0
 
     def pricing(self) -> Callable[[int], float]:
-        """Return the price in tokens of verifying `more` tokens: what the batch brings in their time, or 0."""
+        """Return a function of `more`: the price of verifying so many more tokens, in tokens.
+
+        The price is what the whole batch brings in the additional time; 0 while that is unknown."""
         if self.estimates.rounds // _PRICED_FOR != self._priced_at:
             self._priced, self._priced_at = {}, self.estimates.rounds // _PRICED_FOR
         key = self.batch, self.verified, self.estimates.works_ahead
@@ -93,7 +95,7 @@ class WaitCosts:
         return min(max(0.0, price / max(1e-9, self.estimates.acceptance.value)), 1.0)
 
     def depths(self, rows: Items[Sequence], otherwise: float = 1.0) -> dict[int, int]:
-        """Return by request the draft tokens worth waiting for; no wait brings `otherwise` tokens."""
+        """Return by request the draft tokens worth waiting for. A row that does not wait brings `otherwise`."""
         longest, known = max((sequence.lookahead for sequence in rows), default=0), self.estimates
         verify = known.costs.of("verify_beside") or LinearCost(known.verify_s.value, 0.0)
         wait = depth_worth_waiting_for(
@@ -223,7 +225,8 @@ class ModelFree(MissPolicy):
     def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
         """Return price and worth where no proposal pays; now and then (), to learn if that has changed.
 
-        They are of verifying one token and its best chance, or of asking for a proposal and its recent gain."""
+        Both in tokens: the price of verifying one token and its best chance, or the price of asking for a proposal and
+        what asking brought lately."""
         if sequence.asked.num_speculative_tokens or sequence.grammar is not None or sequence.round % _SELDOM == 0:
             return ()
         guesser, asking = self._guessers.get(sequence.request), _ASKING_S * costs.estimates.speed(costs.batch)

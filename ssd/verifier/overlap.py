@@ -66,7 +66,7 @@ class FollowedRow(NamedTuple):
 
     `first`: index of its tokens in the batch. `round_key`: epoch, request and round of its outcome. `most`: bound on
     the next row's draft tokens. `left`: draft tokens of both rows that can be accepted before the text is full. `text`:
-    set if the logits are adjusted."""
+    set if the logits are adjusted. `inline`: a draft in this process makes the draft tokens."""
 
     row: Row
     law: Law
@@ -175,9 +175,9 @@ class DeviceScheduler:
             self._arrived.record()
 
     def report(self, rows: int) -> tuple[list[int], list[Cached]]:
-        """Return the samples of the verification before the running one, and the draft tokens in the latter.
+        """Return the samples of the verification before the running one, and the draft tokens in the running one.
 
-        Waits for the samples. It has `rows` followed rows; an entry is -1 where a row has no draft tokens."""
+        Wait for the samples, of `rows` followed rows. An entry is -1 where a row has no draft tokens."""
         found = self._of_rows(rows)
         if self._inline:
             drafts = [Cached(0 if depth else -1, ids[:depth]) for _, _, depth, *ids in found]

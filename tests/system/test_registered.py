@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ssd.config.engine import ServerConfig
 from ssd.errors import UsageError
+from ssd.frontend.http.app import _of_doors
 from ssd.launch.options import EngineOptions
 from ssd.models import registry
 from ssd.speculation import backups as speculators
@@ -78,3 +83,53 @@ def test_emulation_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) 
     for name in ("runner", "model"):
         with pytest.raises(UsageError, match=r"emulated times and .* not part of this installation"):
             registered.emulation(name)
+
+
+# -- parts of other packages ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a command that cannot be imported, and one that has the name of a core's."""
+    about = tmp_path / "other-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(
+        "[ssd.commands]\nbroken = other_broken:COMMANDS\nfine = other_fine:COMMANDS\n"
+    )
+    (tmp_path / "other_broken.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "other_fine.py").write_text(
+        "from ssd.frontend.http.openapi import Route\n"
+        'COMMANDS = {"launch": ("other_fine:launch", "THEIRS"), "hey": ("other_fine:hey", "Says hey.")}\n'
+        'routes = lambda server: [Route("GET", path, None, "") for path in ("/health", "/hey")]\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_part_that_cannot_be_loaded_is_named_and_left_out(other: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cause = r"broken of other \(entry points ssd.commands\) cannot be loaded: ModuleNotFoundError"
+    with pytest.raises(UsageError, match=cause):
+        registered.load.__wrapped__(registered.COMMANDS, "broken")
+    path = os.pathsep.join([str(other), str(ROOT)])
+    command = [sys.executable, "-m", "ssd.cli.main", "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0 and "hey" in done.stdout and "THEIRS" not in done.stdout
+    assert len(done.stderr.splitlines()) == 1 and re.search(cause, done.stderr)
+
+
+def test_a_door_takes_no_path_of_the_core(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import other_fine
+
+    monkeypatch.setattr(registered, "load_all", lambda group: {"ours": other_fine.routes})
+    assert [route.path for route in _of_doors(ServerConfig())] == ["/hey"]
+
+
+def test_a_removed_plugin_may_leave_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_PACKAGE", tmp_path)
+    for name, file in (("here", "__init__.py"), ("gone", "__pycache__/x.pyc")):
+        (tmp_path / "plugins" / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "plugins" / name / file).touch()
+    for name, present in (("here", True), ("gone", False), ("never", False)):
+        entry = EntryPoint("x", f"ssd.plugins.{name}.module:X", "ssd.doors")
+        assert registered._is_here(entry) is present

@@ -6,7 +6,9 @@ import logging
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 
+from ssd.config.engine import ServerConfig
 from ssd.errors import RequestError
 from ssd.frontend.http.cors import CrossOrigin
 from ssd.frontend.http.endpoints import ROUTES
@@ -26,8 +28,7 @@ class App:
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
         server = manager.config.server
-        doors = registered.load_all(registered.DOORS)
-        self._service = Service(manager, [*ROUTES, *(route for routes in doors for route in routes(server))])
+        self._service = Service(manager, [*ROUTES, *_of_doors(server)])
         self._cross_origin = CrossOrigin(server.allow_origins)
         self._hosts = {name.lower() for name in (server.host, *server.allowed_hosts)}
         local = listening.family != socket.AF_UNIX and is_loopback(listening.getsockname()[0])
@@ -125,6 +126,17 @@ class App:
         if not any(matches):
             message = "give a valid key as Authorization: Bearer KEY, or as X-Api-Key: KEY"
             raise HttpError(401, message, "invalid_api_key", headers={b"www-authenticate": b"Bearer"})
+
+
+def _of_doors(server: ServerConfig) -> Iterator[Route]:
+    """Yield the routes of doors, sorted by the doors' names: the last of several for one path counts."""
+    own = {(route.method, route.path) for route in ROUTES}
+    for name, routes in registered.load_all(registered.DOORS).items():
+        for route in routes(server):
+            if route.header or (route.method, route.path) not in own:
+                yield route
+            else:
+                log.warning("door %s: %s %s is left out, since the core has it", name, route.method, route.path)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

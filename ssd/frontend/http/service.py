@@ -1,6 +1,6 @@
 """The state that HTTP endpoints share: what reads a body, and what answers a chat in the style of a door.
 
-A door is a plugin's interface of its own, such as `/v1/responses`: structs, a `Style` and `ROUTES`."""
+A door is a plugin's interface of its own, such as `/v1/responses`: structs, a `Style` and a function of its routes."""
 
 from __future__ import annotations
 

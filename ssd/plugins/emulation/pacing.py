@@ -13,7 +13,7 @@ from ssd.execution.runner import Result, Runner
 from ssd.models.interface import Model
 from ssd.plugins.emulation.agreement import line
 
-log = logging.getLogger("ssd.emulation")
+log = logging.getLogger("ssd.plugins.emulation")
 
 # A sleep ends late by less than this; the rest of the time is spent polling the clock.
 _AWAKE_S = 0.3e-3

@@ -27,7 +27,7 @@ from ssd.launch.liveness import LOOK_S, Liveness
 from ssd.launch.resources import SharedResources
 from ssd.models import checkpoint
 
-log = logging.getLogger("ssd.launch.ray")
+log = logging.getLogger("ssd.plugins.ray")
 
 _PATIENCE_S = 600.0  # for the placement of every rank: a cluster that grows by itself takes minutes
 _AT_ONCE_S = 5.0
