@@ -59,7 +59,7 @@ class WaitCosts:
         self._priced_at = 0
 
     def pricing(self) -> Callable[[int], float]:
-        """Return a function of `more`: the price of verifying so many more tokens, in tokens.
+        """Return a function: the price in tokens of verifying `more` tokens.
 
         The price is what the whole batch brings in the additional time; 0 while that is unknown."""
         if self.estimates.rounds // _PRICED_FOR != self._priced_at:
