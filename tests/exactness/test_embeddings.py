@@ -98,10 +98,10 @@ def test_ranks(static: bool, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def engine() -> Iterator[Engine]:
     options = EngineOptions(max_num_seqs=4, max_num_batched_tokens=128, activations="int16")
-    with Engine(resolve(options)) as engine, Client(engine.address) as client:
-        yield client
+    with Engine(resolve(options)) as engine:
+        yield engine
 
 
 def vectors(client: Client, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:
@@ -109,20 +109,22 @@ def vectors(client: Client, texts: Sequence[str], pooling: Pooling) -> list[list
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_vector_has_the_same_bits_alone_and_beside_others(client: Client, pooling: Pooling) -> None:
+def test_a_vector_has_the_same_bits_alone_and_beside_others(engine: Engine, pooling: Pooling) -> None:
     """Beside each other, and beside chats with a draft. The third text is read in several steps."""
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, Client(engine.address) as client, Client(engine.address) as other:
         alone = [vectors(client, [text], pooling)[0] for text in TEXTS]
-        chats = pool.submit(client.generate, ["Say hello."] * 4, SamplingParams(max_tokens=60), chat=True)
+        chats = pool.submit(other.generate, ["Say hello."] * 4, SamplingParams(max_tokens=60), chat=True)
         together = vectors(client, TEXTS * 8, pooling)
         chats.result()
     assert together == alone * 8
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_vectors_of_the_built_in_target(client: Client, pooling: Pooling) -> None:
+def test_the_vectors_of_the_built_in_target(engine: Engine, pooling: Pooling) -> None:
     oracle = tiny.oracle(BUILTIN["smollm2"].directory)
-    for completion in client.generate(TEXTS, SamplingParams(pooling=pooling)):
+    with Client(engine.address) as client:
+        found = client.generate(TEXTS, SamplingParams(pooling=pooling))
+    for completion in found:
         assert (completion.token_ids, completion.text, completion.finish_reason) == ([], "", "stop")
         expected = truth(oracle, completion.prompt_token_ids, pooling)
         likeness = torch.cosine_similarity(torch.tensor(completion.embedding), expected, dim=0)
