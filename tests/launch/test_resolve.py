@@ -584,5 +584,5 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
 )
 def test_a_draft_on_another_machine_needs_its_plugin(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "names", lambda group: [])
-    with pytest.raises(UsageError, match="drafts on other machines .* need a plugin"):
+    with pytest.raises(UsageError, match=r"drafts on other machines .* need a plugin"):
         resolve(EngineOptions(target=TARGET), ServerOptions(http=False, **asked))
