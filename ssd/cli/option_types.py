@@ -59,7 +59,7 @@ class LoadFormat(click.Choice[str]):
     """A load format, of the core or a plugin's; `help` has sentences about the plugins'."""
 
     def __init__(self) -> None:
-        super().__init__(registered.load_formats())
+        super().__init__([registered.AUTO, registered.DUMMY, *registered.names(registered.LOAD_FORMATS)])
         self.help = "".join(f" {each.HELP}" for each in registered.load_all(registered.LOAD_FORMATS).values())
 
 

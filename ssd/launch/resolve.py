@@ -36,8 +36,7 @@ def resolve(options: EngineOptions, server: ServerOptions | None = None) -> Engi
     A missing built-in model is pulled. Without `server` no HTTP is served. Without weights the mode is `ar`. A draft
     without a given device runs on the CPU if the GPUs have no room."""
     check_text(options)
-    if options.load_format not in registered.load_formats():
-        raise UsageError(f"load_format {options.load_format!r}: there are {', '.join(registered.load_formats())}")
+    registered.check(registered.LOAD_FORMATS, "load_format", options.load_format, (registered.AUTO, registered.DUMMY))
     wanted = chosen(within_bounds(options))
     try:
         return _resolved(wanted, server)

@@ -97,11 +97,6 @@ def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE))
         raise UsageError(f"{option} {name!r}: there are {', '.join([*own, *names(group)])}")
 
 
-def load_formats() -> list[str]:
-    """Return the values of --load-format: those of the core, then those of plugins."""
-    return [AUTO, DUMMY, *names(LOAD_FORMATS)]
-
-
 def emulation(name: str) -> Any:
     """Return what emulates a `runner`, a `model` or an `agreement`. Raises UsageError if nothing here does."""
     if name not in names(EMULATIONS):
