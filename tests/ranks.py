@@ -16,10 +16,10 @@ from ssd.execution.batch import Row
 from ssd.execution.shards import ShardRunner, StaticShardRunner, Tell
 from ssd.ipc.messages import RANK_STEP, RankStep
 from ssd.ipc.public import pack, unpack
+from ssd.law import Law
 from ssd.layers.ranks import Ranks, connect
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.speculation.sampling import Law
 from ssd.verifier.ranks import PageTables, run, step_of
 from tests.models import tiny
 

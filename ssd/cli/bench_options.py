@@ -16,8 +16,9 @@ from ssd.bench.settings import Protocol, Sweep
 from ssd.cli.command import headed, main_option
 from ssd.cli.option_types import FanOut, Lookahead
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
-from ssd.config.params import MAX_LOOKAHEAD, MAX_SEED, FanOutChoice, Mode
+from ssd.config.params import MAX_LOOKAHEAD, FanOutChoice, Mode
 from ssd.errors import UsageError
+from ssd.law import MAX_SEED
 from ssd.system import registered
 from ssd.system.registered import BENCH_SETUPS
 

@@ -15,9 +15,10 @@ from ssd.cli.command import headed, main_option
 from ssd.cli.option_types import SPECIAL, NameList, click_type
 from ssd.cli.sources import SPECULATIVE, TableOption, config_option
 from ssd.config.descriptions import FILES, SAMPLING, described
-from ssd.config.params import MAX_SEED, SamplingDefaults, fan_out_fields, field_types
+from ssd.config.params import SamplingDefaults, fan_out_fields, field_types
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
+from ssd.law import MAX_SEED
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)

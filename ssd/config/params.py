@@ -12,6 +12,7 @@ from msgspec import Meta, inspect
 
 from ssd.config.descriptions import MAIN, SAMPLING
 from ssd.errors import RequestError
+from ssd.law import MAX_SEED, DrawDefaults, DrawParams, Seed, Share, Temperature
 from ssd.speculation.fan_out import MOST
 from ssd.speculation.rules import AcceptanceRule, acceptance_rule
 
@@ -35,16 +36,10 @@ MAX_CHAINS = 63
 MAX_IN_FLIGHT = 48
 """Upper bound on the trunk of a draft on another machine, without the tokens that chains add to it."""
 AUTO_LOOKAHEAD = 8
-MAX_SEED = 2**63 - 1
 MAX_STOPS = 64
 
 Lookahead = Annotated[int, Meta(ge=0, le=MAX_LOOKAHEAD)]
 Budget = Annotated[int, Meta(ge=2, le=MAX_CHAINS)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
-TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -168,10 +163,10 @@ class Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[str, Meta(max_length=MAX_COMPILED)] = ""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(DrawParams, frozen=True):
     """The sampling of tokens and the end of the output. Names and meaning follow the OpenAI API and vLLM.
 
-    - `temperature` 0 is greedy; ties go to the lowest id. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+    - `temperature` 0 is greedy; ties go to the lowest id.
     - The penalties count tokens of the output, `repetition_penalty` those of the prompt too.
     - The output ends when `structured` is complete, even before `min_tokens` and with `ignore_eos`. Nothing else ends
       it before `min_tokens`, unless all `allowed_token_ids` do.
@@ -183,14 +178,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - Only prompts with the same `cache_salt` share prefixes in the cache.
     - With `store` false the suffix memory neither keeps the text nor guesses from others."""
 
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: Share = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = (
+        msgspec.field(default_factory=dict)
+    )
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
     structured: Structured | None = None
     seed: Seed | None = None
@@ -234,14 +227,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return neutral and free and not self.min_tokens
 
 
-class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingDefaults(DrawDefaults, frozen=True):
     """The default sampling of requests; None keeps the default of `SamplingParams`."""
 
     heading: ClassVar[str] = SAMPLING
     temperature: Annotated[Temperature | None, "0 is greedy. Default: the model's own, or 0.", MAIN] = None
-    top_k: Annotated[TopK | None, "Sample from the K likeliest tokens; 0: all. Default: the model's."] = None
-    top_p: Annotated[TopP | None, "Sample from the likeliest tokens with this share. Default: the model's."] = None
-    min_p: Annotated[Share | None, "Drop tokens below this share of the likeliest. Default: the model's."] = None
     presence_penalty: Annotated[Penalty | None, "Lowers logits of tokens in the answer. Default: the model's."] = None
     frequency_penalty: Annotated[Penalty | None, "The same, for each time they are there. Default: the model's."] = None
     repetition_penalty: Annotated[

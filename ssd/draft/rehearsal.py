@@ -8,6 +8,7 @@ from ssd.draft.tree import Tree
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.ipc.messages import Admit
+from ssd.law import Law
 
 
 class Rehearsal:
@@ -16,7 +17,7 @@ class Rehearsal:
     def __init__(self, drafter: Drafter, rows: int, text: int) -> None:
         self._drafter, self.depths = drafter, min(drafter.block or 1, MAX_LOOKAHEAD)
         length = min(text, min(drafter.max_position, drafter.pool.count * drafter.pool.size) - self.depths - 1)
-        admit = Admit(0, 0, 0, [0] * length, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 1, (1,)))
+        admit = Admit(0, 0, 0, [0] * length, Law(), Speculation("ssd", 1, (1,)))
         self._table = PageTable(drafter.pool)
         self._tree = Tree(admit, 0, self._table, drafter.recurrent)
         self._tree.guesses[0] = drafter.blank_guess()

@@ -24,7 +24,6 @@ from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
 from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.rules import AcceptanceRule
-from ssd.speculation.sampling import Law
 from ssd.tuning.estimates import Mean
 
 # Acceptance rate of a sequence: its initial value, the samples this counts as, and the smoothing.
@@ -140,7 +139,7 @@ class Tree:
 
     def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
-        self.law = Law(admit.temperature, admit.top_k, admit.top_p, admit.min_p, admit.seed)
+        self.law = admit.law
         self.speculation, self.lookahead = admit.speculation, admit.speculation.num_speculative_tokens
         self.tokens = list(admit.token_ids)
         self.trunk: list[int] = []

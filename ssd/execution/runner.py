@@ -17,10 +17,10 @@ from ssd.execution.paged import PagedContext
 from ssd.execution.states import ROOM_FOR_ONE, StateCache, StateRoom
 from ssd.execution.tables import TableContext, table_context
 from ssd.kernels import cpu
+from ssd.law import Law
 from ssd.layers.paged import PagedAttention, TorchAttention
 from ssd.models.interface import ForwardContext, Model
 from ssd.speculation.adjustment import Text
-from ssd.speculation.sampling import Law
 
 Result = TypeVar("Result")
 

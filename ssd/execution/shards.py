@@ -13,11 +13,12 @@ from ssd.execution.batch import BaseContext, Row
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticContext, StaticRunner
+from ssd.law import Law
 from ssd.layers.ranks import Ranks, part_of
 from ssd.models.interface import Model
 from ssd.speculation.adjustment import Text
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Draws, Law, best, perturbed, read_ids, sound, warmed
+from ssd.speculation.sampling import Draws, best, perturbed, read_ids, sound, warmed
 
 Tell = Callable[[Sequence[Row], Sequence[Law] | None], None]
 

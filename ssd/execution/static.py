@@ -19,9 +19,10 @@ from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.kernels.gpu import fuses
+from ssd.law import Law
 from ssd.models.interface import Model
 from ssd.speculation.adjustment import Text
-from ssd.speculation.sampling import Drawing, Draws, Law, drawing_of, drawn, read_ids
+from ssd.speculation.sampling import Drawing, Draws, drawing_of, drawn, read_ids
 
 
 def prefill_chunks(rows: Sequence[Row], shape: GraphShape) -> Iterator[list[tuple[int, Row]]]:

@@ -15,30 +15,23 @@ from torch import Tensor
 
 from ssd.execution.batch import BaseContext, Row
 from ssd.execution.kv_cache import KVCache
+from ssd.law import DRAWN, Law
 from ssd.layers.attention import PLAIN, CachePlaces, Scores
 from ssd.layers.paged import PagedAttention, PagedRows
 from ssd.speculation.noise import halves
-from ssd.speculation.sampling import Drawing, Draws, Filters, Law
+from ssd.speculation.sampling import Drawing, Draws, numbers_of
 
 
 class Draw(NamedTuple):
-    """Parameters of one token's draw: halves of the noise key, 1 / temperature (0: greedy), filters."""
+    """One token's draw: halves of the noise key, and the numbers of the law as a device has them."""
 
-    low: int = 0
-    high: int = 0
-    inverse: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    low: int
+    high: int
+    numbers: tuple[float, ...]
 
     @classmethod
     def of(cls, law: Law, position: int) -> Draw:
-        # In 32 bits, as a GPU has it (see `ssd.speculation.sampling.warmed`).
-        inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
-        return cls(*halves((law.seed, position)), inverse, law.top_k, law.top_p, law.min_p)
-
-
-_FLOATS = "inverse", "top_p", "min_p"
+        return cls(*halves((law.seed, position)), numbers_of(law))
 
 
 class Upload:
@@ -101,17 +94,18 @@ class BatchTensors:
 
     Rows of the dummy sequence take unused tokens, and unused rows are empty."""
 
-    columns: tuple[str, ...] = ("ids", "positions", "slots", *Draw._fields)  # each has a number per token
+    columns: tuple[str, ...] = ("ids", "positions", "slots", "low", "high")  # each has a number per token
 
     def __init__(self, tokens: int, rows: int, longest: int, device: torch.device) -> None:
         self.tokens, self.rows, self.longest = tokens, rows, longest
-        sizes = dict.fromkeys(self.columns, tokens) | {"starts": rows + 1, "sequences": rows}
+        sizes = dict.fromkeys(self.columns, tokens)
+        sizes |= {"laws": len(DRAWN) * tokens, "starts": rows + 1, "sequences": rows}
         self._upload = Upload((sum(sizes.values()),), torch.int64, device)
         ends = list(accumulate(sizes.values()))
         self._host = dict(zip(sizes, np.split(self._upload.host, ends[:-1]), strict=True))  # views
-        for name in _FLOATS:
-            self._host[name] = self._host[name].view("float64")
+        self._host["laws"] = self._host["laws"].view("float64").reshape(-1, tokens)
         self._device = dict(zip(sizes, self._upload.device.split(list(sizes.values())), strict=True))
+        self._device["laws"] = self._device["laws"].view(-1, tokens)
 
     def fill(
         self,
@@ -157,19 +151,19 @@ class BatchTensors:
         host = self._host
         for name, (numbers, filler) in columns.items():
             host[name][:used], host[name][used:] = numbers, filler
-        host["inverse"][:] = 0.0
+        host["laws"][:] = 0.0
         if draws:
-            for name, numbers in zip(Draw._fields, zip(*draws, strict=True), strict=True):
-                host[name][:used] = numbers
+            host["low"][:used], host["high"][:used], laws = zip(*draws, strict=True)
+            host["laws"][:, :used] = list(zip(*laws, strict=True))
         host["starts"][:] = list(accumulate([*counts, *spare, *[0] * missing], initial=0))
         host["sequences"][: len(counts)], host["sequences"][len(counts) :] = list(tables), dummy
         self._upload.send()
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
-        """Return the device's int64 tensors: columns [tokens], `starts` [rows + 1], `sequences` [rows].
+        """Return the device's int64 tensors: columns [tokens], `starts` [rows + 1], `sequences` [rows], `laws`.
 
-        `inverse`, `top_p` and `min_p` hold the bits of float64; `sequences` are indices of page tables."""
+        `laws` [numbers, tokens] hold the bits of float64, 0 for padding; `sequences` are indices of page tables."""
         return self._device
 
     @property
@@ -182,13 +176,8 @@ class BatchTensors:
         if drawing is Drawing.GREEDY:
             return None
         keys = torch.stack((self._device["low"], self._device["high"]), dim=-1).int()
-        filters = None
-        if drawing >= Drawing.FILTERED:
-            filters = Filters(self._device["top_k"], self._floats("top_p"), self._floats("min_p"))
-        return Draws(keys, self._floats("inverse"), filters)
-
-    def _floats(self, name: str) -> Tensor:
-        return self._device[name].view(torch.float64).float()
+        laws = self._device["laws"].view(torch.float64).float()
+        return Draws(keys, laws, drawing >= Drawing.FILTERED)
 
     def context(
         self, table: Tensor, cache: KVCache, attention: PagedAttention, layers: Collection[int] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import DRAFTED, MAX_SEED, Pooling, SamplingParams, Speculation
+from ssd.config.params import DRAFTED, Pooling, SamplingParams, Speculation
 from ssd.errors import RequestError, UsageError
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.grammars import GrammarChecker
@@ -24,6 +24,7 @@ from ssd.frontend.text_jobs import Broken, Compiled, Decode, Encode, Encoded, Fi
 from ssd.frontend.text_pool import TextPool
 from ssd.ipc import sockets
 from ssd.ipc.public import Generate
+from ssd.law import MAX_SEED
 from ssd.speculation import backups as speculators
 from ssd.speculation.rules import AcceptanceRule
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ssd.config.params import CacheSalt, SamplingParams, Seed, Share, Speculation, Structured, TokenId
+from ssd.config.params import CacheSalt, SamplingParams, Speculation, Structured, TokenId
 from ssd.ipc import public
 from ssd.ipc.public import Count, Logprobs, Message, Metrics, Name, Number, PromptIds, RequestId, Source, Tokens
+from ssd.law import Law, Share
 from ssd.tuning.costs import NEAR
 
-INTERNAL_VERSION = 132
+INTERNAL_VERSION = 133
 """Internal versions count from 128, public ones from 1: a frame on the wrong socket is refused by its version."""
 
 HANDLE_BYTES, UUID_BYTES, MARK_BYTES = 64, 16, 16  # of memory on a GPU
@@ -173,11 +174,7 @@ class Admit(InternalMessage, frozen=True):
     slot: Count
     round: Count
     token_ids: PromptIds
-    temperature: Number
-    top_k: Count
-    top_p: Number
-    min_p: Number
-    seed: RequestId
+    law: Law
     speculation: Speculation
     cache_salt: CacheSalt = ""
     prompt_length: Count = 0
@@ -254,7 +251,6 @@ class Leave(InternalMessage, frozen=True):
 Slot = Annotated[int, Meta(ge=0, le=65535)]
 Page = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Pages = Annotated[list[Page], Meta(max_length=2**20)]
-Temperature = Annotated[float, Meta(ge=0, le=100)]
 
 
 class RowStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -269,10 +265,10 @@ class RowStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class RankStep(InternalMessage, frozen=True):
-    """A forward over `rows`. `laws` has a (temperature, seed) a row to sample with; None asks for the logits."""
+    """A forward over `rows`. `laws` has one a row to sample with; None asks for the logits."""
 
     rows: Annotated[list[RowStep], Meta(max_length=65536)]
-    laws: Annotated[list[tuple[Temperature, Seed]], Meta(max_length=65536)] | None
+    laws: Annotated[list[Law], Meta(max_length=65536)] | None
 
 
 # -- child -> supervisor --------------------------------------------------------------------------------------------

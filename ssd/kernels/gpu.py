@@ -13,6 +13,8 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, ca
 import torch
 from torch import Tensor
 
+from ssd.law import DRAWN
+
 log = logging.getLogger("ssd.kernels")
 
 Given = ParamSpec("Given")
@@ -33,22 +35,20 @@ KERNELS = {
 """Functions that are `fused`, and the module of `ssd.kernels` that has the kernel of the same name."""
 
 
-class Filters(NamedTuple):
-    """The filters of n rows on a device: `top_k` int64 [n], the others float32 [n]. 0, 1 and 0 switch them off."""
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-
 class Draws(NamedTuple):
     """The tensors that draw a token after each of n rows, on a device.
 
-    `keys` int32 [n, 2] are the noise's. `inverse` float32 [n]: 1 / temperature, 0 for a greedy row."""
+    `keys` int32 [n, 2] are the noise's. `laws` float32 [numbers, n] are in the order of `ssd.law.DRAWN`. `filtered`:
+    some law may filter."""
 
     keys: Tensor
-    inverse: Tensor
-    filters: Filters | None = None
+    laws: Tensor
+    filtered: bool = False
+
+    @property
+    def inverse(self) -> Tensor:
+        """Return 1 / temperature, float32 [n], 0 for a greedy row."""
+        return self.laws[DRAWN.index("temperature")].contiguous()
 
 
 @cache

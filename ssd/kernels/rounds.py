@@ -18,10 +18,11 @@ class RowLayout(NamedTuple):
     """Offsets of fields in the words of a row: the key and the base come first.
 
     `numbers` are: slot, first sample, draft tokens, most draft tokens of the next row, draft tokens that still can be
-    accepted, start, 1 if used; then inverse temperature, top_k, top_p and min_p. `ids` are its draft tokens, at most
-    `most`; `low` and `high` the halves of its noise keys."""
+    accepted, start, 1 if used. `law` are the bits of its law's numbers (`ssd.law.DRAWN`), float64. `ids` are its draft
+    tokens, at most `most`; `low` and `high` the halves of its noise keys."""
 
     numbers: int
+    law: int
     ids: int
     low: int
     high: int
@@ -81,7 +82,7 @@ def decide(
 
     Returns `decided` int64 [n, 3 + most]: accepted draft tokens, the token after them, depth of the entry, its ids; and
     a report for the host: `tokens`, and for each row entry, depth, unsound entries and ids."""
-    numbers, drafts = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
+    numbers, drafts = rows[:, row.numbers : row.law], rows[:, row.ids : row.low]
     slot, first, drafted, most, left = numbers.T[:5]
     places = first[:, None] + torch.arange(row.most + 1, device=rows.device)
     accepted, token = coupled_rows(drafts, drafted, tokens[places.clamp(max=len(tokens) - 1)])
@@ -102,7 +103,7 @@ def begin_draft(rows: Tensor, decided: Tensor, drafted: Tensor, work: Tensor, kn
     behind the row of `rows`, less one, and the token after the accepted ones; before it the last draft token if all
     were accepted, as the draft has not read that. Depth -1: no draft token. Ids that are not `known` to the draft
     become 0."""
-    numbers, ids = rows[:, row.numbers : row.ids], rows[:, row.ids : row.low]
+    numbers, ids = rows[:, row.numbers : row.law], rows[:, row.ids : row.low]
     _, _, verified, most, left = numbers.T[:5]
     accepted, token = decided[:, :2].T
     depth = torch.minimum(most, (left - accepted - 1).clamp(min=0)).masked_fill(token < 0, 0)
@@ -135,7 +136,7 @@ def note_outcomes(rows: Tensor, decided: Tensor, words: Tensor, at: int, row: Ro
     """Write each row's accepted ids, the token after them, and -1 into words[slot, at:], int32.
 
     The last slot is for rows that are not used."""
-    numbers, drafts = rows[:, row.numbers : row.ids], F.pad(rows[:, row.ids : row.low], (0, 1), value=-1)
+    numbers, drafts = rows[:, row.numbers : row.law], F.pad(rows[:, row.ids : row.low], (0, 1), value=-1)
     accepted, token = decided[:, :2].T[..., None]
     place = torch.arange(row.most + 1, device=rows.device)
     found = torch.where(place < accepted, drafts, torch.where(place == accepted, token, -1))
@@ -159,8 +160,8 @@ def build(
     `sizes`: tokens, rows, tokens of the longest row. `table` int32 [sequences, pages]; `dummy`: the table's row for
     padding, and the page in it."""
     (tokens, batch_rows, longest), count = sizes, len(rows)
-    numbers, low, high = rows[:, row.numbers : row.ids], rows[:, row.low : row.high], rows[:, row.high :]
-    slot, _, _, _, _, begun, active, inverse, top_k, top_p, min_p = numbers.T
+    law, low, high = rows[:, row.law : row.ids], rows[:, row.low : row.high], rows[:, row.high :]
+    slot, _, _, _, _, begun, active = rows[:, row.numbers : row.law].T
     (accepted, token, depth), ids = decided[:, :3].T, decided[:, 3:]
     ends = ((1 + depth) * active).cumsum(0)
     starts = torch.cat((torch.zeros_like(ends[:1]), ends))
@@ -173,7 +174,6 @@ def build(
     next_ids = torch.cat((token.clamp(min=0)[:, None], ids), dim=1)
     pages = table[slot[own], position // page].long()
     draw = own, accepted[own] + offset
-    draws = {"inverse": inverse, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     spare = torch.arange(batch_rows - count + 1, device=rows.device) * longest
     values = {
         "ids": torch.where(live, next_ids[own, offset], 0),
@@ -181,7 +181,7 @@ def build(
         "slots": torch.where(live, pages * page + position % page, dummy[1] * page),
         "low": low[draw],
         "high": high[draw],
-        **{name: torch.where(live, numbers[own], 0) for name, numbers in draws.items()},
+        "laws": torch.where(live, law[own].T, 0),
         "starts": torch.cat((starts[:-1], (ends[-1] + spare).clamp(max=tokens))),
         "sequences": torch.cat((slot, torch.full_like(spare[1:], dummy[0]))),
     }

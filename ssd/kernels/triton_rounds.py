@@ -176,8 +176,7 @@ def go_on_drafting(drafted: Tensor, work: Tensor, tokens: Tensor, starts: Tensor
     go_on_drafting_kernel[(len(work),)](drafted, work, tokens, starts, vocabulary, WORDS=words, num_warps=1)
 
 
-_DRAWS = "low", "high", "inverse", "top_k", "top_p", "min_p"
-_FIELDS = "ids", "positions", "slots", *_DRAWS, "starts", "sequences"
+_FIELDS = "ids", "positions", "slots", "low", "high", "laws", "starts", "sequences"
 
 
 @triton.jit
@@ -190,10 +189,7 @@ def build_kernel(
     slots: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
-    inverse: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
+    laws: tl.tensor,
     starts: tl.tensor,
     sequences: tl.tensor,
     row_words: int,
@@ -206,6 +202,8 @@ def build_kernel(
     dummy_page: int,
     PAGE: tl.constexpr,
     NUMBERS: tl.constexpr,
+    LAW: tl.constexpr,
+    IDS: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
     MOST: tl.constexpr,
@@ -242,10 +240,8 @@ def build_kernel(
     tl.store(slots + t, tl.where(live, page * PAGE + position % PAGE, dummy_page * PAGE), mask=inside)
     tl.store(low + t, tl.load(mine + LOW + draw, mask=live, other=0), mask=inside)
     tl.store(high + t, tl.load(mine + HIGH + draw, mask=live, other=0), mask=inside)
-    tl.store(inverse + t, tl.load(mine + NUMBERS + 7, mask=live, other=0), mask=inside)
-    tl.store(top_k + t, tl.load(mine + NUMBERS + 8, mask=live, other=0), mask=inside)
-    tl.store(top_p + t, tl.load(mine + NUMBERS + 9, mask=live, other=0), mask=inside)
-    tl.store(min_p + t, tl.load(mine + NUMBERS + 10, mask=live, other=0), mask=inside)
+    for number in tl.static_range(IDS - LAW):
+        tl.store(laws + number * tokens + t, tl.load(mine + LAW + number, mask=live, other=0), mask=inside)
     if tl.program_id(0) == 0:
         tl.store(starts + r, ends - lengths, mask=known)
         tl.store(sequences + r, tl.load(rows + r * row_words + NUMBERS, mask=known, other=0), mask=known)
@@ -282,6 +278,8 @@ def build(
         *dummy,
         PAGE=page,
         NUMBERS=row.numbers,
+        LAW=row.law,
+        IDS=row.ids,
         LOW=row.low,
         HIGH=row.high,
         MOST=row.most,

@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssd.kernels.gpu import Draws, Filters
+from ssd.kernels.gpu import Draws
+from ssd.law import DRAWN
 
 _BLOCK, _WARPS = 2048, 4
 _DIGIT, _TILE = 4, 512  # bits of a score that one pass finds, and scores of a pass at a time
+_OFFSETS = {name.upper(): place for place, name in enumerate(DRAWN)}
 _EXACT = {"num_warps": _WARPS, "enable_fp_fusion": False}
 
 
@@ -281,21 +283,24 @@ def _largest(
 @triton.jit
 def lowest_kernel(
     logits: tl.tensor,
-    inverse: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    min_p: tl.tensor,
+    laws: tl.tensor,
     out: tl.tensor,
     stride: int,
     size: int,
+    rows: int,
+    TEMPERATURE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
     DIGIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write the lowest score of a row that its filters keep; -inf without filters."""
     row = tl.program_id(0).to(tl.int64)
     mine = logits + row * stride
-    warmth, count = tl.load(inverse + row), tl.load(top_k + row)
-    share, ratio = tl.load(top_p + row), tl.load(min_p + row)
+    law = laws + row
+    warmth, count = tl.load(law + TEMPERATURE * rows), tl.load(law + TOP_K * rows)
+    share, ratio = tl.load(law + TOP_P * rows), tl.load(law + MIN_P * rows)
     base = _ordered(warmth * 0.0 + float("-inf"))
     if (warmth > 0.0) & ((count > 0) | (share < 1.0) | (ratio > 0.0)):
         best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
@@ -307,24 +312,25 @@ def lowest_kernel(
         if ratio > 0.0:
             base = _ordered(most + _logarithm(ratio))
         if (count > 0) & (count < size):
-            base = _largest(mine, warmth, base, most, count.to(tl.float32), size, False, DIGIT, BLOCK)
+            base = _largest(mine, warmth, base, most, count, size, False, DIGIT, BLOCK)
         if share < 1.0:
             base = _largest(mine, warmth, base, most, share, size, True, DIGIT, BLOCK)
     bits = (base - 2147483648).to(tl.int32)
     tl.store(out + row, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
 
 
-def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
+def lowest(logits: Tensor, laws: Tensor) -> Tensor:
     rows, size = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lowest_kernel[(rows,)](
         logits,
-        inverse,
-        *filters,
+        laws.contiguous(),
         out,
         logits.stride(0),
         size,
+        rows,
+        **_OFFSETS,
         DIGIT=_DIGIT,
         BLOCK=_TILE,
         **_EXACT | {"num_warps": 8},
@@ -333,4 +339,4 @@ def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
 
 
 def _lowest_of(logits: Tensor, draws: Draws | None) -> Tensor | None:
-    return None if draws is None or draws.filters is None else lowest(logits, draws.inverse, draws.filters)
+    return lowest(logits, draws.laws) if draws is not None and draws.filtered else None

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ssd.law import Law
 from ssd.speculation.acceptance import Outcome, rejection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ssd.speculation.sampling import Law, Noise
+    from ssd.speculation.sampling import Noise
 
 
 class VerifiedRow(NamedTuple):
@@ -59,7 +60,7 @@ class RatioRule(AcceptanceRule):
     def sampled_by(self, law: Law) -> Law:
         from ssd.speculation.noise import Stream, stream_seed
 
-        return law._replace(seed=stream_seed(law.seed, Stream.BONUS))
+        return law.with_seed(stream_seed(law.seed, Stream.BONUS))
 
     def outcome(self, draft: Sequence[int], own: Sequence[int], row: VerifiedRow) -> Outcome:
         from ssd.speculation.noise import Stream, stream_seed, uniform

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ssd.errors import SsdError
 from ssd.kernels import cpu
 from ssd.kernels.cpu import Ranked
-from ssd.kernels.gpu import Draws, Filters, fused, fuses
+from ssd.kernels.gpu import Draws, fused, fuses
+from ssd.law import DRAWN, Law
 from ssd.speculation.noise import gumbel, gumbels_of, keys_of
 
 _BLOCK = 128
@@ -34,30 +36,22 @@ class Drawing(IntEnum):
     """The logits are those that requests adjust."""
 
 
-class Law(NamedTuple):
-    """The sampling parameters of a request. Temperature 0 is greedy.
-
-    top_k 0, top_p 1, min_p 0 switch a filter off."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-
-    @property
-    def filters(self) -> bool:
-        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
-
-    @property
-    def drawing(self) -> Drawing:
-        warm = Drawing.FILTERED if self.filters else Drawing.WARM
-        return warm if self.temperature > 0.0 else Drawing.GREEDY
-
-
 def drawing_of(laws: Iterable[Law], adjusted: bool = False) -> Drawing:
     """Return the most work that any of these laws needs; `adjusted`: some logits are adjusted."""
-    return Drawing.ADJUSTED if adjusted else max((law.drawing for law in laws), default=Drawing.GREEDY)
+    if adjusted:
+        return Drawing.ADJUSTED
+    warm = [law for law in laws if law.temperature > 0.0]
+    if any(law.filters for law in warm):
+        return Drawing.FILTERED
+    return Drawing.WARM if warm else Drawing.GREEDY
+
+
+def numbers_of(law: Law) -> tuple[float, ...]:
+    """Return the numbers of a law as a device has them (`ssd.law.DRAWN`)."""
+    _, *others = (getattr(law, name) for name in DRAWN)
+    # In 32 bits, as a GPU divides (see `warmed`).
+    inverse = float(np.float32(1.0) / np.float32(law.temperature)) if law.temperature > 0.0 else 0.0
+    return inverse, *others
 
 
 Noise = Callable[[int, int], Tensor]
@@ -106,9 +100,9 @@ def filtered(scaled: Tensor, law: Law) -> Tensor:
 
     Tokens as likely as the last one that a filter keeps are kept too."""
     if scaled.device.type != "cpu":
-        ones = torch.ones(len(scaled), device=scaled.device)
-        same = Filters(ones.long() * law.top_k, ones * law.top_p, ones * law.min_p)
-        return scaled.masked_fill(scaled < lowest(scaled, ones, same)[:, None], -torch.inf)
+        numbers = torch.tensor((1.0, *numbers_of(law)[1:]), device=scaled.device)
+        same = numbers[:, None].expand(-1, len(scaled))
+        return scaled.masked_fill(scaled < lowest(scaled, same)[:, None], -torch.inf)
     if law.min_p > 0.0:
         floor = scaled.amax(-1, keepdim=True) + torch.log(torch.tensor(law.min_p, dtype=scaled.dtype))
         scaled = scaled.masked_fill(scaled < floor, -torch.inf)
@@ -141,14 +135,15 @@ def warm_up(device: torch.device) -> None:
 
 
 @fused
-def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
-    """Return the lowest score of each row, float32 [n], that `filters` keep; -inf without filters.
+def lowest(logits: Tensor, laws: Tensor) -> Tensor:
+    """Return the lowest score of each row, float32 [n], that the filters of its law keep; -inf without filters.
 
-    Scores are logits [n, V] times `inverse` temperatures float32 [n]. The host does not wait for the device."""
-    top_k, top_p, min_p = (each[:, None] for each in filters)
-    scores = (logits.float() * inverse[:, None]).sort(-1, descending=True).values
+    Scores are logits [n, V] over temperature; `laws` are those of `Draws`. The host does not wait for the device."""
+    number = dict(zip(DRAWN, laws[..., None], strict=True))
+    inverse, top_k, top_p, min_p = (number[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+    scores = (logits.float() * inverse).sort(-1, descending=True).values
     size = scores.shape[1]
-    kth = scores.gather(1, torch.where((top_k > 0) & (top_k < size), top_k, size) - 1)
+    kth = scores.gather(1, torch.where((top_k > 0) & (top_k < size), top_k, size).long() - 1)
     least = torch.where(top_k > 0, kth, -torch.inf).maximum(scores[:, :1] + torch.log(min_p))
     left = torch.where(scores < least, -torch.inf, scores)
     # Drop a score if the scores before it reach top_p; always keep the best.
@@ -157,7 +152,7 @@ def lowest(logits: Tensor, inverse: Tensor, filters: Filters) -> Tensor:
     last = torch.where(reached, torch.inf, left).amin(-1, keepdim=True)
     filtering = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
     nucleus = torch.where(top_p < 1.0, last.maximum(least), least)
-    return torch.where(filtering & (inverse[:, None] > 0.0), nucleus, -torch.inf)[:, 0]
+    return torch.where(filtering & (inverse > 0.0), nucleus, -torch.inf)[:, 0]
 
 
 def probabilities(logits: Tensor, law: Law) -> Tensor:
@@ -230,10 +225,9 @@ def warmed(logits: Tensor, draws: Draws | None, ids: Tensor | None = None) -> Te
     `perturbed` too: scores are equal there."""
     if draws is None:
         return logits.float()
-    keys, inverse, filters = draws
-    least = None if filters is None else lowest(logits, inverse, filters)
-    noise = gumbels_of(keys, logits.shape[1], ids=ids)  # first, as it takes most memory while it is made
-    scores, factor = logits.float(), inverse[:, None]
+    least = lowest(logits, draws.laws) if draws.filtered else None
+    noise = gumbels_of(draws.keys, logits.shape[1], ids=ids)  # first, as it takes most memory while it is made
+    scores, factor = logits.float(), draws.inverse[:, None]
     scaled = scores * factor
     if least is not None:
         scaled.masked_fill_(scaled < least[:, None], -torch.inf)

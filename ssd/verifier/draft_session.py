@@ -215,12 +215,12 @@ class DraftSession:
                 slot=sequence.slot,
                 round=sequence.round if round is None else round,
                 token_ids=sequence.tokens[:length],
+                law=sequence.law,
                 speculation=sequence.speculation,
                 cache_salt=sequence.params.cache_salt,
                 prompt_length=sequence.prompt_length,
                 structured=sequence.params.structured,
                 owner=sequence.owner,
-                **sequence.law._asdict(),
             )
         )
         if self._hears:

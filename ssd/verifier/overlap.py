@@ -24,15 +24,17 @@ from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.pages import OutOfPages
-from ssd.execution.static import StaticForward, StaticRunner, draws_of
+from ssd.execution.static import StaticForward, StaticRunner
 from ssd.execution.tables import Upload, uploaded
 from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
 from ssd.kernels.rounds import EntryLayout, RowLayout, build, decide, note_outcomes
+from ssd.law import DRAWN, Law
 from ssd.speculation.adjustment import Text
-from ssd.speculation.sampling import Law, drawing_of, read_ids
+from ssd.speculation.noise import halves
+from ssd.speculation.sampling import drawing_of, numbers_of, read_ids
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.proposer import AskedDraft, Result
@@ -50,9 +52,8 @@ from ssd.verifier.verification import (
 
 _MOST_IDS = LONGEST_ROW - 1  # draft tokens of a row
 _PLACES = 2 * LONGEST_ROW  # positions that two verifications can reach
-# Sizes of a row's fields: three words of the key and the base, numbers, draft ids, low and high halves of noise keys.
-_NUMBERS = 11
-_SIZES = (4, _NUMBERS, _MOST_IDS, _PLACES, _PLACES)
+# Words of a row's fields: three of the key and the base, numbers, law, draft ids, low and high halves of noise keys.
+_SIZES = (4, 7, len(DRAWN), _MOST_IDS, _PLACES, _PLACES)
 _ROW = RowLayout._make([*accumulate(_SIZES[:-1]), _MOST_IDS])
 ENTRY = EntryLayout(board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT)
 """Where the device finds each field of a board's entry."""
@@ -214,19 +215,15 @@ class DeviceScheduler:
         host = self._rows.host
         host[:] = 0
         for words, each in zip(host, rows, strict=False):
-            row, known = each.row, 4 + _NUMBERS
-            words[:4] = *each.round_key, row.start + 1
-            words[4 : known - 4] = row.slot, each.first, each.drafted, each.most, each.left, row.start, 1
-            words[known : known + each.drafted] = row.token_ids[1:]
-            if each.law.temperature > 0.0:
-                after = Row(range(each.drafted + each.most + 1), row.start + 1, row.pages)
-                low, high, (inverse, *_), (top_k, *_), (top_p, *_), (min_p, *_) = zip(
-                    *draws_of(after, each.law), strict=True
-                )
-                words[known - 3] = top_k
-                words[known - 4 : known].view("float64")[[0, 2, 3]] = inverse, top_p, min_p
-                keys = words[known + _MOST_IDS :].reshape(2, _PLACES)
-                keys[:, : len(low)] = low, high
+            row, law = each.row, each.law
+            words[: _ROW.numbers] = *each.round_key, row.start + 1
+            words[_ROW.numbers : _ROW.law] = row.slot, each.first, each.drafted, each.most, each.left, row.start, 1
+            words[_ROW.ids :][: each.drafted] = row.token_ids[1:]
+            if law.temperature > 0.0:
+                words[_ROW.law : _ROW.ids].view("float64")[:] = numbers_of(law)
+                first = row.start + 2  # the token after the first committed one that the outcome adds
+                keys = [halves((law.seed, first + place)) for place in range(each.drafted + each.most + 1)]
+                words[_ROW.low :].reshape(2, _PLACES)[:, : len(keys)] = list(zip(*keys, strict=True))
         self._rows.send()
 
     # -- what the device does ------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame
 from ssd.kernels.gpu import watch_compiles
+from ssd.law import Law
 from ssd.layers.ranks import SINGLE, Ranks, connect
-from ssd.speculation.sampling import Law
 from ssd.system import failpoints
 from ssd.verifier.loading import device_of_rank, load
 
@@ -73,8 +73,7 @@ class PageTables:
 
 def step_of(rows: Items[Row], laws: Items[Law] | None, known: PageTables) -> RankStep:
     """Return the message for a forward of `rows`, or for samples under `laws`."""
-    wanted = None if laws is None else [(law.temperature, law.seed) for law in laws]
-    return RankStep([known.news(row) for row in rows], wanted)
+    return RankStep([known.news(row) for row in rows], None if laws is None else list(laws))
 
 
 def run(step: RankStep, runner: Runner, known: PageTables) -> None:
@@ -82,7 +81,7 @@ def run(step: RankStep, runner: Runner, known: PageTables) -> None:
     if step.laws is None:
         runner.forward(rows)
     else:
-        runner.sample(rows, [Law(temperature, seed=seed) for temperature, seed in step.laws])
+        runner.sample(rows, step.laws)
 
 
 class Leader:

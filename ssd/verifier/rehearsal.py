@@ -17,7 +17,8 @@ from ssd.ipc.board import BoardReader
 from ssd.ipc.messages import Rehearse
 from ssd.ipc.public import Message
 from ssd.kernels import build
-from ssd.speculation.sampling import Law, argmax
+from ssd.law import Law
+from ssd.speculation.sampling import argmax
 from ssd.tuning.costs import FAR, NEAR, ROW, Costs, CostTable, Situation
 from ssd.tuning.estimates import DraftTelemetry
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read, write

@@ -14,9 +14,10 @@ from ssd.execution.pages import PageTable
 from ssd.grammar.matcher import GrammarState
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import FinishReason, Metrics, Source, TokenLogprob
+from ssd.law import DRAWN, Law
 from ssd.speculation.acceptance import Outcome
 from ssd.speculation.adjustment import Adjustment, Text, Written
-from ssd.speculation.sampling import UNKNOWN, Law
+from ssd.speculation.sampling import UNKNOWN
 from ssd.tuning.estimates import kind_of
 
 # Logits divided by less than this overflow; nothing but the argmax has any probability left by then.
@@ -76,7 +77,8 @@ class Sequence:
         self.tokens, self.prompt_length = list(submit.token_ids), len(submit.token_ids)
         params = submit.params
         temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
-        self.law = Law(temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
+        drawn = {name: getattr(params, name) for name in DRAWN}
+        self.law = Law(**drawn | {"temperature": temperature, "seed": params.seed or 0})
         # A token of `ends` ends the text.
         endless = params.ignore_eos and params.structured is None  # a complete structure must end
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if endless else stop_token_ids)

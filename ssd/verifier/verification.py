@@ -22,11 +22,12 @@ from ssd.ipc.features import FeatureArena, FeaturePart, extend_tags
 from ssd.ipc.public import TokenLogprob
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.kernels import cpu
+from ssd.law import Law
 from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.rules import VerifiedRow
-from ssd.speculation.sampling import Asked, Law, argmax, scores_of
+from ssd.speculation.sampling import Asked, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
 

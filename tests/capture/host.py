@@ -15,8 +15,8 @@ import torch
 from ssd.config.params import Speculation
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.static_shapes import TreeRunner
+from ssd.law import Law
 from ssd.models.interface import Model
-from ssd.speculation.sampling import Law
 from tests.draft.pair import Draft, ScriptedTarget, config
 from tests.models import tiny
 

@@ -21,9 +21,10 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticContext, StaticForward, StaticRunner
 from ssd.execution.tables import BatchTensors, Tables, Upload
+from ssd.law import Law
 from ssd.speculation.adjustment import Adjustment, Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Drawing, Draws, Law, argmax, perturbed
+from ssd.speculation.sampling import Drawing, Draws, argmax, perturbed
 from ssd.verifier.overlap import DeviceScheduler
 from tests.draft.audit import World, world_in
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, config, params
@@ -187,11 +188,14 @@ def number_of_python(patch: pytest.MonkeyPatch) -> None:
     def note(self: Any, rows: Any, *more: Any) -> None:
         fill(self, rows, *more)
         given = [*more[4:], ()][0]
-        self.warmest = max((draw.inverse for draw in given), default=0.0)
+        self.warmest = max((draw.numbers[0] for draw in given), default=0.0)
 
     def read(self: Any, drawing: Drawing) -> Draws | None:
         found = draws(self, drawing)
-        return found and found._replace(inverse=torch.where(found.inverse > 0, self.warmest, 0.0) * _share(found))
+        if found is None:
+            return None
+        inverse = torch.where(found.inverse > 0, self.warmest, 0.0) * _share(found)
+        return found._replace(laws=torch.cat((inverse[None], found.laws[1:])))
 
     def _share(found: Draws) -> Tensor:
         return found.inverse / found.inverse.max().clamp(min=1e-9)

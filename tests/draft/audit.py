@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ssd.config.params import Speculation
 from ssd.draft.cascade import SmallerDraft
@@ -17,8 +18,8 @@ from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Tree
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.law import Law
 from ssd.speculation.fan_out import fan_out_at
-from ssd.speculation.sampling import Law
 from tests.boards import lookup
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, ScriptedTarget, Texts, config, params
 from tests.exactness.plain import Plain
@@ -189,7 +190,7 @@ def play(
     draft: Draft, speculation: Speculation, choice: random.Random, rounds: int = 40, tells: bool = False
 ) -> Iterator[list[ScriptedTarget]]:
     """Play `rounds` of random outcomes on three sequences with different laws; yields them after every round."""
-    laws = (GREEDY, SAMPLED, SAMPLED._replace(seed=5, top_k=0, top_p=1.0))
+    laws = (GREEDY, SAMPLED, replace(SAMPLED, seed=5, top_k=0, top_p=1.0))
     targets = [
         ScriptedTarget(draft, i, tiny.token_ids(3 + 5 * i, i), law, speculation, tells=tells)
         for i, law in enumerate(laws)

@@ -33,7 +33,7 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from ssd.verifier import draft_session, misses, proposer
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.memory import SuffixMemory
@@ -175,7 +175,7 @@ class ScriptedTarget:
         self.in_flight: list[int] = []
         self.hits = 0
         self._missed: Key | None = None
-        draft.hear(Admit(request, request, round_number, prompt, *law, speculation))
+        draft.hear(Admit(request, request, round_number, prompt, law, speculation))
 
     @property
     def waiting(self) -> bool:

@@ -15,7 +15,7 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.pages import PageTable
 from ssd.ipc.messages import Admit
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from tests.models import tiny
 
 TRUNK, FORKS, DEPTH = 3, (0, 1, 3, 3), 4
@@ -41,7 +41,7 @@ def trees_of(drafter: Drafter, laws: Sequence[Law], lengths: Sequence[int], spec
     random.Random(5).shuffle(slots)
     trees = []
     for index, (law, length) in enumerate(zip(laws, lengths, strict=True)):
-        admit = Admit(index, slots[index], 0, tiny.token_ids(length, index), *law, speculation)
+        admit = Admit(index, slots[index], 0, tiny.token_ids(length, index), law, speculation)
         trees.append(Tree(admit, 1, PageTable(drafter.pool)))
         trees[-1].trunk = tiny.token_ids(TRUNK, 50 + index)
     for length in range(1, max(lengths) + TRUNK + DEPTH + 2):  # by turns, so that no one's pages are neighbours

@@ -271,7 +271,7 @@ def test_under_the_ratio_rule_entries_never_exceed_the_budget() -> None:
     for chains in (1, 5, 9):
         scheduler.note_step(chains, 0.010 * (1 + chains))
     tree = joint_tree(3)
-    tree.law = tree.law._replace(temperature=1.0)
+    tree.law = replace(tree.law, temperature=1.0)
     tree.speculation = replace(tree.speculation, sampler="rejection")
     tree.guesses = {0: guess([1, 10, 11, 12], [5.0, 2.0, 1.0, 0.5])}
     (early,) = started(scheduler, tree)

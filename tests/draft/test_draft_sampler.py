@@ -15,6 +15,7 @@ from ssd.draft.tree import Tree
 from ssd.draft.vocabulary import DraftVocabulary
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.messages import Admit
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache, Stream, gumbel, stream_seed
 
 LOGITS = torch.linspace(-2, 2, 12).sin().mul(2)
@@ -23,7 +24,7 @@ TEMPERATURE, COUNT = 0.8, 20_000
 
 def tree(c: float, seed: int = 7, top_k: int = 0, sampler: Sampler = "rejection") -> Tree:
     speculation = Speculation("ssd", 2, (3, 2, 1), "jit", sampler=sampler, saguaro_c=c)
-    admit = Admit(0, 0, 0, [1], TEMPERATURE, top_k, 1.0, 0.0, seed, speculation)
+    admit = Admit(0, 0, 0, [1], Law(TEMPERATURE, top_k, seed=seed), speculation)
     return Tree(admit, 1, PageTable(PagePool(4, 4)))
 
 

@@ -25,9 +25,10 @@ from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Rehearse, Verified
 from ssd.ipc.public import Metrics
+from ssd.law import Law
 from ssd.models.eagle3 import Eagle3
 from ssd.speculation.noise import gumbel
-from ssd.speculation.sampling import Law, perturbed
+from ssd.speculation.sampling import perturbed
 from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
@@ -190,7 +191,7 @@ def test_what_was_drawn_keeps_its_probs_when_it_is_computed_again() -> None:
     taken them up; its features are new."""
     old, new = torch.zeros(2), torch.ones(2)
     admit = Admit(
-        0, 0, 0, [5, 6, 7], *Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), "jit", sampler="rejection")
+        0, 0, 0, [5, 6, 7], Law(temperature=1.0), Speculation("ssd", LOOKAHEAD, (1,), "jit", sampler="rejection")
     )
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)), recurrent=True)
     assert pending(tree, 9) == [6, 7]

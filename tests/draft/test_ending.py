@@ -14,7 +14,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import TRUNK, Cached, Key
 from ssd.ipc.messages import Outcomes, Verified
 from ssd.ipc.trace_ring import Mark
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from ssd.tuning.estimates import kind_of
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.misses import MissedRows, WaitCosts

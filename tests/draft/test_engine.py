@@ -15,7 +15,7 @@ from ssd.draft import engine
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Emission, Submit
 from ssd.ipc.public import Message
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from ssd.speculation.theory import DraftWait
 from ssd.tuning.estimates import Mean
 from ssd.tuning.predictor import SpeculationPlan

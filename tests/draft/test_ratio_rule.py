@@ -17,7 +17,8 @@ from ssd.ipc.board import TRUNK, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.layouts import draft_probs_layout
 from ssd.ipc.process import memory_file
-from ssd.speculation.sampling import Law, probabilities
+from ssd.law import Law
+from ssd.speculation.sampling import probabilities
 from tests.draft.audit import World, world_in
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config
 from tests.exactness.plain import Plain

@@ -25,9 +25,10 @@ from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
+from ssd.law import Law
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Drawing, Law, highest
+from ssd.speculation.sampling import Drawing, highest
 from ssd.tuning.estimates import Mean
 from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
@@ -89,7 +90,7 @@ def check(model: Model, configuration: EngineConfig, laws: Sequence[Law], length
 def test_guesses_are_those_of_the_same_steps_as_they_are(world: World, sequences: int, laws: tuple[Law, ...]) -> None:
     """Each sequence has its own results, however many there are beside it."""
     lengths = [(9, 1, 13, 6, 12, 2, 5, 7)[index] for index in range(sequences)]
-    wanted = [(laws * 8)[index]._replace(seed=index) for index in range(sequences)]
+    wanted = [(laws * 8)[index].with_seed(index) for index in range(sequences)]
     check(world.draft.model, config(Speculation("ssd", 4, (3,), "jit")), wanted, lengths)
 
 

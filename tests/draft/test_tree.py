@@ -13,7 +13,7 @@ from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch, Verified
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 
 EPOCH, REQUEST, ROUND = 3, 11, 5
 PROMPT = [50, 51, 52]
@@ -22,10 +22,7 @@ SSD = Speculation("ssd", 3, (2,), "jit")
 
 def tree_of(speculation: Speculation = SSD, temperature: float = 0.0, kind: type[Tree] = Tree) -> Tree:
     """A tree after `Admit`, before any token is computed."""
-    admit = Admit(
-        REQUEST, slot=0, round=ROUND, token_ids=PROMPT, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=0,
-        speculation=speculation,
-    )  # fmt: skip
+    admit = Admit(REQUEST, 0, ROUND, PROMPT, Law(temperature), speculation)
     return kind(admit, EPOCH, PageTable(PagePool(64, 4)))
 
 
@@ -238,7 +235,7 @@ def test_a_trunk_goes_on_as_the_text_did_unless_its_tokens_were_drawn(
 ) -> None:
     """After six equal tokens, in a joint allocation. So does a chain; what was guessed after a corrected token goes."""
     tree = tree_of(speculation)
-    tree.law = tree.law._replace(temperature=temperature)
+    tree.law = replace(tree.law, temperature=temperature)
     tree.tokens = [50, 51, 52, 53, 54, 55, 56] * 2
     tree.in_flight = None
     compute(tree, {0: [61, 70], 1: [62, 70], 2: [63, 70], 3: [64, 70]})
@@ -291,16 +288,14 @@ def test_a_cached_prompt_leaves_a_token_to_compute() -> None:
     first = PageTable(pool)
     first.grow(8)
     first.share_computed(list(range(8)), 8)
-    admit = Admit(
-        1, 0, 0, list(range(8)), 0.0, 0, 1.0, 0.0, 0, Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit")
-    )
+    admit = Admit(1, 0, 0, list(range(8)), Law(), Speculation(num_speculative_tokens=4, fan_out=(3,), backup="jit"))
     tree = Tree(admit, EPOCH, PageTable(pool))
     assert tree.computed == 4 and pending(tree, 100) == [4, 5, 6, 7] and outputs(tree, 4) == 1
 
 
 def test_in_turn_nothing_is_computed_behind_the_last_draft_token() -> None:
     """In `sd` the target decides what follows it: K forwards for K draft tokens."""
-    admit = Admit(0, 0, 0, [5, 6, 7], *Law(), Speculation("sd", 2, (3,), "jit"))
+    admit = Admit(0, 0, 0, [5, 6, 7], Law(), Speculation("sd", 2, (3,), "jit"))
     tree = Tree(admit, 1, PageTable(PagePool(4, 4)))
     tree.extended(3, [Guess(8, [8])])
     tree.outcome(Verified(0, 0, 0, 8, None))

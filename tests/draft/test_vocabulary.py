@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from ssd.config.engine import Features
@@ -29,13 +30,14 @@ from ssd.ipc.features import FeaturePart, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.kernels import cpu
 from ssd.kernels.guess import Ask
+from ssd.law import Law
 from ssd.models import registry
 from ssd.models.checkpoint import LIST_FILE, inspect
 from ssd.models.head import with_list
 from ssd.models.heads import OUTPUTS
 from ssd.models.pairs import borrowed
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, filtered
+from ssd.speculation.sampling import filtered
 from tests.draft import pair
 from tests.draft.audit import PROMPTS
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget
@@ -154,7 +156,7 @@ def test_a_grammar_masks_listed_ids_and_those_of_the_text() -> None:
     sampler = DraftSampler(DraftVocabulary(model, VOCABULARY, NoiseCache(VOCABULARY)))
     rows, texts = [], [torch.tensor([30, 7]), torch.tensor([8])]
     for request, allowed in enumerate(([5, 7, 60], [9, 8, 5])):
-        tree = Tree(Admit(request, 0, 0, [1], *GREEDY, settings().speculation), 1, PageTable(PagePool(4, 4)))
+        tree = Tree(Admit(request, 0, 0, [1], GREEDY, settings().speculation), 1, PageTable(PagePool(4, 4)))
         tree.grammar = OnlySome(allowed)  # type: ignore[assignment]
         rows.append(LogitRows(tree, [1], [0], [[]]))
     logits = torch.tensor([[3.0, 2.0, 1.0, 5.0, 4.0], [3.0, 2.0, 1.0, 4.0, -torch.inf]])
@@ -403,7 +405,7 @@ def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: 
 
 
 @pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
-@pytest.mark.parametrize("law", [GREEDY, WARM, WARM._replace(top_k=20)], ids=["greedy", "warm", "filtered"])
+@pytest.mark.parametrize("law", [GREEDY, WARM, replace(WARM, top_k=20)], ids=["greedy", "warm", "filtered"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
     int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ssd.config.params import SamplingParams
+from ssd.law import Law
 from ssd.speculation.noise import gumbel
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 
 Adjust = Callable[[Tensor, Sequence[int]], Tensor]
 """(logits [1, V], the text up to here) -> logits [1, V]."""

@@ -12,7 +12,7 @@ import torch
 
 from ssd.config.params import FanOut, Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from tests.draft.pair import Draft, Pair, Texts, config
 from tests.exactness.plain import Plain, adjust_by
 from tests.models import tiny

@@ -28,7 +28,8 @@ from ssd.grammar.background import BackgroundCompiler
 from ssd.grammar.matcher import Grammar
 from ssd.grammar.source import serialized
 from ssd.ipc.messages import Submit
-from ssd.speculation.sampling import Law, probabilities
+from ssd.law import Law
+from ssd.speculation.sampling import probabilities
 from tests.draft.pair import Draft, Pair, Texts, config
 from tests.exactness.plain import Plain, adjust_by
 from tests.models import tiny

@@ -30,10 +30,11 @@ from ssd.frontend.parsers.reasoning import Thought
 from ssd.frontend.tokenization import Tokenizer
 from ssd.grammar.source import serialized
 from ssd.ipc.messages import Submit
+from ssd.law import Law
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 from ssd.tuning.tuner import Tuning
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.memory import SuffixMemory

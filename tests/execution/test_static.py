@@ -14,8 +14,9 @@ from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, graph_shapes, sm
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticContext, StaticRunner, prefill_chunks
 from ssd.execution.tables import Tables
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 from tests.verifier.scripted import VOCAB, ScriptedProposer, continuation, make_engine, play, submit, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("replayed")

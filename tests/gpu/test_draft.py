@@ -15,11 +15,11 @@ from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
+from ssd.law import Law
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law
 from tests.draft.pair import config
 from tests.draft.steps import FORKS, assert_alike, deepened, grown, trees_of
 

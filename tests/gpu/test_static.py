@@ -18,10 +18,11 @@ from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
+from ssd.law import Law
 from ssd.models.families.llama import Llama
 from ssd.models.weights import Weights, dummy
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 from tests.draft.pair import config
 from tests.draft.steps import trees_of
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.config.params import MAX_SEED, SamplingDefaults, SamplingParams, Speculation
+from ssd.config.params import SamplingDefaults, SamplingParams, Speculation
 from ssd.ipc import messages as m
 from ssd.ipc import public as p
+from ssd.law import MAX_SEED, Law
 from ssd.monitor.messages import SNAPSHOTS, Process, Snapshot, TraceNews
 
 Directions = list[tuple[list[p.Message], p.Direction]]
@@ -75,7 +76,7 @@ TO_DRAFT: list[p.Message] = [
     m.Ready(),
     m.Ready([m.ArenaHandle("draft_probs", 2**40, bytes(64), bytes(range(16)), b"m" * 16)]),
     m.Refused("another model"),
-    m.Admit(1, 0, 3, [1, 2], 0.8, 40, 0.95, 0.05, 17, SPECULATION),
+    m.Admit(1, 0, 3, [1, 2], Law(0.8, 40, 0.95, 0.05, 17), SPECULATION),
     m.Outcomes([m.Verified(1, 3, 2, 9, None), m.Verified(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
     m.Retune([(1, Speculation("ssd", 2, (3, 2, 1), "jit"))]),
@@ -127,7 +128,7 @@ DIRECTIONS: Directions = [
         [
             m.RankStep(
                 [m.RowStep(3, 17, [5, 6], 2, 1, [9])],
-                [(0.8, 2**63 - 1)],
+                [Law(0.8, 3, 0.9, 0.1, 2**63 - 1)],
             )
         ],
         m.RANK_STEP,
@@ -272,7 +273,7 @@ def test_results_are_bounded_too(number: float) -> None:
     """What another process of our own sends is believed no more than a client."""
     refused(p.pack(m.Step([m.Emission(1, [1], metrics=p.Metrics(hit_rate=number))])), m.TARGET_TO_FRONTEND)
     refused(p.pack(m.Step([m.Emission(1, [1], [p.TokenLogprob(1, number, [])])])), m.TARGET_TO_FRONTEND)
-    refused(p.pack(m.Admit(1, 0, 0, [1], number, 0, 1.0, 0.0, 0, SPECULATION)), m.TARGET_TO_DRAFT)
+    refused(p.pack(m.Admit(1, 0, 0, [1], Law(number), SPECULATION)), m.TARGET_TO_DRAFT)
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\xa4type\x91", b"\x83\xa4type\xa8Generate\xa6params"])

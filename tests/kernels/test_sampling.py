@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ssd.kernels import cpu
-from ssd.speculation.sampling import Law, best, perturbed, read_ids, sound
+from ssd.law import Law
+from ssd.speculation.sampling import best, perturbed, read_ids, sound
 
 pytestmark = pytest.mark.skipif(not cpu.serve(torch.empty(0)), reason="no C compiler: there are no kernels")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from ssd.kernels import triton_sampling as kernels
+from ssd.law import Law
 from ssd.speculation.noise import halves, hash_lanes
-from ssd.speculation.sampling import Draws, Filters, Law, filtered, lowest
+from ssd.speculation.sampling import Draws, filtered, lowest, numbers_of
 
 PLACES = [(0, 0), (5, 7), (2**63 - 1, 100_000), (77, 3), (2**40, 12)]
 SIZE = 5000
@@ -40,19 +43,25 @@ def test_the_largest_number_of_a_float_and_the_smallest_are_finite() -> None:
     assert torch.isfinite(-torch.log(-torch.log1p(-u.clamp(max=1 - 2.0**-24)))).all()
 
 
+def laws_of(rows: Sequence[tuple[float, ...]]) -> Tensor:
+    """The numbers of these laws, as `Draws` has them."""
+    return torch.tensor([numbers_of(Law(*row)) for row in rows]).T
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [5000, 4096, 131])
 def test_draws_are_the_largest_scores(size: int, dtype: torch.dtype) -> None:
     logits = (3 * torch.randn(5, size, generator=torch.Generator().manual_seed(size))).to(dtype)
-    inverse = torch.tensor([1 / 0.7, 0.0, 1 / 1.3, 1.0, 0.0])
+    laws = laws_of([(0.7,), (0.0,), (1.3,), (1.0,), (0.0,)])
+    inverse = laws[0]
     noise, wide = kernels.gumbels_of(keys(), size), logits.float()
     scores = torch.where(inverse[:, None] > 0, wide * inverse[:, None] + noise, wide)
-    assert torch.equal(kernels.warmed(logits, Draws(keys(), inverse)), scores)
-    assert kernels.drawn(logits, Draws(keys(), inverse)).tolist() == scores.argmax(-1).tolist()
+    assert torch.equal(kernels.warmed(logits, Draws(keys(), laws)), scores)
+    assert kernels.drawn(logits, Draws(keys(), laws)).tolist() == scores.argmax(-1).tolist()
     assert kernels.drawn(logits).tolist() == [int((row == row.max()).nonzero()[0]) for row in wide]
     for row in range(5):  # alone, and as a part of wider rows
         wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
-        own = Draws(keys()[row : row + 1], inverse[row : row + 1])
+        own = Draws(keys()[row : row + 1], laws[:, row : row + 1])
         assert torch.equal(kernels.warmed(wider, own)[0], scores[row])
         assert kernels.drawn(wider, own).tolist() == [int(scores[row].argmax())]
 
@@ -64,19 +73,14 @@ FILTERS = [
 ]
 
 
-def filters_of(rows: list[tuple[float, int, float, float]]) -> tuple[Tensor, Filters]:
-    warmth, *filters = (torch.tensor(column) for column in zip(*rows, strict=True))
-    return torch.where(warmth > 0, 1 / warmth, 0.0), Filters(*filters)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [5000, 512, 131])
 def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: torch.dtype) -> None:
     logits = (4 * torch.randn(len(FILTERS), size, generator=torch.Generator().manual_seed(size))).to(dtype)
     logits[:, 7] = logits[:, 60]  # ties, at the top of a row for once
     logits[8, [3, 90]] = 40.0
-    inverse, filters = filters_of(FILTERS)
-    found = kernels.lowest(logits, inverse, filters)
+    laws = laws_of(FILTERS)
+    found, inverse = kernels.lowest(logits, laws), laws[0]
     scores = logits.float() * inverse[:, None]
     for row, (warmth, *law) in enumerate(FILTERS):
         left = scores[row] >= found[row]
@@ -87,9 +91,8 @@ def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: tor
         assert torch.equal(left, exact > -torch.inf), FILTERS[row]
     for row in range(len(FILTERS)):  # alone, and as a part of wider rows
         wider = torch.cat((logits, logits), dim=1)[row : row + 1, :size]
-        own = inverse[row : row + 1], Filters(*(each[row : row + 1] for each in filters))
-        assert torch.equal(kernels.lowest(wider, *own)[0], found[row])
-    draws = Draws(keys()[:1].repeat(len(FILTERS), 1), inverse, filters)
+        assert torch.equal(kernels.lowest(wider, laws[:, row : row + 1])[0], found[row])
+    draws = Draws(keys()[:1].repeat(len(FILTERS), 1), laws, filtered=True)
     warm = torch.where(scores < found[:, None], -torch.inf, scores) + kernels.gumbels_of(draws.keys, size)
     expected = torch.where(inverse[:, None] > 0, warm, logits.float())
     assert torch.equal(kernels.warmed(logits, draws), expected)
@@ -98,9 +101,9 @@ def test_filters_leave_what_they_leave_in_double_precision(size: int, dtype: tor
 
 def test_filters_of_torch_are_those_of_the_kernel() -> None:
     logits = 4 * torch.randn(len(FILTERS), 700, generator=torch.Generator().manual_seed(2))
-    inverse, filters = filters_of(FILTERS)
-    scores = logits * inverse[:, None]
-    one, other = kernels.lowest(logits, inverse, filters), lowest.reference(logits, inverse, filters)
+    laws = laws_of(FILTERS)
+    scores = logits * laws[0][:, None]
+    one, other = kernels.lowest(logits, laws), lowest.reference(logits, laws)
     assert torch.equal(scores >= one[:, None], scores >= other[:, None])
 
 
@@ -110,15 +113,14 @@ def test_rows_that_are_not_numbers_have_no_sample_with_filters_either() -> None:
     logits[1, 10] = torch.inf
     logits[2] = -torch.inf
     logits[3, 1:] = -torch.inf
-    inverse, filters = filters_of([(1.0, 3, 0.5, 0.1)] * 4)
-    assert kernels.drawn(logits, Draws(keys()[:4], inverse, filters)).tolist() == [-1, -1, -1, 0]
+    draws = Draws(keys()[:4], laws_of([(1.0, 3, 0.5, 0.1)] * 4), filtered=True)
+    assert kernels.drawn(logits, draws).tolist() == [-1, -1, -1, 0]
 
 
 def test_tokens_of_a_short_vocabulary_have_their_own_noise() -> None:
     ids, logits = torch.tensor([40, 3, 4999, 128]), torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    inverse = torch.full((5,), 1.25)
     expected = logits * 1.25 + kernels.gumbels_of(keys(), SIZE)[:, ids]
-    assert torch.equal(kernels.warmed(logits, Draws(keys(), inverse), ids), expected)
+    assert torch.equal(kernels.warmed(logits, Draws(keys(), laws_of([(0.8,)] * 5)), ids), expected)
 
 
 def test_ties_go_to_the_lowest_token_and_rows_without_a_largest_number_to_none() -> None:
@@ -128,6 +130,6 @@ def test_ties_go_to_the_lowest_token_and_rows_without_a_largest_number_to_none()
     logits[2, 10] = torch.inf
     logits[3] = -torch.inf
     logits[4, 2] = -torch.inf
-    for drawn in (kernels.drawn(logits), kernels.drawn(logits, Draws(keys(), torch.zeros(5)))):
+    for drawn in (kernels.drawn(logits), kernels.drawn(logits, Draws(keys(), laws_of([(0.0,)] * 5)))):
         assert drawn.tolist() == [2100, -1, -1, -1, 0]
-    assert kernels.drawn(logits, Draws(keys(), torch.ones(5))).tolist()[1:4] == [-1, -1, -1]
+    assert kernels.drawn(logits, Draws(keys(), laws_of([(1.0,)] * 5))).tolist()[1:4] == [-1, -1, -1]

@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 from ssd.kernels.triton_adjustment import adjust_kernel, recent_kernel
 from ssd.kernels.triton_rounds import build_kernel, decide_kernel
 from ssd.kernels.triton_sampling import best_kernel, last_kernel, lowest_kernel, noise_kernel, warm_kernel
+from ssd.law import DRAWN
 from ssd.layers.paged import PagedRows
 from ssd.layers.triton_attention import TritonAttention
 from ssd.layers.triton_fused import gate_kernel, norm_kernel, turn_kernel
@@ -172,8 +173,9 @@ def main() -> None:
     ):
         compiled(kernel.__name__, kernel, constants, "bf16", "bf16", **types)
     compiled("turn_kernel, FP8 cache", turn_kernel, heads | {"FP8": True}, "bf16", "bf16", **eight)
-    filters = {"top_k": "*i64", "top_p": "*fp32", "min_p": "*fp32", "out": "*fp32"}
-    compiled("lowest_kernel", lowest_kernel, {"DIGIT": 4, "BLOCK": 512}, "bf16", "fp32", 8, **filters)
+    offsets = {name.upper(): place for place, name in enumerate(DRAWN)}
+    laws = {"laws": "*fp32", "out": "*fp32"}
+    compiled("lowest_kernel", lowest_kernel, offsets | {"DIGIT": 4, "BLOCK": 512}, "bf16", "fp32", 8, **laws)
     texts = dict.fromkeys(("starts", "sequences", "ids"), "*i64") | dict.fromkeys(("words", "text"), "*i32")
     sizes = {"NUMBERS": 5, "RECENT": 16, "BLOCK_R": 16, "BLOCK": 1024}
     compiled("adjust_kernel", adjust_kernel, sizes, "bf16", "fp32", **texts, bias="*fp32")
@@ -184,9 +186,8 @@ def main() -> None:
     compiled("decide_kernel", decide_kernel, words | entry, "bf16", "bf16", **integers)
     told = {"WORDS": 21, "AT": 5, "IDS": 15, "BLOCK_M": 16}
     compiled("recent_kernel", recent_kernel, words | told, "bf16", "bf16", **integers, words="*i32")
-    columns = ("rows", "decided", "ids", "positions", "slots", "low", "high", "inverse", "starts", "sequences")
-    columns += ("top_k", "top_p", "min_p")
-    places = {"PAGE": 16, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}
+    columns = ("rows", "decided", "ids", "positions", "slots", "low", "high", "laws", "starts", "sequences")
+    places = {"PAGE": 16, "LAW": 11, "IDS": 15, "LOW": 27, "HIGH": 59, "BLOCK_R": 16, "BLOCK_T": 128}
     compiled("build_kernel", build_kernel, words | places, "bf16", "bf16", **dict.fromkeys(columns, "*i64"))
     tiles = {"BIASED": True, "WHOLE": False, "UNIT": 64, "SUMMED": 1, "SUMS": 1, "BLOCK_N": 64, "WIDE": False}
     packed = {"codes": "*i32", "steps": "*fp16", "offsets": "*fp16", "bias": "*bf16", "x": "*bf16", "parts": "*fp32"}

@@ -22,10 +22,11 @@ from ssd.draft.static_shapes import TreeRunner
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.static import StaticRunner
+from ssd.law import Law
 from ssd.layers.triton_attention import TritonAttention
 from ssd.models.families.llama import Llama
 from ssd.models.weights import Weights
-from ssd.speculation.sampling import Drawing, Law
+from ssd.speculation.sampling import Drawing
 from tests.draft.pair import config
 from tests.verifier.scripted import CONFIG
 

@@ -25,9 +25,9 @@ from ssd.ipc.features import FeaturePart, extend_tags
 from ssd.ipc.messages import Admit
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.law import Law
 from ssd.models.blocks import check_block, fields_of
 from ssd.models.checkpoint import inspect
-from ssd.speculation.sampling import Law
 from tests.draft import pair
 from tests.exactness.plain import Plain
 from tests.models import blocks, heads, tiny
@@ -51,7 +51,7 @@ class Drafted:
         features = Features(layers=blocks.LAYERS, width=WIDTH)
         self.speculation = Speculation("ssd", 4, (130,), "jit")  # all tokens but one are candidates, with their scores
         draft = pair.Draft(pair.config(self.speculation, features=features), runner)
-        draft.engine.handle(Admit(0, 0, 0, TEXT, *Law(0, 0.0, 0, 1.0, 0.0), self.speculation))
+        draft.engine.handle(Admit(0, 0, 0, TEXT, Law(), self.speculation))
         self.tree, self.drafter = draft.engine.trees[0], draft.engine.drafter
         found = Plain(of).states(TEXT)
         tags: list[int] = []

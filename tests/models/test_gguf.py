@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from ssd import LLM, SamplingParams
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
+from ssd.law import Law
 from ssd.models import checkpoint, hub
 from ssd.models.gguf.header import read_header
 from ssd.models.pull import BUILTIN
-from ssd.speculation.sampling import Law
 from tests.exactness.plain import Plain
 from tests.models import ggufs, tiny, wheels
 from tests.models.gguf_writer import add_tokenizer, finish, permute

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
+from ssd.law import Law
 from ssd.layers.ranks import Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
@@ -18,7 +19,7 @@ from ssd.models.families.llama import SPLITS, Llama
 from ssd.models.split import Share
 from ssd.models.weights import Weights
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 from tests.models import tiny
 from tests.models.knobs import FAMILIES
 from tests.ranks import part, side_by_side

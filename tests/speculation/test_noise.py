@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy import stats
 from torch import Tensor
 
-from ssd.config.params import MAX_SEED
 from ssd.kernels import cpu
+from ssd.law import MAX_SEED, Law
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.noise import NoiseCache, gumbel, gumbels_of, halves, hash_lanes, keys_of
-from ssd.speculation.sampling import Law, Noise, argmax, filtered, perturbed
+from ssd.speculation.sampling import Noise, argmax, filtered, perturbed
 
 SIGMAS = 5.5
 seeds = st.integers(0, MAX_SEED)
@@ -167,7 +168,7 @@ def test_chi_square_of_200_000_samples(law: Law, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "along"), [(Law(1.0), "position"), (FILTERED._replace(top_p=0.95), "seed")], ids=["plain", "filtered"]
+    ("law", "along"), [(Law(1.0), "position"), (replace(FILTERED, top_p=0.95), "seed")], ids=["plain", "filtered"]
 )
 def test_chi_square_along(law: Law, along: str) -> None:
     """The same few ids over the positions of one request, and over requests at one position."""

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from ssd.law import Law
 from ssd.speculation.acceptance import rejection, residual
 from ssd.speculation.noise import Stream, gumbel, stream_seed, uniform
-from ssd.speculation.sampling import Law, argmax, probabilities, saguaro
+from ssd.speculation.sampling import argmax, probabilities, saguaro
 
 Tokens = tuple[int, ...]
 Laws = Callable[[Tokens], Tensor]

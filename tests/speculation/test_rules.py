@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ssd.config.params import Sampler, SamplingParams, Speculation
+from ssd.law import Law
 from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.noise import Stream, stream_seed
 from ssd.speculation.rules import RULES, AcceptanceRule, VerifiedRow, acceptance_rule
-from ssd.speculation.sampling import Law
 from tests.draft.audit import world_in
 from tests.draft.pair import Draft, Pair, config
 from tests.models import tiny
@@ -55,7 +55,7 @@ def test_each_draw_of_the_ratio_rule_has_a_stream_of_its_own(monkeypatch: pytest
     assert {("test", accept, 4), ("test", accept, 5)} <= set(drawn)
     assert {seed for kind, seed, _ in drawn if kind == "test"} == {accept}
     assert [draw for draw in drawn if draw[0] == "residual"] == [("residual", residual, 5)]
-    assert rule.sampled_by(law) == law._replace(seed=stream_seed(7, Stream.BONUS))
+    assert rule.sampled_by(law) == law.with_seed(stream_seed(7, Stream.BONUS))
 
 
 class Stingy(AcceptanceRule):

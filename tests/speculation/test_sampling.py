@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ssd.errors import SsdError
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import UNKNOWN, Law, argmax, filtered, perturbed, ranked, read_ids
+from ssd.speculation.sampling import UNKNOWN, argmax, filtered, perturbed, ranked, read_ids
 from tests.pairs import pairwise
 
 INF, NAN = math.inf, math.nan

@@ -9,10 +9,11 @@ from itertools import product
 import pytest
 import torch
 
+from ssd.law import Law
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.noise import Stream, gumbel, stream_seed
 from ssd.speculation.rules import RULES, VerifiedRow
-from ssd.speculation.sampling import Law, argmax
+from ssd.speculation.sampling import argmax
 from tests.speculation.test_rejection import Tokens, decisions
 
 A, B = 0, 1
@@ -77,7 +78,7 @@ def test_the_rules_of_requests_say_the_same(sampler: str, expected: float) -> No
     logits = P.log().float().expand(2, 2)
     for seed in range(count):
         own = [
-            argmax(logits[:1] + gumbel(rule.sampled_by(law._replace(seed=seed)).seed, place, 2)[None])[0]
+            argmax(logits[:1] + gumbel(rule.sampled_by(law.with_seed(seed)).seed, place, 2)[None])[0]
             for place in (5, 6)
         ]
         stream = Stream.SHARED if rule.shares_noise else Stream.DRAFT
@@ -86,7 +87,7 @@ def test_the_rules_of_requests_say_the_same(sampler: str, expected: float) -> No
         if not kept or rule.emits_samples:
             accepted, token = coupled(kept, own)
         else:
-            row = VerifiedRow(logits, law._replace(seed=seed), [5, 6], Q.float()[None], lambda s, p: gumbel(s, p, 2))
+            row = VerifiedRow(logits, law.with_seed(seed), [5, 6], Q.float()[None], lambda s, p: gumbel(s, p, 2))
             accepted, token = rule.outcome(kept, own, row)
         said += (*kept[:accepted], token)[0] == A
     assert abs(said / count - expected) < 5 * (expected * (1 - expected) / count) ** 0.5

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law
 from tools.distill.evaluation import Answer, Tally, _coupled, _rejection, agreement
 from tools.distill.shards import Conversation
 

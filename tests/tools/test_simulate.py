@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ssd.config.params import Speculation
+from ssd.law import Law
 from ssd.speculation.fan_out import miss_law
-from ssd.speculation.sampling import Law
 from tests.draft.audit import plainly, world_in
 from tests.draft.pair import config
 from tools.distill.evaluation import Answer

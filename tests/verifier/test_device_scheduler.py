@@ -16,8 +16,9 @@ from ssd.ipc.board import IDS, BoardReader, BoardWriter, Cached, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.kernels.rounds import build, decide, note_outcomes
+from ssd.law import Law
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.sampling import UNKNOWN, Drawing, Law
+from ssd.speculation.sampling import UNKNOWN, Drawing
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
 from tests.verifier.scripted import CPU, VOCAB, tiny_llama
 
@@ -54,13 +55,13 @@ def fields(batch: BatchTensors, tokens: int) -> list[list[float]]:
     names = "ids", "positions", "slots", "starts", "sequences"
     ids, positions, slots, starts, sequences = (batch.fields[name] for name in names)
     draws = batch.draws(Drawing.FILTERED)
-    assert draws is not None and draws.filters is not None
-    keys, inverse, filters = draws
+    assert draws is not None and draws.filtered
+    inverse = draws.inverse
     row = torch.searchsorted(starts, torch.arange(batch.tokens), right=True) - 1
     place = torch.arange(batch.tokens) - starts[row]
     assert starts[0] == 0 and starts[-1] == batch.tokens and (starts.diff() >= 0).all()
     assert starts.diff().max() <= batch.longest
-    hot = torch.where(inverse[:, None] > 0, torch.stack((*keys.T, *filters), dim=1), 0)
+    hot = torch.where(inverse[:, None] > 0, torch.cat((draws.keys.T, draws.laws[1:])).T, 0)
     columns = [ids, positions, slots, inverse, sequences[row], place, *hot.T]
     return [column.tolist()[: tokens if column is place else None] for column in columns]
 
@@ -71,7 +72,7 @@ def test_the_next_batch_is_the_one_the_host_would_fill(seed: int, deterministic:
     dice, world = Random(seed), World(deterministic)
     count = dice.randint(1, 2 if deterministic else ROWS)
     slots, pages = dice.sample(range(ROWS), count), dice.sample(range(PAGES), PAGES)
-    laws = [dice.choice((Law(), FILTERED, Law(0.8)))._replace(seed=dice.randrange(2**63)) for _ in range(count)]
+    laws = [dice.choice((Law(), FILTERED, Law(0.8))).with_seed(dice.randrange(2**63)) for _ in range(count)]
     rows, links, first = [], [], 0
     for slot, law in zip(slots, laws, strict=True):
         drafts = [dice.randrange(VOCAB) for _ in range(dice.randint(0, K))]

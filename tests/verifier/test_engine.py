@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed
+from ssd.speculation.sampling import argmax, perturbed
 from tests.verifier.scripted import (
     ADJUSTED,
     LAWS,

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ssd import LLM, SamplingParams
 from ssd.execution.runner import Runner
+from ssd.law import Law
 from ssd.speculation.noise import NoiseCache
-from ssd.speculation.sampling import Law, argmax, perturbed, ranked
+from ssd.speculation.sampling import argmax, perturbed, ranked
 from ssd.tuning.knowledge import Agreement
 from tools.distill.shards import Conversation
 from tools.distill.teacher import batches, score

@@ -14,8 +14,9 @@ from ssd.errors import SsdError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
+from ssd.law import Law
 from ssd.speculation.noise import halves
-from ssd.speculation.sampling import Draws, drawn
+from ssd.speculation.sampling import Draws, drawn, numbers_of
 from tools.distill.teacher import PAGE
 
 # Prompts are run when so many slots are free: one in _SHARE.
@@ -159,7 +160,7 @@ def _sample(logits: Tensor, active: Sequence[_Slot]) -> list[int]:
         greedy: list[int] = drawn(logits).tolist()
         return greedy
     keys = [halves((slot.request.seed, len(slot.text.token_ids))) for slot in active]
-    inverse = [1 / slot.request.temperature if slot.request.temperature > 0 else 0.0 for slot in active]
-    draws = Draws(torch.tensor(keys, dtype=torch.int32, device=logits.device), torch.tensor(inverse).to(logits.device))
+    laws = torch.tensor([numbers_of(Law(slot.request.temperature)) for slot in active], device=logits.device).T
+    draws = Draws(torch.tensor(keys, dtype=torch.int32, device=logits.device), laws)
     chosen: list[int] = drawn(logits, draws).tolist()
     return chosen

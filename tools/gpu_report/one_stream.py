@@ -22,7 +22,7 @@ from ssd.ipc.board import BoardReader, Cached, size_bytes
 from ssd.ipc.messages import Submit
 from ssd.ipc.process import memory_file
 from ssd.launch.resolve import resolve
-from ssd.speculation.sampling import Law
+from ssd.law import Law
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
 from ssd.verifier.loading import load

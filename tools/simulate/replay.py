@@ -27,9 +27,9 @@ from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Release, Retune,
 from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.law import Law
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.speculation.prefix import common_prefix_length
-from ssd.speculation.sampling import Law
 from ssd.tuning.estimates import Learner, Mean
 from tools.distill.evaluation import Answer, paths
 
@@ -83,7 +83,7 @@ class Replay:
     def _play(self, request: int, tokens: Sequence[int], prompt: int, law: Law) -> None:
         lookahead = self._speculation.num_speculative_tokens
         engine, committed = self._engine, prompt + 1  # the prefill has emitted the first
-        engine.handle(Admit(request, 0, 0, list(tokens[:committed]), *law, self._speculation))
+        engine.handle(Admit(request, 0, 0, list(tokens[:committed]), law, self._speculation))
         tree = engine.trees[request]
         self._work()
         while committed < len(tokens) - lookahead:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ssd.config.params import MAX_GRAMMAR, MAX_LOOKAHEAD, MAX_SEED, MAX_STOPS, TokenId
+from ssd.config.params import MAX_GRAMMAR, MAX_LOOKAHEAD, MAX_STOPS, TokenId
 from ssd.ipc.public import MAX_CALLS, MAX_PROMPT_TOKENS, MAX_TEXT, PromptIds
+from ssd.law import MAX_SEED
 
 Anything: TypeAlias = msgspec.Raw | UnsetType
 """A field whose value is not looked into, so that it costs no memory."""

@@ -19,7 +19,7 @@ from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rejoin, Release, Retune, Told
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
 
-LINK_VERSION = 201
+LINK_VERSION = 202
 """Counts from 192. Raise it with every change of a message that crosses the link, the target's included."""
 
 MOST_EXPECTED = MAX_IN_FLIGHT + MAX_LOOKAHEAD
@@ -203,8 +203,6 @@ class MessageCheck:
         terms = self._terms
         if not 0 < len(admit.token_ids) <= terms.max_model_len:
             raise NotOfAnEngine(f"a text of {len(admit.token_ids)} tokens, where 1 to {terms.max_model_len} may be")
-        if not (0 <= admit.temperature <= 100 and 0 < admit.top_p <= 1 and 0 <= admit.min_p <= 1):
-            raise NotOfAnEngine("a temperature, top_p or min_p that no request may have")
         self._check_ids(admit.token_ids)
         _check_speculation(admit.speculation)
         self._requests.add(admit.request)

@@ -18,6 +18,7 @@ from ssd.errors import UsageError
 from ssd.ipc import connection
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rehearse, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message, pack, unpack
+from ssd.law import Law
 from ssd.plugins.remote.configuration import RemoteDraft
 from ssd.plugins.remote.drafter import RemoteDrafter
 from ssd.plugins.remote.link import (
@@ -112,8 +113,7 @@ class Target:
 
 
 def admit(request: int = 1, token_ids: list[int] | None = None, **changes: Any) -> Admit:
-    values: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
-    values |= {"speculation": SPECULATION} | changes
+    values: dict[str, Any] = {"law": Law(), "speculation": SPECULATION} | changes
     return Admit(request, 0, 0, [5, 6, 7] if token_ids is None else token_ids, **values)
 
 
@@ -166,12 +166,12 @@ HOSTILE: list[Message | bytes] = [
     admit(token_ids=[2**31 - 1]),
     admit(token_ids=[]),
     admit(token_ids=[1] * (LONGEST + 1)),
-    admit(temperature=float("nan")),
-    admit(temperature=float("inf")),
-    admit(temperature=1e18),
-    admit(temperature=-1.0),
-    admit(top_p=-1.0),
-    admit(min_p=1e9),
+    admit(law=Law(float("nan"))),
+    admit(law=Law(float("inf"))),
+    admit(law=Law(1e18)),
+    admit(law=Law(-1.0)),
+    admit(law=Law(top_p=-1.0)),
+    admit(law=Law(min_p=1e9)),
     changed(admit(), slot=-1),
     changed(admit(), request="1"),
     changed(admit(), token_ids={"a": 1}),
@@ -278,11 +278,13 @@ class Dice:
             self._count(),
             self._count(),
             self._ids(LONGEST),
-            dice.choice((0.0, 1e-300, 0.7, 100.0)),
-            self._count(),
-            dice.choice((1e-300, 0.5, 1.0)),
-            dice.choice((0.0, 0.5, 1.0)),
-            dice.choice((0, 2**63 - 1)),
+            Law(
+                dice.choice((0.0, 1e-300, 0.7, 100.0)),
+                dice.choice((0, 1, 2**31 - 1)),
+                dice.choice((1e-300, 0.5, 1.0)),
+                dice.choice((0.0, 0.5, 1.0)),
+                dice.choice((0, 2**63 - 1)),
+            ),
             self._speculation(),
         )
 

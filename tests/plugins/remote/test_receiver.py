@@ -35,6 +35,7 @@ from ssd.ipc.messages import (
 )
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
+from ssd.law import Law
 from ssd.plugins.remote.link import RECEIVER_TO_DRAFT, Beat, Entry, Joined, NotAccepted, Offer, Published, Terms
 from ssd.plugins.remote.receiver.process import Receiver
 from ssd.plugins.remote.receiver.relay import Relay
@@ -129,7 +130,7 @@ class World:
 
 
 def admit(request: int = 5, slot: int = 1, round: int = 3) -> Admit:
-    return Admit(request, slot, round, [1] * 20, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit"))
+    return Admit(request, slot, round, [1] * 20, Law(), Speculation("ssd", 4, (3,), "jit"))
 
 
 def entry(**changes: Any) -> Entry:

@@ -6,6 +6,7 @@ import random
 
 from ssd.config.params import Speculation
 from ssd.ipc.messages import Admit, Launch, Verified
+from ssd.law import Law
 from ssd.plugins.remote.link import Entry, Trunk
 from ssd.plugins.remote.receiver.request import ReceivedRequest, Shown
 
@@ -13,7 +14,7 @@ TEXT = list(range(100, 120))
 
 
 def request() -> ReceivedRequest:
-    return ReceivedRequest(Admit(5, 1, 3, TEXT, 0.0, 0, 1.0, 0.0, 0, Speculation("ssd", 4, (3,), "jit")))
+    return ReceivedRequest(Admit(5, 1, 3, TEXT, Law(), Speculation("ssd", 4, (3,), "jit")))
 
 
 def say(known: ReceivedRequest, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:

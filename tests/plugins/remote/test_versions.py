@@ -8,6 +8,7 @@ import json
 from ssd.config.params import Speculation
 from ssd.ipc import messages as m
 from ssd.ipc import public as p
+from ssd.law import DrawParams, Law
 from ssd.plugins.remote import link as n
 from tests.ipc.test_messages import ALL, DIRECTIONS
 
@@ -20,7 +21,7 @@ def test_the_link_has_a_version_of_its_own() -> None:
 def test_the_links_version_is_of_these_messages() -> None:
     """Machines that differ in their release must notice: who changes a message raises `LINK_VERSION`, and this."""
     crossing = [type(message) for messages, end in DIRECTIONS for message in messages if end.version == n.LINK_VERSION]
-    parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation]
+    parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation, DrawParams, Law]
     written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
     found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-    assert (n.LINK_VERSION, found) == (201, "3a5517eecf73dae6")
+    assert (n.LINK_VERSION, found) == (202, "99a5b91c81f689cc")
