@@ -19,6 +19,7 @@ from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import BatchTensors, Draw, Tables
 from ssd.kernels.gpu import fuses
+from ssd.kernels.rounds import RowLayout, build
 from ssd.law import Law
 from ssd.models.interface import Model
 from ssd.speculation.adjustment import Text
@@ -92,6 +93,12 @@ class StaticForward:
         context.keep_hidden(FINAL, final)
         self.logits = runner.model.logits(final)
         self.hidden = context.hidden
+
+    def follow(self, rows: Tensor, decided: Tensor, layout: RowLayout) -> None:
+        """Write the batch that follows `rows` by what was `decided` (`ssd.kernels.rounds.build`)."""
+        tables, batch = self._runner.tables, self.batch
+        sizes, dummy = (batch.tokens, batch.rows, batch.longest), (tables.dummy, tables.dummy_page)
+        build(rows, decided, tables.tensor, batch.fields, sizes, self._runner.cache.page_size, dummy, layout)
 
     def tokens(self, drawing: Drawing) -> Tensor:
         """Return the token after each token of the last run, int64 [tokens]."""

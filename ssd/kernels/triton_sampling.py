@@ -280,7 +280,7 @@ def _largest(
     return tl.maximum(found, base)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # of any number outside of graphs
 def lowest_kernel(
     logits: tl.tensor,
     laws: tl.tensor,

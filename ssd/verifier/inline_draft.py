@@ -21,7 +21,7 @@ from ssd.execution.graphs import GraphPool, once
 from ssd.execution.pages import OutOfPages, PagePool, PageTable
 from ssd.execution.static import StaticForward, StaticRunner
 from ssd.kernels.gpu import Draws
-from ssd.kernels.rounds import RowLayout, begin_draft, build, go_on_drafting
+from ssd.kernels.rounds import RowLayout, begin_draft, go_on_drafting
 from ssd.models.interface import Model
 from ssd.speculation.sampling import Drawing, best, drawn, sound, warmed
 from ssd.system import failpoints
@@ -85,12 +85,10 @@ class _Loop:
             self._forward(self._one)
 
     def _forward(self, step: StaticForward) -> None:
-        draft, tables, rows = self._draft, self._draft.runner.tables, self._rows
-        work, fields, dummy = draft.work[:rows], step.batch.fields, (tables.dummy, tables.dummy_page)
-        sizes = step.batch.tokens, step.batch.rows, step.batch.longest
-        page = draft.runner.cache.page_size
-        build(draft.rows[:rows], work, tables.tensor, fields, sizes, page, dummy, draft.layout)
-        go_on_drafting(draft.drafted[:rows], work, step.sampled(self._drawing), fields["starts"], draft.vocabulary)
+        draft, rows, starts = self._draft, self._rows, step.batch.fields["starts"]
+        work = draft.work[:rows]
+        step.follow(draft.rows[:rows], work, draft.layout)
+        go_on_drafting(draft.drafted[:rows], work, step.sampled(self._drawing), starts, draft.vocabulary)
 
 
 class _DraftedText:

@@ -30,7 +30,7 @@ from ssd.ipc import board
 from ssd.ipc.board import BoardReader, Cached
 from ssd.ipc.device_board import DeviceBoard, page_locked
 from ssd.ipc.trace_ring import State
-from ssd.kernels.rounds import EntryLayout, RowLayout, build, decide, note_outcomes
+from ssd.kernels.rounds import EntryLayout, RowLayout, decide, note_outcomes
 from ssd.law import DRAWN, Law
 from ssd.speculation.adjustment import Text
 from ssd.speculation.noise import halves
@@ -237,17 +237,9 @@ class DeviceScheduler:
         note_outcomes(self._rows.device, self._decided, table.words, NUMBERS, _ROW)
 
     def _make_batch(self, step: StaticForward) -> None:
-        (_, tokens, longest), tables, rows = step.shape, self._runner.tables, min(step.shape.rows, self._most_rows)
-        build(
-            self._rows.device[:rows],
-            (self._decided if self._draft is None else self._draft.drafted)[:rows],
-            tables.tensor,
-            step.batch.fields,
-            (tokens, step.batch.rows, longest),
-            self._runner.cache.page_size,
-            (tables.dummy, tables.dummy_page),
-            _ROW,
-        )
+        rows = min(step.shape.rows, self._most_rows)
+        decided = self._decided if self._draft is None else self._draft.drafted
+        step.follow(self._rows.device[:rows], decided[:rows], _ROW)
 
 
 class _RunningRow(NamedTuple):
