@@ -97,10 +97,7 @@ def attacked_engine(folder: Path, *arguments: str | Path, api_key: str = "") -> 
     options = ("--port", "0", "--zmq-bind", tcp, "--zmq-keys", made, "--slow-reader-seconds", "2")
     lengths = ("--max-model-len", "8192", "--max-num-seqs", "256")
     log = folder / "log"
-    with launched(log, *options, *lengths, "--served-model-name", "mock", *arguments) as (
-        process,
-        said,
-    ):
+    with launched(log, *options, *lengths, "--served-model-name", "mock", *arguments) as (process, said):
         port = urlsplit(said["http"]).port
         assert port is not None
         site = Site(port, said["ready"], "mock", tcp, str(made), api_key)

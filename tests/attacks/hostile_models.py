@@ -25,11 +25,7 @@ TEMPLATES = {
 }
 
 # Templates that harm who reads them: constants that are computed before anything is rendered.
-AT_LOAD = {
-    "list": "{{ [1] * 4 * 10 ** 8 }}",
-    "text": "{{ 'a' * 3 * 10 ** 9 }}",
-    "tower": "{{ 9 ** (9 ** 9) }}",
-}
+AT_LOAD = {"list": "{{ [1] * 4 * 10 ** 8 }}", "text": "{{ 'a' * 3 * 10 ** 9 }}", "tower": "{{ 9 ** (9 ** 9) }}"}
 
 # Texts that the tokenizer of `hostile_model` cannot take: one on which its regex tries every way to split it, and one
 # that its normalizer makes a million times as long.

@@ -70,15 +70,10 @@ def upgrade_with_a_body(site: Site) -> Iterator[Answer]:
 @attack()
 def wrong_host(site: Site) -> Iterator[Answer]:
     """Names that a web page may have given to this machine (DNS rebinding), and no name."""
-    for host in (
-        "evil.example",
-        "evil.example:80",
-        "169.254.169.254",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-    ):
+    for prefix in ("", "localhost.", "127.0.0.1."):
+        yield post(site, COMPLETIONS, question(site), host=f"{prefix}evil.example")
+    for host in ("evil.example:80", "169.254.169.254", ""):
         yield post(site, COMPLETIONS, question(site), host=host)
-    yield post(site, COMPLETIONS, question(site), host="")
 
 
 @attack()
@@ -180,15 +175,7 @@ def random_bytes(site: Site) -> Iterator[Answer]:
 @attack()
 def wrong_keys(site: Site) -> Iterator[Answer]:
     """Every address with keys that are none, where the engine wants one; without keys only what is not there."""
-    paths = (
-        "/v1/models",
-        "/metrics",
-        "/version",
-        "/server_info",
-        "/openapi.json",
-        "/x",
-        "/v1/models/x",
-    )
+    paths = ("/v1/models", "/metrics", "/version", "/server_info", "/openapi.json", "/x", "/v1/models/x")
     keys = ("Bearer x", "Bearer ", "Basic eDp5", "Bearer " + "x" * 20_000, "bearer \xff", site.api_key or "Bearer")
     for path in paths if site.api_key else ("/x", "/v1/models/x"):
         for key in keys:

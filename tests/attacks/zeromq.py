@@ -18,7 +18,7 @@ from ssd.client import Client
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, UsageError
 from ssd.ipc import keys, sockets
-from ssd.ipc.public import FRONTEND_TO_CLIENT, Cancel, Chunk, Describe, Description, Failed, Generate, pack
+from ssd.ipc.public import FRONTEND_TO_CLIENT, Cancel, Chunk, Describe, Description, Failed, Generate, Message, pack
 from tests.attacks.registry import PATIENCE_S, Answer, Site, attack
 from tests.mock import oracle
 
@@ -186,15 +186,20 @@ def connected(address: str) -> socket.socket:
     return client
 
 
-@contextmanager
-def zmtp(address: str) -> Iterator[socket.socket]:
+def zmtp(address: str) -> socket.socket:
     """A connection over which a DEALER has shaken hands."""
-    with connected(address) as client:
-        client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-        client.sendall(b"\x04" + bytes([len(ready)]) + ready)
-        assert client.recv(4096), "the engine does not shake hands"
-        yield client
+    client = connected(address)
+    client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    client.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    assert client.recv(4096), "the engine does not shake hands"
+    return client
+
+
+def wire(message: Message) -> bytes:
+    """A message as a peer without keys sends it."""
+    header, body = pack(message)
+    return bytes([1, len(header)]) + header + struct.pack(">BQ", 2, len(body)) + body
 
 
 @attack("described")

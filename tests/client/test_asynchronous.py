@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from ssd.client import AsyncClient, Completion, StreamChunk
+from ssd.client import AsyncClient
 from ssd.config.params import SamplingParams
-from ssd.errors import EngineDeadError, RequestError, UsageError
+from ssd.errors import EngineDeadError
 from ssd.ipc import sockets
 from ssd.ipc.messages import Emission, Submit
-from ssd.ipc.public import ChatMessage
 from tests.client.serving import TOKENIZER, echo, endless, serving
 from tests.scripted_engine import (
     Script,
@@ -51,18 +50,6 @@ def some_forever(submit: Submit) -> Any:
     return endless(submit) if submit.token_ids[0] == TOKENIZER.encode("forever")[0] else echo(submit)
 
 
-def test_a_stream_yields_the_rounds_and_then_the_completion() -> None:
-    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
-        *chunks, last = [chunk async for chunk in client.stream("one two three")]
-        assert isinstance(last, StreamChunk) and last.completion is not None
-        assert "".join(chunk.text for chunk in chunks) == last.completion.text == "one two three"
-        messages = [ChatMessage("user", "hi")]
-        *_, last = [chunk async for chunk in client.stream(messages)]
-        assert last.completion and last.completion.token_ids == TOKENIZER.encode_chat(messages)
-
-    with_client(echo, body)
-
-
 def test_tasks_share_the_connection_and_get_each_their_own() -> None:
     async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
         prompts = ["word " * (1 + n % 7) + str(n) for n in range(300)]
@@ -73,14 +60,6 @@ def test_tasks_share_the_connection_and_get_each_their_own() -> None:
         assert texts == prompts
         assert [len(completion.token_ids) for completion in completions] == [1] * 300
         assert {description.model for description in await asyncio.gather(*descriptions)} == {"scripted"}
-
-    with_client(echo, body)
-
-
-def test_one_prompt_gives_one_completion() -> None:
-    async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
-        completion = await client.generate("one two")
-        assert isinstance(completion, Completion) and completion.text == "one two"
 
     with_client(echo, body)
 
@@ -191,12 +170,8 @@ def test_each_new_connection_is_listened_to() -> None:
         asyncio.run(asyncio.wait_for(body(engine.directory), 30))
 
 
-def test_failures_are_those_of_the_blocking_client() -> None:
+def test_closing_ends_an_open_stream() -> None:
     async def body(client: AsyncClient, engine: ScriptedEngine) -> None:
-        with pytest.raises(RequestError, match="empty"):
-            await read(client, "")
-        with pytest.raises(RequestError, match="max_tokens"):
-            await client.generate("a", SamplingParams(max_tokens=0))
         open_stream = client.stream("forever")
         await anext(open_stream)
         await client.close()
@@ -220,14 +195,3 @@ def test_closing_ends_what_waits_for_a_connection() -> None:
             assert isinstance(error, EngineDeadError) and str(error) == "this client is closed"
 
     asyncio.run(asyncio.wait_for(body(), 20))
-
-
-def test_no_engine_at_all_is_told() -> None:
-    async def connect() -> None:
-        async with AsyncClient("ipc:///tmp/ssd-nowhere/client.sock", timeout=0.2):
-            pass
-
-    with pytest.raises(EngineDeadError, match=r"no engine answers at ipc:///tmp/ssd-nowhere.* \(waited 0.2 s\)"):
-        asyncio.run(connect())
-    with pytest.raises(UsageError, match="no address"):
-        AsyncClient("nonsense")

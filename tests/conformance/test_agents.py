@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from autogen_agentchat.agents import AssistantAgent
@@ -12,24 +13,19 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 
-def test_agents_of_autogen_talk_to_each_other(server: str) -> None:
-    """Their messages have the sender's name."""
+def model(name: str, url: str, calls: bool = False, **options: Any) -> OpenAIChatCompletionClient:
+    """A client that is told what the model can do."""
+    cannot = dict.fromkeys(("vision", "json_output", "structured_output"), False)
+    info: Any = {**cannot, "function_calling": calls, "family": "unknown"}
+    url = f"{url}/v1"
+    return OpenAIChatCompletionClient(
+        model=name, base_url=url, api_key="none", temperature=0, model_info=info, **options
+    )
 
+
+def test_agents_of_autogen_talk_to_each_other(server: str) -> None:
     async def main() -> list[TextMessage]:
-        client = OpenAIChatCompletionClient(
-            model="smollm2",
-            base_url=f"{server}/v1",
-            api_key="none",
-            max_tokens=24,
-            temperature=0,
-            model_info={
-                "vision": False,
-                "function_calling": False,
-                "json_output": False,
-                "family": "unknown",
-                "structured_output": False,
-            },
-        )
+        client = model("smollm2", server, max_tokens=24)
         agents = [
             AssistantAgent(name, client, system_message=f"You are {name}. Be brief.", model_client_stream=streams)
             for name, streams in (("Ann", False), ("Bob", True))
@@ -55,19 +51,7 @@ def test_an_agent_of_autogen_uses_its_tools(caller: str, streams: bool) -> None:
         return "Sunny"
 
     async def main() -> str:
-        client = OpenAIChatCompletionClient(
-            model="caller",
-            base_url=f"{caller}/v1",
-            api_key="none",
-            temperature=0,
-            model_info={
-                "vision": False,
-                "function_calling": True,
-                "json_output": False,
-                "family": "unknown",
-                "structured_output": False,
-            },
-        )
+        client = model("caller", caller, calls=True)
         agent = AssistantAgent(
             "Ann", client, tools=[get_weather], reflect_on_tool_use=True, model_client_stream=streams
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -91,7 +90,7 @@ def test_models(server: str) -> None:
 
 
 @pytest.mark.mock
-def test_errors_are_the_clients_own(server: str, tmp_path: Path) -> None:
+def test_errors_are_the_clients_own(server: str) -> None:
     given: dict[str, Any] = {"model": "smollm2", "max_tokens": 8, "messages": [QUESTION]}
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         client(server).messages.create(**{**given, "model": "gpt-9"})
@@ -99,11 +98,8 @@ def test_errors_are_the_clients_own(server: str, tmp_path: Path) -> None:
     with pytest.raises(anthropic.BadRequestError, match="image is not supported") as caught:
         client(server).messages.create(**{**given, "messages": [{"role": "user", "content": [image]}]})
     assert caught.value.request_id and caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore
-    keys = tmp_path / "keys"
-    keys.write_text("sesame\n")
-    keys.chmod(0o600)
-    options = ("--load-format", "mock", "--api-key-file", str(keys), "--max-open-requests", "1")
-    with launched(*options, SSD_MOCK_ROUND_MS="20") as url:
+    options = ("--load-format", "mock", "--max-open-requests", "1")
+    with launched(*options, SSD_MOCK_ROUND_MS="20", SSD_API_KEY="sesame") as url:
         with pytest.raises(anthropic.AuthenticationError):
             client(url, "wrong").messages.create(**given)
         asked = client(url, "sesame")

@@ -51,13 +51,7 @@ def test_a_body_that_is_too_large_has_an_answer(mock_server: str) -> None:
 @pytest.mark.skipif(not (_PROGRAMS / "node_modules").is_dir(), reason="npm has installed nothing here")
 @pytest.mark.parametrize(
     ("client", "streamed"),
-    [
-        ("openai_sdk", ""),
-        ("ai_sdk", "Let me see."),
-        ("vercel", "Let me see."),
-        ("langchain", ""),
-        ("ollama", ""),
-    ],
+    [("openai_sdk", ""), ("ai_sdk", "Let me see."), ("vercel", "Let me see."), ("langchain", ""), ("ollama", "")],
 )
 def test_a_client_uses_its_tools_and_gets_what_its_schema_says(
     caller: str, server: str, client: str, streamed: str

@@ -123,12 +123,9 @@ def test_many_at_once_from_one_client(server: str) -> None:
 
 
 @pytest.mark.mock
-def test_keys_and_retries(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("sesame\n")
-    keys.chmod(0o600)
-    options = ("--load-format", "mock", "--api-key-file", str(keys), "--max-open-requests", "1")
-    with launched(*options, SSD_MOCK_ROUND_MS="20") as url:
+def test_keys_and_retries() -> None:
+    options = ("--load-format", "mock", "--max-open-requests", "1")
+    with launched(*options, SSD_MOCK_ROUND_MS="20", SSD_API_KEY="sesame") as url:
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", max_retries=0)

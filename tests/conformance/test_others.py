@@ -87,7 +87,6 @@ def test_lm_eval_scores_with_our_logprobs(server: str, tmp_path: Path) -> None:
 
 
 def test_guidellm_measures(server: str, tmp_path: Path) -> None:
-    """It asks for the usage in every event."""
     run(
         "guidellm", "run", "--backend", f"kind=openai_http,target={server}",
         "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4",

@@ -33,7 +33,6 @@ def run(*command: str | Path, directory: Path, **environment: str) -> str:
 
 
 def test_aider_edits_a_file(tmp_path: Path) -> None:
-    """With a model that says the file as aider asks for it."""
     file = tmp_path / "greet.py"
     file.write_text('def greet():\n    return "hello"\n')
     run("git", "init", "--quiet", directory=tmp_path)

@@ -96,25 +96,3 @@ def test_a_response_is_fetched_listed_and_deleted(client: openai.OpenAI) -> None
     with pytest.raises(openai.NotFoundError) as caught:
         client.responses.retrieve(first.id)
     assert caught.value.code == "response_not_found"
-
-
-def test_what_is_not_kept_is_not_found(client: openai.OpenAI) -> None:
-    first = client.responses.create(input=WEATHER, store=False, **ASKED)
-    assert first.store is False
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.responses.create(input="And now?", previous_response_id=first.id, **ASKED)
-    assert caught.value.param == "previous_response_id"
-
-
-def test_tools_of_other_servers_are_left_out(client: openai.OpenAI) -> None:
-    tools: list[Any] = [{"type": "web_search"}, *FLAT]
-    asked = client.responses.create(input=WEATHER, **ASKED | {"tools": tools})
-    assert [tool.type for tool in asked.tools] == ["function"]
-    with pytest.raises(openai.BadRequestError):
-        client.responses.create(input=WEATHER, tool_choice={"type": "web_search"}, **ASKED | {"tools": tools})  # type: ignore[call-overload]
-
-
-def test_what_is_not_there_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(input=WEATHER, background=True, **ASKED)
-    assert (caught.value.param, caught.value.code) == ("background", "unsupported_parameter")

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from ssd.config.engine import ServerConfig
 from ssd.frontend.http import connection
 from ssd.frontend.tokenization import Tokenizer
-from tests.frontend import code_model, tool_model
+from tests.frontend import tool_model
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 
 
@@ -42,18 +42,16 @@ def http(request: pytest.FixtureRequest) -> Iterator[HttpEngine]:
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tool_model.Thinker]:
     """A model that thinks, and calls tools as Hermes does."""
-    directory = tmp_path_factory.mktemp("thinker")
-    tokenizer = tool_model.model(directory, tool_model.TEMPLATE)
-    with http_engine(ServerConfig(names=("scripted",), port=0), target=str(directory), max_model_len=2048) as engine:
-        yield tool_model.Thinker(engine, tokenizer)
+    with tool_model.thinking(tmp_path_factory.mktemp("thinker"), tool_model.TEMPLATE, max_model_len=2048) as thinker:
+        yield thinker
 
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tool_model.Thinker]:
     """A model whose tokenizer has Qwen's marks to fill in the middle."""
     directory = tmp_path_factory.mktemp("coder")
-    code_model.code_model(directory)
-    server, size = ServerConfig(names=("scripted",), port=0), 49152 + len(code_model.MARKS)
+    tool_model.code_model(directory)
+    server, size = ServerConfig(names=("scripted",), port=0), 49152 + len(tool_model.MARKS)
     with http_engine(server, target=str(directory), vocab_size=size, max_model_len=512) as engine:
         yield tool_model.Thinker(engine, Tokenizer(directory))
 

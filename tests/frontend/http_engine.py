@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ssd.config.engine import EngineConfig, ServerConfig
@@ -43,6 +45,33 @@ class HttpEngine:
         status, _, content = self.ask("POST", path, body, headers)
         return status, json.loads(content)
 
+    def begin(self, path: str, headers: dict[str, str] | None = None, **body: object) -> http.client.HTTPConnection:
+        """Send a request whose answer is not read."""
+        connection = self.connection()
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
+        return connection
+
+    def submitted(self, path: str, headers: dict[str, str] | None = None, **body: object) -> Submit:
+        """Return what the target gets of a request, which it ends without a token."""
+        connection = self.begin(path, headers, **body)
+        submit = self.engine.target.next_submit()
+        self.engine.target.step(Emission(submit.request, [], finish_reason="stop"))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        connection.close()
+        return submit
+
+    def typed_events(self, path: str, **body: object) -> list[Any]:
+        """The events of a stream in which each has its type twice."""
+        status, headers, content = self.ask("POST", path, {**body, "stream": True})
+        assert status == 200 and headers["content-type"].startswith("text/event-stream"), content
+        *parts, rest = content.decode().split("\n\n")
+        assert rest == ""
+        typed = [re.fullmatch("event: (.*)\ndata: (.*)", part).groups() for part in parts]  # type: ignore[union-attr]
+        found = [json.loads(data) for _, data in typed]
+        assert [event["type"] for event in found] == [kind for kind, _ in typed]
+        return found
+
     def events(self, path: str, **body: object) -> list[Any]:
         """The events of a stream, which must end as streams end."""
         status, headers, content = self.ask("POST", path, {**body, "stream": True})
@@ -50,6 +79,14 @@ class HttpEngine:
         *events, end, rest = content.decode().split("\n\n")
         assert (end, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def key_file(folder: Path, *lines: str) -> str:
+    """A file with these keys, which only its owner may read."""
+    file = folder / "keys"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    file.chmod(0o600)
+    return str(file)
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from ssd.frontend.connection_limits import http_connections
 from ssd.ipc import peer_connections
 from ssd.ipc.connection import Connection
 from ssd.ipc.messages import Emission
-from ssd.ipc.public import Chunk, Describe, Description, Failed, Generate, Message, pack
+from ssd.ipc.public import Chunk, Describe, Description, Failed, Generate
+from tests.attacks.zeromq import wire, zmtp
 from tests.frontend.raw_client import RawClient, prompt, scripted_frontend
 from tests.scripted_engine import PATIENCE_S, ScriptedEngine, engine_config, gateway_process, scripted_engine
 
@@ -74,38 +75,8 @@ def served() -> Iterator[Served]:
         yield served
 
 
-def peer(address: str) -> socket.socket:
-    """A DEALER by hand, its handshake done."""
-    if address.startswith("ipc://"):
-        made = socket.socket(socket.AF_UNIX)
-        made.settimeout(PATIENCE_S)
-        made.connect(address.removeprefix("ipc://"))
-    else:
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        made = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-    made.sendall(b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
-    exactly(made, 64)
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-    made.sendall(bytes([4, len(ready)]) + ready)
-    exactly(made, exactly(made, 2)[1])
-    return made
-
-
-def exactly(made: socket.socket, size: int) -> bytes:
-    read = b""
-    while len(read) < size:
-        read += (part := made.recv(size - len(read)))
-        assert part, "the connection was closed"
-    return read
-
-
 def frame(size: int, more: bool) -> bytes:
     return struct.pack(">BQ", 2 + more, size) + bytes(size)
-
-
-def wire(message: Message) -> bytes:
-    header, body = pack(message)
-    return bytes([1, len(header)]) + header + struct.pack(">BQ", 2, len(body)) + body
 
 
 # -- messages without an end ----------------------------------------------------------------------------------------
@@ -122,7 +93,7 @@ def test_a_message_without_an_end_costs_its_sender_the_connection(
 ) -> None:
     before = peak = served.memory
     other = RawClient(served.addresses[door])
-    flooding = peer(served.addresses[door])
+    flooding = zmtp(served.addresses[door])
     with pytest.raises(OSError, match=r"Broken pipe|reset"):
         for _ in range(most * 2**20 // len(sent)):
             flooding.sendall(sent)
@@ -148,11 +119,11 @@ def test_many_peers_with_half_a_message_each_lose_it_but_not_who_sends_slowly(se
     before = peak = served.memory
     other = RawClient(served.addresses["ipc"])
     message = wire(Generate(7, "x" * 2**20))
-    slow = peer(served.addresses["tcp"])
+    slow = zmtp(served.addresses["tcp"])
     slow.sendall(message[: 2**19])
     holding = []
     for _ in range(80):
-        holding.append(peer(served.addresses["ipc"]))
+        holding.append(zmtp(served.addresses["ipc"]))
         holding[-1].sendall(frame(4 * 2**20, more=False)[:-10])
         assert isinstance(other.ask(Describe()), Description)
         time.sleep(connection_limits._LOOK_S / 4)
@@ -172,7 +143,7 @@ def test_growth_that_is_not_theirs_costs_peers_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(connection_limits, "GROWTH_BYTES", 8 * 2**20)
     message = wire(Generate(7, "x" * 2**14))
     with scripted_frontend() as setup:
-        peers = [peer(setup.engine.address) for _ in range(8)]
+        peers = [zmtp(setup.engine.address) for _ in range(8)]
         for each in peers:
             each.sendall(message[: 10 * 2**10])
         hoard = b"x" * (64 * 2**20)
@@ -190,7 +161,8 @@ def until_said(made: socket.socket) -> bytes:
     """All that has come up to the reason of a failure."""
     heard = b""
     while b"Failed" not in heard or b"message" not in heard:
-        heard += exactly(made, 1)
+        heard += (part := made.recv(2**16))
+        assert part, "the connection was closed"
     return heard
 
 
@@ -222,7 +194,7 @@ def test_large_answers_do_not_wait_in_the_transport_for_who_does_not_read(monkey
     monkeypatch.setattr(peer_connections, "UNSENT_BYTES", 2**16)
     asked, ids = 600, [40000] * 250
     with scripted_frontend() as setup:
-        silent = peer(setup.engine.address)
+        silent = zmtp(setup.engine.address)
         for name in range(asked):
             silent.sendall(wire(Generate(name, token_ids=ids, params=SamplingParams(max_tokens=1))))
             request = setup.engine.target.next_submit().request

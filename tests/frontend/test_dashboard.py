@@ -40,12 +40,7 @@ def served(scripted: HttpEngine) -> dict[str, set[str]]:
     """The labels of every series, by its name, after a request that had a miss."""
     target, connection = scripted.engine.target, begin(scripted)
     end = Emission(
-        target.next_submit().request,
-        [5],
-        finish_reason="stop",
-        metrics=Metrics(),
-        drafted=2,
-        cache="token_not_covered",
+        target.next_submit().request, [5], finish_reason="stop", metrics=Metrics(), drafted=2, cache="token_not_covered"
     )
     target._send(Step([end], Load()))
     connection.getresponse().read()
@@ -70,7 +65,6 @@ def test_every_query_asks_for_series_and_labels_that_are_served(
 
 
 def test_everything_that_is_served_is_shown(dashboard: dict[str, Any], served: dict[str, set[str]]) -> None:
-    """`_created` and the buckets, sums and counts of a histogram are one thing."""
     parts = re.compile(r"_(bucket|sum|count|created|total)$")
     shown = {parts.sub("", name) for query in queries(dashboard) for name in re.findall(r"ssd:\w+", query)}
     assert {parts.sub("", name) for name in served} == shown

@@ -13,25 +13,22 @@ from tokenizers.processors import TemplateProcessing
 
 from ssd.frontend.fill_in import File, FillIn, fill_in
 from ssd.frontend.tokenization import Tokenizer
-from tests.frontend.code_model import AFTER, BEFORE, MARKS, submitted
-from tests.frontend.tool_model import Thinker, saying
+from tests.frontend.tool_model import AFTER, BEFORE, MARKS, Thinker, saying
 
 COMPLETIONS = "/v1/completions"
 
 
-def prompt(coder: Thinker, path: str, **body: Any) -> str:
-    return coder.tokenizer.decode(submitted(coder, path, **body).token_ids)
-
-
 def test_a_completion_stands_between_prompt_and_suffix(coder: Thinker) -> None:
-    submit = submitted(coder, COMPLETIONS, prompt=BEFORE, suffix=AFTER, stop_token_ids=[7])
+    submit = coder.engine.submitted(COMPLETIONS, prompt=BEFORE, suffix=AFTER, stop_token_ids=[7])
     said = f"<|fim_prefix|>{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"
     assert coder.tokenizer.decode(submit.token_ids) == said
-    assert submit.token_ids == submitted(coder, COMPLETIONS, prompt=said).token_ids, "as editors render it themselves"
+    assert submit.token_ids == coder.engine.submitted(COMPLETIONS, prompt=said).token_ids, (
+        "as editors render it themselves"
+    )
     marks = {coder.tokenizer.encode(mark)[0] for mark in MARKS}
     assert {7} | marks <= set(submit.params.stop_token_ids)
     for suffix in ("", None):
-        assert prompt(coder, COMPLETIONS, prompt=BEFORE, suffix=suffix) == BEFORE
+        assert coder.prompt(COMPLETIONS, prompt=BEFORE, suffix=suffix) == BEFORE
 
 
 def test_the_mark_that_ends_an_answer_is_not_shown(coder: Thinker) -> None:
@@ -44,24 +41,17 @@ def test_the_mark_that_ends_an_answer_is_not_shown(coder: Thinker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param", "code"),
+    ("body", "param", "code"),
     [
-        (COMPLETIONS, {"prompt": [1, 2], "suffix": "x"}, "suffix", "invalid_value"),
-        (COMPLETIONS, {"prompt": "a", "suffix": "x", "echo": True}, "echo", "invalid_value"),
-        (COMPLETIONS, {"prompt": "a ", "suffix": "x " * 600}, "prompt", "context_length_exceeded"),
-        (COMPLETIONS, {"prompt": "a", "suffix": 5}, "suffix", "invalid_value"),
-        (
-            COMPLETIONS,
-            {"prompt": "a", "suffix": "x", "truncate_prompt_tokens": 5},
-            "truncate_prompt_tokens",
-            "invalid_value",
-        ),
+        ({"prompt": [1, 2], "suffix": "x"}, "suffix", "invalid_value"),
+        ({"prompt": "a", "suffix": "x", "echo": True}, "echo", "invalid_value"),
+        ({"prompt": "a ", "suffix": "x " * 600}, "prompt", "context_length_exceeded"),
+        ({"prompt": "a", "suffix": 5}, "suffix", "invalid_value"),
+        ({"prompt": "a", "suffix": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "invalid_value"),
     ],
 )
-def test_what_cannot_be_filled_in_is_refused(
-    coder: Thinker, path: str, body: dict[str, Any], param: str, code: str
-) -> None:
-    status, answer = coder.engine.post(path, **body)
+def test_what_cannot_be_filled_in_is_refused(coder: Thinker, body: dict[str, Any], param: str, code: str) -> None:
+    status, answer = coder.engine.post(COMPLETIONS, **body)
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code), answer
 
 

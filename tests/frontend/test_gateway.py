@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ssd.config.engine import Limits, ServerConfig
 from ssd.config.params import SamplingDefaults, SamplingParams, Speculation
 from ssd.errors import SsdError
 from ssd.frontend.process import Frontend
@@ -18,7 +17,6 @@ from ssd.ipc.messages import Emission
 from ssd.ipc.process import Child, Start
 from ssd.ipc.public import (
     Cancel,
-    ChatMessage,
     Chunk,
     Describe,
     Description,
@@ -31,13 +29,7 @@ from ssd.ipc.public import (
     pack,
 )
 from tests.frontend.raw_client import RawClient, Setup, prompt, scripted_frontend
-from tests.scripted_engine import (
-    MODEL,
-    engine_config,
-    gateway_process,
-    gateway_thread,
-    scripted_engine,
-)
+from tests.scripted_engine import MODEL, engine_config, gateway_process, scripted_engine
 
 TOKENIZER = Tokenizer(MODEL)
 
@@ -134,22 +126,6 @@ def test_a_request_is_tokenised_completed_and_streamed(setup: Setup) -> None:
     assert setup.client.receive() == Chunk(5, " light scatters", second)
     usage = Usage(len(submit.token_ids), len(first + second))
     assert setup.client.receive() == Done(5, "length", "", submit.token_ids, usage, metrics)
-
-
-def test_seeds_differ_unless_given(setup: Setup) -> None:
-    for name, seed in ((1, None), (2, None), (3, 9)):
-        setup.client.send(prompt(name, seed=seed))
-    seeds = [setup.engine.target.next_submit().params.seed for _ in range(3)]
-    assert seeds[0] != seeds[1]
-    assert seeds[2] == 9
-
-
-def test_a_chat_and_token_ids_are_prompts_too(setup: Setup) -> None:
-    messages = [ChatMessage("user", "hi")]
-    setup.client.send(Generate(1, messages=messages))
-    assert setup.engine.target.next_submit().token_ids == TOKENIZER.encode_chat(messages)
-    setup.client.send(Generate(2, token_ids=[7, 8]))
-    assert setup.engine.target.next_submit().token_ids == [7, 8]
 
 
 def test_one_step_serves_many_requests_of_many_clients(setup: Setup) -> None:
@@ -257,21 +233,6 @@ def test_an_open_name_cannot_be_used_again_until_it_ends(setup: Setup) -> None:
     assert setup.engine.target.next_submit().request != submit.request
 
 
-def test_more_requests_than_the_limit_are_refused() -> None:
-    server = ServerConfig(names=("scripted",), limits=Limits(max_open_requests=2))
-    with scripted_engine() as engine, gateway_thread(engine, engine_config(server=server)):
-        client = RawClient(engine.address)
-        for name in (1, 2):
-            client.send(prompt(name))
-            engine.target.next_submit()
-        assert client.ask(prompt(3)).code == "overloaded"
-        client.send(Cancel(1))
-        assert isinstance(client.receive(), Done)
-        client.send(prompt(3))
-        assert engine.target.next_submit()
-        client.close()
-
-
 # -- cancel, loss, garbage ------------------------------------------------------------------------------------------
 
 
@@ -305,17 +266,6 @@ def test_a_client_that_is_gone_frees_its_requests_and_disturbs_no_other(setup: S
     while isinstance(answer := setup.client.receive(), Chunk):
         pass
     assert answer.finish_reason == "stop"
-
-
-def test_a_client_that_does_not_read_is_cut_off_and_told_so(setup: Setup) -> None:
-    setup.client.send(prompt(1))
-    request = setup.engine.target.next_submit().request
-    while not setup.engine.target.aborted:
-        setup.engine.target.step(*[Emission(request, [28120])] * 100)
-        setup.engine.target.pump(1)
-    while isinstance(answer := setup.client.receive(), Chunk):
-        pass
-    assert (answer.id, answer.code) == (1, "slow_reader")
 
 
 def test_an_emission_for_a_request_nobody_waits_for_is_aborted_again(setup: Setup) -> None:

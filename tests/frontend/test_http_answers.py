@@ -6,8 +6,8 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
-from http.client import HTTPConnection
 from itertools import chain
 from typing import Any
 
@@ -29,29 +29,23 @@ from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
 from tests.scripted_engine import engine_config, text_processes
 
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": "scripted", "prompt": "a", "max_tokens": 4}
 IDS = TOKENIZER.encode("one two three")
-
-
-def begin(engine: HttpEngine, **changes: object) -> HTTPConnection:
-    """A completion that is asked for."""
-    connection = engine.connection()
-    connection.request("POST", "/v1/completions", json.dumps(BODY | changes), {"content-type": "application/json"})
-    return connection
 
 
 # -- seeds and sums -------------------------------------------------------------------------------------------------
 
 
 def test_without_a_seed_every_prompt_and_choice_has_its_own(scripted: HttpEngine) -> None:
-    connection = begin(scripted, prompt=["a", "a"], n=2)
+    connection = scripted.begin(COMPLETIONS, prompt=["a", "a"], n=2)
     seeds = {scripted.engine.target.next_submit().params.seed for _ in range(4)}
     assert len(seeds) == 4
     connection.close()
 
 
 def test_a_prompt_counts_once_and_so_does_what_was_cached_of_it(http: HttpEngine) -> None:
-    _, answer = http.post("/v1/completions", **BODY | {"prompt": ["a", "a b"], "n": 3})
+    _, answer = http.post(COMPLETIONS, **BODY | {"prompt": ["a", "a b"], "n": 3})
     assert answer["usage"]["prompt_tokens"] == len(TOKENIZER.encode("a")) + len(TOKENIZER.encode("a b"))
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert answer["usage"]["completion_tokens"] == 6 * len(IDS)
@@ -60,7 +54,7 @@ def test_a_prompt_counts_once_and_so_does_what_was_cached_of_it(http: HttpEngine
 
 def test_no_tokens_are_no_tokens(http: HttpEngine) -> None:
     body = BODY | {"prompt": "Why?", "max_tokens": 0, "echo": True, "return_token_ids": True}
-    _, answer = http.post("/v1/completions", **body)
+    _, answer = http.post(COMPLETIONS, **body)
     (choice,) = answer["choices"]
     assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("Why?", [], "length")
     prompt = len(TOKENIZER.encode("Why?"))
@@ -69,8 +63,27 @@ def test_no_tokens_are_no_tokens(http: HttpEngine) -> None:
 
 def test_a_stop_string_waits_for_enough_tokens(http: HttpEngine) -> None:
     for enough, text in ((0, "one "), (1, "one "), (2, "one two three")):
-        _, answer = http.post("/v1/completions", **BODY | {"stop": "two", "min_tokens": enough})
+        _, answer = http.post(COMPLETIONS, **BODY | {"stop": "two", "min_tokens": enough})
         assert answer["choices"][0]["text"] == text
+
+
+def test_the_end_token_has_no_log_probability_in_a_chat(scripted: HttpEngine) -> None:
+    """Usage and ids count it as before, and completions show it."""
+    for stream in (False, True):
+        for path, body, count in (
+            (CHATS, {"messages": [{"role": "user", "content": "Why?"}], "logprobs": True}, 2),
+            (COMPLETIONS, {"prompt": "Why?", "logprobs": 0}, 3),
+        ):
+            connection = scripted.begin(path, **body, stream=stream, return_token_ids=True, max_tokens=9)
+            request = scripted.engine.target.next_submit().request
+            for ids, reason in (([35], None), ([28120, 2], "stop")):
+                entries = [TokenLogprob(token, -0.5, []) for token in ids]
+                scripted.engine.target.step(Emission(request, ids, entries, reason))  # type: ignore[arg-type]
+            content = connection.getresponse().read().decode()
+            events = [json.loads(event) for event in re.findall(r"^(?:data: )?({.*})$", content, re.MULTILINE)]
+            shown = [event["choices"][0].get("logprobs") or {} for event in events]
+            assert sum(len(each.get("content", each.get("tokens", ()))) for each in shown) == count
+            assert [i for event in events for i in event["choices"][0].get("token_ids", ())] == [35, 28120, 2]
 
 
 # -- echoes ---------------------------------------------------------------------------------------------------------
@@ -78,14 +91,14 @@ def test_a_stop_string_waits_for_enough_tokens(http: HttpEngine) -> None:
 
 def test_a_text_is_echoed_as_it_was_sent(http: HttpEngine) -> None:
     text = "<|im_start|>Why?<|im_end|>"
-    _, answer = http.post("/v1/completions", **BODY | {"prompt": text, "echo": True, "logprobs": 0})
+    _, answer = http.post(COMPLETIONS, **BODY | {"prompt": text, "echo": True, "logprobs": 0})
     (choice,) = answer["choices"]
     assert choice["text"] == text + TOKENIZER.decode(IDS)
     assert "".join(choice["logprobs"]["tokens"]).startswith(text)
 
 
 def test_ids_are_echoed_as_their_text(http: HttpEngine) -> None:
-    _, answer = http.post("/v1/completions", **BODY | {"prompt": TOKENIZER.encode("Why?"), "echo": True})
+    _, answer = http.post(COMPLETIONS, **BODY | {"prompt": TOKENIZER.encode("Why?"), "echo": True})
     assert answer["choices"][0]["text"] == "Why?" + TOKENIZER.decode(IDS)
 
 
@@ -118,8 +131,8 @@ def test_a_prompt_that_is_too_long_to_be_echoed_with_log_probabilities_is_refuse
     length = most_scored(20) + 1
     with http_engine(max_model_len=65536, num_pages=4096) as engine, answering(engine, [5]):
         body = BODY | {"prompt": [5] * length, "echo": True, "max_tokens": 1}
-        assert engine.post("/v1/completions", **body)[0] == 200
-        status, answer = engine.post("/v1/completions", **body, logprobs=20)
+        assert engine.post(COMPLETIONS, **body)[0] == 200
+        status, answer = engine.post(COMPLETIONS, **body, logprobs=20)
         assert (status, answer["error"]["param"]) == (400, "prompt")
         assert "log-probabilities with 20 alternatives" in answer["error"]["message"]
 
@@ -132,7 +145,7 @@ def test_a_drain_ends_a_request_whose_prompt_is_still_being_encoded(stream: bool
     with http_engine() as engine:
         for pid in text_processes():
             os.kill(pid, signal.SIGSTOP)
-        connection = begin(engine, prompt="Why?", stream=stream)
+        connection = engine.begin(COMPLETIONS, prompt="Why?", stream=stream)
         while not json.loads(engine.ask("GET", "/server_info")[2])["requests"]["open"]:
             pass
         engine.engine.drain(0.1)
@@ -153,17 +166,15 @@ def test_a_bug_in_opening_a_choice_ends_those_that_are_open(
         return opened(self, message, *more, **named)
 
     monkeypatch.setattr(RequestManager, "open", only_once)
-    connection = begin(scripted, n=2, prompt=[5])
+    connection = scripted.begin(COMPLETIONS, n=2, prompt=[5])
     request = scripted.engine.target.next_submit().request
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"]["code"]) == (500, "internal_error")
     scripted.engine.target.wait_abort(request)
 
 
-def test_a_model_is_only_speculated_for_where_there_is_speculation(http: HttpEngine) -> None:
-    assert http.post("/v1/completions", **BODY | {"speculative": {"enabled": False}})[0] == 200
-    status, answer = http.post("/v1/completions", **BODY | {"speculative": {"enabled": True}})
-    assert (status, answer["error"]["param"]) == (400, "speculative")
+def test_speculation_may_be_switched_off_where_there_is_none(http: HttpEngine) -> None:
+    assert http.post(COMPLETIONS, **BODY, speculative={"enabled": False})[0] == 200
 
 
 def test_the_server_is_done_with_what_it_has_answered(http: HttpEngine) -> None:
@@ -171,7 +182,7 @@ def test_the_server_is_done_with_what_it_has_answered(http: HttpEngine) -> None:
     gc.disable()
     try:
         for stream in (True, False, True, False):
-            assert http.ask("POST", "/v1/completions", BODY | {"stream": stream})[0] == 200
+            assert http.ask("POST", COMPLETIONS, BODY | {"stream": stream})[0] == 200
         # Without the garbage collector; the end of the last may still be on its way.
         left = [one for one in gc.get_objects() if isinstance(one, HttpConnection | Generation | Request)]
         assert len(left) <= 3
@@ -188,8 +199,8 @@ LONG = list(range(300, 500))
 def test_a_large_completion_is_made_of_what_a_stream_brings(body: dict[str, object]) -> None:
     with http_engine() as engine, answering(engine, LONG):
         asked = BODY | body | {"prompt": LONG[:20], "max_tokens": 200, "n": 2}
-        _, answer = engine.post("/v1/completions", **asked)
-        events = engine.events("/v1/completions", **asked | {"echo": False})
+        _, answer = engine.post(COMPLETIONS, **asked)
+        events = engine.events(COMPLETIONS, **asked | {"echo": False})
     for index, choice in enumerate(answer["choices"]):
         told = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
         before = 20 if body.get("echo") else 0
@@ -204,8 +215,8 @@ def test_a_large_chat_is_made_of_what_a_stream_brings() -> None:
     with http_engine() as engine, answering(engine, LONG):
         asked = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
         asked |= {"logprobs": True, "top_logprobs": 3}
-        _, answer = engine.post("/v1/chat/completions", **asked)
-        events = engine.events("/v1/chat/completions", **asked)
+        _, answer = engine.post(CHATS, **asked)
+        events = engine.events(CHATS, **asked)
     told = [event["choices"][0]["logprobs"] for event in events]
     (choice,) = answer["choices"]
     assert choice["logprobs"]["content"] == [entry for each in told if each for entry in each["content"]]
@@ -236,7 +247,6 @@ class Making:
 
 
 def test_others_have_their_turn_while_large_answers_are_made() -> None:
-    """However many are made at the same time."""
     making = Making()
 
     async def play() -> None:
@@ -270,6 +280,6 @@ def test_an_answer_is_not_made_for_a_client_that_has_left() -> None:
 @pytest.mark.parametrize("size", [1, 10])
 def test_an_answer_in_several_parts_arrives_whole(http: HttpEngine, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_PART", size)
-    _, answer = http.post("/v1/completions", **BODY | {"max_tokens": 100})
+    _, answer = http.post(COMPLETIONS, **BODY | {"max_tokens": 100})
     assert answer["choices"][0]["text"] == TOKENIZER.decode(IDS)
     assert http.ask("GET", "/health")[::2] == (200, b"")

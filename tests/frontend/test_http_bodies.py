@@ -1,408 +1,91 @@
-"""Bodies as editors and chat programs send them, by their public sources: each is answered, streamed where it asks."""
+"""The table "Bodies of other programs" in docs/serving.md, row by row, and whole bodies that editors and chat programs
+send, by their public sources (programs.json)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ssd.config.engine import ServerConfig
+from ssd.config.params import Structured
+from ssd.frontend.grammars import say_left_out
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, saying, thinking
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT: dict[str, Any] = {"prompt": "Why?", "seed": 1}
+USER: dict[str, Any] = {"role": "user", "content": "Why?"}
+CHAT: dict[str, Any] = {"messages": [USER], "seed": 1}
+PROGRAMS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "programs.json").read_text())
 
 
-class Sent(NamedTuple):
-    """A request of a program: the path, its body, and the headers that it adds."""
-
-    path: str
-    body: dict[str, Any]
-    headers: Mapping[str, str] = MappingProxyType({})
+def schema_of(schema: object, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
 
 
-def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": [*properties][:1], **more}
-    return {"name": name, "description": f"The tool {name}.", "parameters": parameters}
-
-
-def tool(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "function", "function": function(name, properties, **more)}
-
-
-TEXT = {"type": "string"}
-SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
-USER = {"role": "user", "content": "Why is the sky blue?"}
-READ = tool("read_file", {"path": TEXT}, additionalProperties=False)
-SCHEMA_URI = {"$schema": "http://json-schema.org/draft-07/schema#"}
-
-SENT: dict[str, Sent] = {
-    # An editor's chat: content as parts, tools, the limit by its older name.
-    "Continue": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "Explain this."}]}],
-            "max_tokens": 4096,
-            "temperature": 0.5,
-            "stream": True,
-            "tools": [tool("builtin_read_file", {"filepath": TEXT})],
-            "parallel_tool_calls": False,
-        },
-    ),
-    # An editor's completion of a line as a raw prompt, with many stops.
-    "Continue, autocomplete": Sent(
-        COMPLETIONS,
-        {
-            "model": "scripted",
-            "prompt": "<|fim_prefix|>def f(x):\n    <|fim_suffix|>\n<|fim_middle|>",
-            "max_tokens": 256,
-            "temperature": 0.01,
-            "stream": True,
-            "stop": [f"<|mark_{n}|>" for n in range(16)] + ["/src/", "#- coding: utf-8", "```", "\n\n"],
-        },
-    ),
-    "Cline": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [
-                {"role": "system", "content": "You are Cline, a skilled software engineer."},
-                {
-                    "role": "user",
-                    "content": [{"type": "text", "text": "<task>Fix it</task>"}, {"type": "text", "text": "env"}],
-                },
-                {
-                    "role": "assistant",
-                    "content": [{"type": "text", "text": "<read_file><path>a.py</path></read_file>"}],
-                },
-                {"role": "user", "content": [{"type": "text", "text": "[read_file] Result:"}]},
-            ],
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    ),
-    # Native tools; a history whose assistant says nothing beside its calls.
-    "Roo Code": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [
-                SYSTEM,
-                USER,
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [
-                        {
-                            "id": "call_1",
-                            "type": "function",
-                            "function": {"name": "read_file", "arguments": '{"path":"a"}'},
-                        }
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "print()"}]},
-            ],
-            "temperature": 0.6,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "tools": [{**READ, "function": {**READ["function"], "strict": True}}],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "max_completion_tokens": 8192,
-        },
-    ),
-    "Zed": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "Refactor"}]}],
-            "stream": True,
-            "max_completion_tokens": 2048,
-            "stop": [],
-            "temperature": 1.0,
-            "tools": [
-                tool(
-                    "grep", {"regex": TEXT, "page": {"type": "integer", "format": "uint32", "minimum": 0}}, **SCHEMA_URI
-                )
-            ],
-            "prompt_cache_key": "thread-1",
-            "reasoning_effort": "medium",
-        },
-    ),
-    # A tool without `type` of its choice in a flat form, as the Responses API has it.
-    "Cursor": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "user": "google-oauth2|1",
-            "metadata": {"cursorConversationId": "1"},
-            "tools": [READ],
-            "tool_choice": "auto",
-            "temperature": 1,
-        },
-    ),
-    "JetBrains AI Assistant": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, USER],
-            "stream": True,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "n": 1,
-            "max_tokens": 2048,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "response_format": {"type": "text"},
-            "logit_bias": {},
-        },
-    ),
-    "Copilot, own model": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, {**USER, "name": "user"}],
-            "stream": True,
-            "temperature": 0.1,
-            "top_p": 1,
-            "n": 1,
-            "max_tokens": 4096,
-            "tools": [tool("run_in_terminal", {"command": TEXT, "isBackground": {"type": "boolean"}})],
-            "tool_choice": {"type": "function", "function": {"name": "run_in_terminal"}},
-            "stream_options": {"include_usage": True},
-            "thinking_budget": 1024,
-        },
-    ),
-    "Open WebUI": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [USER],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "session_id": "s",
-            "chat_id": "c",
-            "id": "m",
-            "background_tasks": {"title_generation": True, "tags_generation": True},
-            "features": {"image_generation": False, "web_search": False},
-            "variables": {"{{USER_NAME}}": "Ann"},
-            "params": {},
-            "tool_servers": [],
-        },
-    ),
-    "LibreChat": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "user": "65f",
-            "stream": True,
-            "temperature": 1,
-            "top_p": 1,
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-            "stop": ["||>", "\nUser:", "<|diff_marker|>"],
-            "messages": [{"role": "user", "content": "Hi", "_getType": "human"}],
-            "max_tokens": None,
-        },
-    ),
-    # llama.cpp's names, the values that mean nothing among them.
-    "Jan": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, USER],
-            "stream": True,
-            "temperature": 0.7,
-            "top_k": 20,
-            "top_p": 0.8,
-            "repeat_penalty": 1.12,
-            "repeat_last_n": 64,
-            "cache_prompt": True,
-            "timings_per_token": True,
-            "max_tokens": -1,
-            "stop": [],
-        },
-    ),
-    # A client of LM Studio: no limit as -1, a schema without a word on other keys.
-    "LM Studio's clients": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [USER],
-            "temperature": 0.7,
-            "max_tokens": -1,
-            "stream": False,
-            "ttl": 300,
-            "draft_model": "draft",
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {
-                    "name": "jokes",
-                    "strict": "true",
-                    "schema": {"type": "object", "properties": {"joke": TEXT}, "required": ["joke"]},
-                },
-            },
-        },
-    ),
-    # A program that repairs its own history: objects as arguments, calls without a type, texts as parts.
-    "AnythingLLM": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "temperature": "0.7",
-            "max_tokens": "1024",
-            "messages": [
-                SYSTEM,
-                {"role": "user", "content": ["Look it up."]},
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "rag-memory", "arguments": {"action": "search"}}}],
-                },
-                {"role": "function", "name": "rag-memory", "content": "Nothing."},
-            ],
-            "functions": [function("rag-memory", {"action": {"type": "string", "enum": ["search", "store"]}})],
-        },
-    ),
-    "SillyTavern": Sent(
-        COMPLETIONS,
-        {
-            "model": "scripted",
-            "prompt": "### Instruction:\nWrite.\n### Response:",
-            "max_new_tokens": 200,
-            "max_tokens": 200,
-            "n_predict": 200,
-            "temperature": 2.5,
-            "temperature_last": True,
-            "top_p": 1,
-            "typical_p": 1,
-            "typical": 1,
-            "min_p": 0.05,
-            "repetition_penalty": 1.1,
-            "repeat_penalty": 1.1,
-            "rep_pen": 1.1,
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-            "top_k": 0,
-            "min_tokens": 0,
-            "add_bos_token": True,
-            "truncation_length": 8192,
-            "ban_eos_token": False,
-            "skip_special_tokens": True,
-            "mirostat_tau": 5,
-            "mirostat_eta": 0.1,
-            "mirostat": 0,
-            "tfs_z": 1,
-            "dry_multiplier": 0,
-            "dry_base": 1.75,
-            "dry_allowed_length": 2,
-            "dry_sequence_breakers": ["\n", ":"],
-            "xtc_probability": 0,
-            "xtc_threshold": 0.1,
-            "dynatemp_range": 0,
-            "dynatemp_exponent": 1,
-            "samplers": ["top_k", "top_p", "min_p", "temperature"],
-            "grammar": "",
-            "json_schema": None,
-            "ignore_eos": False,
-            "seed": -1,
-            "stop": [f"\n{name}:" for name in "abcdefghijklmnopqrstuvw"],
-            "stream": True,
-            "cache_prompt": True,
-            "speculative_ngram": True,
-        },
-    ),
-    "big-AGI": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [{"role": "developer", "content": "Be short."}, USER],
-            "temperature": 0.5,
-            "max_completion_tokens": 4096,
-            "n": 1,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "tools": [tool("f", {"a": {"type": "array", "items": TEXT, "uniqueItems": True}})],
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "f"}]}},
-        },
-        {"origin": "http://localhost:3000"},
-    ),
-    "Aider": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]},
-                {**USER, "cache_control": {"type": "ephemeral"}},
-            ],
-            "stream": True,
-            "temperature": 0,
-            "extra_headers": {"a": "b"},
-        },
-    ),
-    # Whole numbers with a fraction, as JSON of other languages has them, and a tool whose schema forbids by `not`.
-    "Home Assistant": Sent(
-        CHATS,
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, USER],
-            "max_tokens": 150.0,
-            "top_p": 1.0,
-            "temperature": 1.0,
-            "top_k": 40.0,
-            "user": "01J",
-            "tools": [
-                tool(
-                    "HassTurnOn",
-                    {"area": TEXT, "domain": {"type": "array", "items": TEXT}},
-                    **{"not": {"required": ["x"]}},
-                )
-            ],
-            "tool_choice": "any",
-        },
-    ),
-    "n8n, LangChain": Sent(
-        CHATS + "/",
-        {
-            "model": "scripted",
-            "messages": [SYSTEM, USER],
-            "temperature": 0.7,
-            "top_p": 1,
-            "frequency_penalty": 0,
-            "presence_penalty": 0,
-            "n": 1,
-            "stream": False,
-            "tools": [tool("search", {"input": TEXT}, additionalProperties=False, **SCHEMA_URI)],
-            "parallel_tool_calls": False,
-            "response_format": {"type": "text"},
-            "stream_options": None,
-        },
-    ),
-}
+Fields = dict[str, Any]
+OTHER_BODIES = json.loads((Path(__file__).parent / "other_bodies.json").read_text())
+ROWS, CHAT_ROWS = OTHER_BODIES["of every door"], OTHER_BODIES["of chats"]
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[HttpEngine]:
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
+    """Its chat template shows calls and their ids."""
+    server = ServerConfig(names=("scripted",), port=0, tool_call_parser="hermes")
+    with thinking(tmp_path_factory.mktemp("bodies"), TEMPLATE, server=server) as thinker:
+        yield thinker
+
+
+@pytest.fixture(scope="module")
+def scripted(caller: Thinker) -> HttpEngine:
+    return caller.engine
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[HttpEngine]:
     with http_engine(max_model_len=4096) as engine, answering(engine, [35, 28120]):
         yield engine
 
 
-def test_they_are_eighteen() -> None:
-    assert len(SENT) == 18
-    assert len({frozenset(sent.body) for sent in SENT.values()}) == 18
+def submitted(scripted: HttpEngine, path: str, body: Fields) -> tuple[Any, ...]:
+    """What reaches the target, without the number of the request."""
+    submit = scripted.submitted(path, **body)
+    return list(submit.token_ids), submit.params
 
 
-@pytest.mark.parametrize("program", SENT)
-def test_a_body_is_answered(http: HttpEngine, program: str) -> None:
-    sent = SENT[program]
-    status, headers, content = http.ask("POST", sent.path, sent.body, dict(sent.headers))
+def cases(rows: dict[str, list[tuple[Fields, Fields]]]) -> list[Any]:
+    return [pytest.param(*pair, id=f"{row}-{index}") for row in rows for index, pair in enumerate(rows[row])]
+
+
+@pytest.mark.parametrize(("other", "usual"), cases(ROWS))
+def test_a_field_of_another_server_is_the_usual_one(scripted: HttpEngine, other: Fields, usual: Fields) -> None:
+    for path, body in ((CHATS, CHAT), (COMPLETIONS, TEXT)):
+        assert submitted(scripted, path, body | other) == submitted(scripted, path, body | usual)
+
+
+@pytest.mark.parametrize(("other", "usual"), cases(CHAT_ROWS))
+def test_a_chat_of_another_client_is_the_usual_one(scripted: HttpEngine, other: Fields, usual: Fields) -> None:
+    assert submitted(scripted, CHATS, CHAT | other) == submitted(scripted, CHATS, CHAT | usual)
+
+
+def test_of_64_stops_each_ends_the_text(scripted: HttpEngine) -> None:
+    with answering(scripted, [35, 28120]):
+        _, answer = scripted.post(COMPLETIONS, prompt="Why?", stop=[f"never {n}" for n in range(63)] + [" "])
+        assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_body_of_a_program_is_answered(roomy: HttpEngine, program: str) -> None:
+    sent = PROGRAMS[program]
+    status, headers, content = roomy.ask("POST", sent["path"], sent["body"], sent.get("headers"))
     assert status == 200, content
-    if sent.body.get("stream"):
+    if sent["body"].get("stream"):
         assert headers["content-type"].startswith("text/event-stream")
         *events, end, rest = content.decode().split("\n\n")
         assert (end, rest) == ("data: [DONE]", "")
@@ -413,3 +96,130 @@ def test_a_body_is_answered(http: HttpEngine, program: str) -> None:
         (choice,) = json.loads(content)["choices"]
         said = choice["message"]["content"]
     assert said == "3hello"
+
+
+def test_answers_to_functions_have_a_function_call(caller: Thinker) -> None:
+    asked: Fields = {"messages": [USER], "functions": [WEATHER["function"]], "max_tokens": 100}
+    with saying(caller, f"So.\n{CALL}\n{CALL}") as engine:
+        (choice,) = engine.post(CHATS, **asked)[1]["choices"]
+        made = choice["message"]["function_call"]
+        assert (made["name"], json.loads(made["arguments"])) == ("get_weather", {"city": "São Paulo"})
+        assert choice["finish_reason"] == "function_call" and "tool_calls" not in choice["message"]
+        choices = [event["choices"][0] for event in engine.events(CHATS, **asked)]
+        assert [c["delta"]["function_call"] for c in choices if "function_call" in c["delta"]] == [made]
+        assert choices[-1]["finish_reason"] == "function_call"
+
+
+# -- schemas ---------------------------------------------------------------------------------------------------------
+
+LOOSE: Fields = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"type": "string", "format": "wat"}, "uniqueItems": True, "contains": {}},
+        "b": {"type": "string", "pattern": "^(?=.*x)[a-z]+$"},
+        "not": {"type": "integer", "not": {"const": 3}},
+        "c": {"$ref": "#/$defs/d"},
+    },
+    "required": ["a", "b", "not", "c"],
+    "if": {"properties": {"a": {"const": []}}},
+    "then": {"required": ["d"]},
+    "propertyNames": {"pattern": "^a"},
+    "$defs": {"d": {"type": "string", "pattern": "[(?=]\\\\b"}},
+}
+HELD: Fields = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"type": "string"}},
+        "b": {"type": "string"},
+        "not": {"type": "integer"},
+        "c": {"$ref": "#/$defs/d"},
+    },
+    "required": ["a", "b", "not", "c"],
+    "additionalProperties": True,
+    "$defs": {"d": {"type": "string", "pattern": "[(?=]\\\\b"}},
+}
+FORMATS = ["response_format", "json_object", "guided_json", "structured_outputs", "json_schema", "format"]
+
+
+def by_field(name: str, schema: Fields) -> Fields:
+    """A body that asks for a schema."""
+    return {
+        "response_format": schema_of(schema),
+        "json_object": {"response_format": {"type": "json_object", "schema": schema}},
+        "structured_outputs": {"structured_outputs": {"json": json.dumps(schema)}},
+    }.get(name, {name: schema})
+
+
+def compiled(params: Any) -> Fields:
+    """The schema that a request's grammar obeys, without its options."""
+    assert isinstance(params.structured, Structured) and params.structured.kind == "compiled"
+    (grammar,) = json.loads(params.structured.source)["grammars"]
+    schema: Fields = grammar["json_schema"]
+    schema.pop("x-guidance", None)
+    return schema
+
+
+@pytest.mark.parametrize("field", FORMATS)
+def test_keywords_that_no_grammar_holds_are_left_out_with_one_warning(
+    scripted: HttpEngine, caplog: pytest.LogCaptureFixture, field: str
+) -> None:
+    say_left_out.cache_clear()
+    asked = {**TEXT, **by_field(field, {**LOOSE, "title": field})}
+    with caplog.at_level(logging.WARNING, "ssd.frontend"):
+        for _ in range(2):
+            _, params = submitted(scripted, COMPLETIONS, asked)
+    (told,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    for word in ("uniqueItems", "contains", "not", "if", "then", "propertyNames", "pattern", "Unknown format: wat"):
+        assert re.search(rf"\b{word}\b", told), word
+    found = compiled(params)
+    assert found.pop("title") == field
+    found["properties"]["a"]["items"].pop("format")
+    assert found == HELD
+
+
+def test_tools_leave_the_same_keywords_out(scripted: HttpEngine) -> None:
+    function = {"name": "f", "parameters": LOOSE}
+    _, params = submitted(
+        scripted, CHATS, {**CHAT, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    )
+    assert not any(f'"{word}"' in params.structured.source for word in ("uniqueItems", "propertyNames", "then"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "format": "wat"}, "wat"),
+        ({"not": {"type": "string"}}, "not"),
+    ],
+)
+def test_a_strict_schema_is_obeyed_or_refused(scripted: HttpEngine, schema: Fields, word: str) -> None:
+    status, answer = scripted.post(CHATS, **CHAT, **schema_of(schema, strict=True))
+    assert status == 400 and word in answer["error"]["message"]
+    assert submitted(scripted, CHATS, {**CHAT, **schema_of(schema, strict=False)})
+
+
+def test_unevaluated_properties_do_not_refuse_a_schema(scripted: HttpEngine) -> None:
+    """The schema is compiled again though no keyword of it is left out."""
+    schema = {"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}
+    _, params = submitted(scripted, COMPLETIONS, {**TEXT, **schema_of(schema)})
+    assert compiled(params) == {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+
+
+# -- the documentation -----------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "64 stop strings",
+    "slashes at the end of a path",
+    "a path without `/v1`, or a whole address as base URL",
+    "`curl -d`, or no content type",
+    "a byte order mark before the JSON",
+    "`max_tokens` in a Lark lexeme, as guidance's `gen(max_tokens=...)` writes it",
+}
+
+
+def test_the_table_has_these_rows() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    table = text.partition("### Bodies of other programs")[2].partition("\n## ")[0]
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")}
+    assert rows - {"sent"} == {*ROWS, *CHAT_ROWS, *OTHERS}

@@ -52,14 +52,6 @@ def until_done(client: socket.socket) -> bytes:
 # -- in bytes -------------------------------------------------------------------------------------------------------
 
 
-def test_the_address_is_part_of_the_head(http: HttpEngine) -> None:
-    for size, status in ((2048, b"200"), (2049, b"431")):
-        client = raw(http)
-        client.sendall(b"GET /health?%b HTTP/1.0\r\n\r\n" % (b"x" * (size - len("/health?"))))
-        assert client.recv(65536).split()[1] == status
-        client.close()
-
-
 def test_nobody_reads_trailers(http: HttpEngine) -> None:
     client = raw(http)
     body = json.dumps(BODY).encode()
@@ -69,11 +61,20 @@ def test_nobody_reads_trailers(http: HttpEngine) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("path", [b"/v1/completions", b"/nonesuch"], ids=["before the answer", "after the answer"])
-@pytest.mark.parametrize("filler", [b"x: y\r\n", b"y"], ids=["lines", "one line"])
-def test_trailers_without_end_are_cut_off(http: HttpEngine, path: bytes, filler: bytes) -> None:
+@pytest.mark.parametrize(
+    ("begun", "filler"),
+    [
+        (b"GET /health HTTP/1.1\r\nx: ", b"y"),
+        (CHUNKED % b"/v1/completions" + b"0\r\nx: ", b"x: y\r\n"),
+        (CHUNKED % b"/v1/completions" + b"0\r\nx: ", b"y"),
+        (CHUNKED % b"/nonesuch" + b"0\r\nx: ", b"x: y\r\n"),
+        (CHUNKED % b"/nonesuch" + b"0\r\nx: ", b"y"),
+    ],
+    ids=["head", "lines before the answer", "line before the answer", "lines after it", "line after it"],
+)
+def test_heads_and_trailers_without_end_are_cut_off(http: HttpEngine, begun: bytes, filler: bytes) -> None:
     client = raw(http)
-    client.sendall(CHUNKED % path + b"0\r\nx: ")
+    client.sendall(begun)
     sent, part = 0, filler * (2**20 // len(filler))
     try:
         while sent < 300 * 2**20:
@@ -83,6 +84,19 @@ def test_trailers_without_end_are_cut_off(http: HttpEngine, path: bytes, filler:
         pass
     client.close()
     assert sent < 300 * 2**20
+    assert http.ask("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00", b"SSH-2.0-x\r\n", b"GET\r\n\r\n", b"\0" * 1000, b"GET / HTTP/9.9\r\n\r\n"]
+)
+def test_nonsense_is_refused_by_name_and_the_connection_ends(http: HttpEngine, garbage: bytes) -> None:
+    client = raw(http)
+    client.sendall(garbage)
+    status, headers, code = error(until_closed(client))
+    assert (status, code, len(headers["x-request-id"])) == (400, "invalid_http", 32)
+    client.close()
+    assert http.ask("GET", "/health")[0] == 200
 
 
 # -- in seconds -----------------------------------------------------------------------------------------------------
@@ -268,13 +282,6 @@ def test_every_answer_has_a_request_id(http: HttpEngine, head: bytes, status: in
         (name,) = [line.partition(": ")[2] for line in lines if line.startswith("x-request-id: ")]
         assert lines[0].split()[1] == str(status)
         assert name == "mine" if given else len(name) == 32
-
-
-def test_what_is_no_request_at_all_gets_a_name_too(http: HttpEngine) -> None:
-    client = raw(http)
-    client.sendall(b"SSH-2.0-x\r\n")
-    status, headers, code = error(until_closed(client))
-    assert (status, code, len(headers["x-request-id"])) == (400, "invalid_http", 32)
 
 
 # -- the end of the server ------------------------------------------------------------------------------------------

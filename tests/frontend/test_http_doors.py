@@ -17,7 +17,7 @@ from ssd.config.engine import ServerConfig
 from ssd.errors import UsageError
 from ssd.ipc.messages import Emission
 from ssd.launch.server import ServerOptions, resolve_server
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.http_engine import HttpEngine, answering, http_engine, key_file
 from tests.scripted_engine import PATIENCE_S
 
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -28,10 +28,8 @@ IDS = [5, 6, 7]
 
 
 def test_keys_come_from_a_file_and_from_the_configuration_in_either_header(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("filed\n")
-    file.chmod(0o600)
-    server = ServerConfig(names=("scripted",), port=0, api_key_file=str(file), api_keys=("given", "other"))
+    file = key_file(tmp_path, "filed")
+    server = ServerConfig(names=("scripted",), port=0, api_key_file=file, api_keys=("given", "other"))
     with http_engine(server) as engine, answering(engine, IDS):
         for key in ("filed", "given", "other"):
             for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):

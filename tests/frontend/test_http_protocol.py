@@ -12,12 +12,14 @@ import pytest
 
 from ssd.config.engine import ServerConfig
 from ssd.ipc.messages import Emission
-from tests.frontend.http_engine import HttpEngine, http_engine
+from tests.frontend.http_engine import HttpEngine, answering, http_engine, key_file
 from tests.frontend.test_http_connection import completion, error
 from tests.frontend.test_http_limits import BODY, HEAD, LIMITS, SERVER, raw, until_closed
 
 __all__ = ["SERVER"]
 IDS = [5, 6, 7]
+JSON = json.dumps(BODY).encode()
+UNTYPED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n"
 MIB = 2**20
 
 
@@ -147,22 +149,60 @@ def test_a_client_that_first_says_no_more_and_then_leaves_ends_its_stream(script
 # -- what a web page may not ask ------------------------------------------------------------------------------------
 
 
-def test_a_body_must_say_that_it_is_json(http: HttpEngine) -> None:
-    body = json.dumps(BODY).encode()
-    for kind, status in (
+FORM = b"content-type: application/x-www-form-urlencoded\r\n"
+BROWSERS = (b"origin: null", b"origin: http://localhost", b"origin: http://127.0.0.1:8000", b"sec-fetch-site: none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
         (b"", b"200"),  # from this machine, and not from a browser
         (b"content-type:\r\n", b"200"),
-        (b"origin: http://localhost\r\n", b"415"),
-        (b"content-type: text/plain\r\n", b"415"),
-        (b"content-type: application/x-www-form-urlencoded\r\nsec-fetch-site: none\r\n", b"415"),
+        (FORM, b"200"),
         (b"content-type: application/json\r\n", b"200"),
         (b"content-type: Application/JSON; charset=utf-8\r\n", b"200"),
-    ):
-        client = raw(http)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n"
-        client.sendall(head % (kind, len(body)) + body)
-        assert client.recv(65536).split()[1] == status, kind
-        client.close()
+        (b"content-type: text/plain\r\n", b"415"),
+        (b"content-type: multipart/form-data\r\n", b"415"),
+        *((kind + browser + b"\r\n", b"415") for kind in (b"", FORM) for browser in BROWSERS),
+    ],
+)
+def test_a_body_must_say_that_it_is_json_where_a_page_may_have_sent_it(
+    http: HttpEngine, fields: bytes, status: bytes
+) -> None:
+    client = raw(http)
+    client.sendall(UNTYPED % (fields, len(JSON)) + JSON)
+    assert client.recv(65536).split()[1] == status
+    client.close()
+
+
+def test_a_form_is_no_json_and_a_byte_order_mark_no_part_of_it(http: HttpEngine) -> None:
+    client = raw(http)
+    client.sendall(UNTYPED % (FORM, 10) + b"prompt=Why")
+    assert client.recv(65536).split()[1] == b"400"
+    client.close()
+    assert http.ask("POST", "/v1/completions", b"\xef\xbb\xbf" + JSON)[0] == 200
+
+
+def test_who_may_open_a_unix_socket_is_asked_for_no_name_nor_type(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with http_engine(ServerConfig(names=("scripted",), uds=str(path))) as engine, answering(engine, IDS):
+        for said, status in (
+            (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"200"),
+            (b"GET /health HTTP/1.1\r\nhost: any.example\r\n\r\n", b"200"),
+            (UNTYPED % (b"", len(JSON)) + JSON, b"200"),
+            (UNTYPED % (b"origin: http://127.0.0.1\r\n", len(JSON)) + JSON, b"415"),
+        ):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                client.sendall(said)
+                assert client.recv(65536).split()[1] == status
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_where_keys_say_who_may_ask_any_name_does(tmp_path: Path) -> None:
+    server = ServerConfig(names=("scripted",), port=0, api_key_file=key_file(tmp_path, "key"))
+    with http_engine(server) as engine:
+        assert engine.ask("GET", "/health", headers={"host": "any.example"})[0] == 200
 
 
 def test_no_other_origin_is_let_in(http: HttpEngine) -> None:
@@ -222,37 +262,37 @@ def test_it_answers_to_its_own_names(named: HttpEngine, host: str) -> None:
     assert named.ask("GET", "/health", headers={"host": host})[0] == 200
 
 
-def test_where_keys_or_the_file_system_say_who_may_ask_any_name_does(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("key\n")
-    file.chmod(0o600)
-    with http_engine(ServerConfig(names=("scripted",), port=0, api_key_file=str(file))) as engine:
-        assert engine.ask("GET", "/health", headers={"host": "any.example"})[0] == 200
-    with http_engine(ServerConfig(names=("scripted",), uds=str(tmp_path / "socket"))):
-        client = socket.socket(socket.AF_UNIX)
-        client.connect(str(tmp_path / "socket"))
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: any.example\r\n\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        client.close()
+# -- paths ----------------------------------------------------------------------------------------------------------
 
 
-# -- what errors repeat ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/models//", "/v1/models/scripted/"])
+def test_slashes_at_the_end_change_no_path(http: HttpEngine, path: str) -> None:
+    assert http.ask("GET", path)[0] == 200
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "known"),
     [
-        BODY | {"logit_bias": {"x" * 3000: 1}},
-        BODY | {"model": "x" * 250},
+        ("/models", "/v1/models"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+        ("/v1/chat/completions/models", "/v1/models"),
     ],
-    ids=["token", "model"],
 )
-def test_an_error_repeats_128_characters_of_a_name(http: HttpEngine, body: dict[str, object]) -> None:
-    status, _, content = http.ask("POST", "/v1/completions", body)
-    assert status in (400, 404)
-    assert b"x" * 128 in content and b"x" * 129 not in content
+def test_a_wrong_base_url_gets_a_hint(http: HttpEngine, path: str, known: str) -> None:
+    status, _, content = http.ask("GET", path)
+    message = json.loads(content)["error"]["message"]
+    assert status == 404 and f"; {known} is there" in message and "base URL that ends in /v1" in message
 
 
-def test_so_does_one_about_an_address(http: HttpEngine) -> None:
+def test_other_paths_and_methods_are_refused(http: HttpEngine) -> None:
+    status, _, content = http.ask("GET", "/nothing")
+    assert status == 404 and "is there" not in json.loads(content)["error"]["message"]
+    status, headers, _ = http.ask("GET", "/v1/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+
+
+def test_an_error_repeats_128_characters_of_an_address(http: HttpEngine) -> None:
     content = http.ask("GET", "/" + "x" * 1500)[2]
     assert b"x" * 127 in content and b"x" * 128 not in content

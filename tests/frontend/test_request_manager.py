@@ -147,11 +147,13 @@ def test_what_the_target_had_begun_fails_with_it_and_the_rest_is_submitted_to_th
     with_manager(body)
 
 
-def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once() -> None:
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_prompt_that_was_encoded_while_there_was_no_target_is_submitted_once(draining: bool) -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
         accepted = asyncio.Event()
         request = manager.open(prompt(1, LONG), lambda _: accepted.set())
         manager.target_lost()
+        manager.state = "draining" if draining else manager.state
         await accepted.wait()
         assert sent == []
         manager.target_back()
@@ -208,19 +210,6 @@ def test_a_request_that_two_targets_died_with_is_not_given_to_a_third() -> None:
                 second = innocent(ids(2), ignore)
         assert isinstance(suspect.output.head, Failed) and suspect.output.head.code == "engine_restarted"
         assert not second.ended
-
-    with_manager(body)
-
-
-def test_a_prompt_encoded_between_two_targets_in_a_drain_is_submitted_once() -> None:
-    async def body(manager: RequestManager, sent: list[Message]) -> None:
-        accepted = asyncio.Event()
-        request = manager.open(prompt(1, LONG), lambda _: accepted.set())
-        manager.target_lost()
-        manager.state = "draining"
-        await accepted.wait()
-        manager.target_back()
-        assert [message.request for message in sent if isinstance(message, Submit)] == [request.number]
 
     with_manager(body)
 

@@ -68,23 +68,3 @@ def test_asking_what_waits_does_not_make_it_wait_for_ever(tmp_path: Path) -> Non
         reader.close()
 
     with_sockets(tmp_path, body)
-
-
-def test_what_is_no_message_is_dropped_and_counted(tmp_path: Path) -> None:
-    async def body(router: Any, dealer: Any) -> None:
-        handled: list[int] = []
-        dropped: list[None] = []
-        reader = SocketReader(
-            router,
-            CLIENT_TO_FRONTEND,
-            lambda peer, message: handled.append(message.id),
-            8,
-            lambda: dropped.append(None),
-        )
-        dealer.send_multipart([b"no", b"message"])
-        all_there(router, dealer, Cancel(1))
-        await until(lambda: handled)
-        assert len(dropped) == 1
-        reader.close()
-
-    with_sockets(tmp_path, body)

@@ -21,7 +21,7 @@ from ssd.frontend.text_pool import TextPool
 from ssd.grammar.matcher import GrammarCompiler
 from ssd.grammar.source import serialized
 from ssd.models.pull import BUILTIN
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.http_engine import HttpEngine, answering, http_engine, key_file
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}]}
@@ -88,9 +88,7 @@ ASKED: list[tuple[dict[str, Any], Structured]] = [
 def test_the_target_gets_what_a_body_asks_for(
     scripted: HttpEngine, path: str, body: dict[str, Any], fields: dict[str, Any], asked: Structured
 ) -> None:
-    """Compiled, for every choice."""
-    connection = scripted.connection()
-    connection.request("POST", path, json.dumps({**body, **fields, "n": 2}), {"content-type": "application/json"})
+    connection = scripted.begin(path, **body, **fields, n=2)
     submits = [scripted.engine.target.next_submit() for _ in range(2)]
     assert {s.params.structured for s in submits} == {Structured("compiled", serialized(asked))}
     connection.close()
@@ -142,10 +140,7 @@ def test_a_key_never_gets_a_grammar_that_was_compiled_for_another(
         return do(pool, worker, job)
 
     monkeypatch.setattr(TextPool, "do", counting)
-    keys = tmp_path / "keys"
-    keys.write_text("sesame\nother\n")
-    keys.chmod(0o600)
-    server = ServerConfig(names=("scripted",), port=0, api_key_file=str(keys))
+    server = ServerConfig(names=("scripted",), port=0, api_key_file=key_file(tmp_path, "sesame", "other"))
     with http_engine(server) as engine, answering(engine, IDS):
         for key, more, most in (
             ("sesame", {}, 1),
@@ -159,29 +154,9 @@ def test_a_key_never_gets_a_grammar_that_was_compiled_for_another(
             assert sum(compiled) == most
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
-        ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a" * 70_000}, "guided_regex"),
-        ({"guided_json": {"description": "a" * 300_000}}, "guided_json"),
-        ({"guided_json": {"description": "a" * 70_000}}, "guided_json"),
-    ],
-)
-def test_fields_that_say_nothing_clear(http: HttpEngine, fields: dict[str, Any], param: str) -> None:
-    status, answer = http.post(CHATS, **CHAT, **fields)
-    assert (status, answer["error"]["param"]) == (400, param)
-
-
 @pytest.mark.parametrize("text", ["a<|im_end|>b", "<|im_end|>", "x<repo_name>y", "a\u007f\u0085\u2028b"])
 @pytest.mark.parametrize("as_choice", [True, False])
 def test_text_that_is_spelled_like_a_special_token_is_text(as_choice: bool, text: str) -> None:
-    """No token of it is special: the answer says all of it, and ends behind it."""
     directory = BUILTIN["smollm2-draft"].directory
     asked = Structured("choice", json.dumps([text])) if as_choice else Structured("json", json.dumps({"const": text}))
     answer = GrammarCompiler(directory, 49_152, [2]).compile(serialized(asked)).begin()
@@ -234,7 +209,6 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.mark.timeout(120)
 def test_hostile_grammars_stall_nobody(http: HttpEngine) -> None:
-    """Each has an answer, and meanwhile others have theirs at once."""
     answers: list[int] = []
 
     def ask(fields: dict[str, Any]) -> None:
@@ -253,7 +227,6 @@ def test_hostile_grammars_stall_nobody(http: HttpEngine) -> None:
 
 
 def test_the_engine_limits_grammars() -> None:
-    """In bytes, and in processor time; after both, others are compiled."""
     limits = Limits(max_grammar_bytes=2**18, grammar_timeout=1)
     full = 'start: "a" //' + "é" * (2**17 - 7) + "a"
     assert len(full.encode()) == 2**18

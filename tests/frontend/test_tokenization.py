@@ -115,11 +115,7 @@ def test_without_a_tokenizer_only_token_ids_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("tokenizer_config.json", b"[]"),
-        ("tokenizer_config.json", b"{"),
-        ("tokenizer_config.json", b'{"a":' * 100_000),
-    ],
+    [("tokenizer_config.json", b"[]"), ("tokenizer_config.json", b"{"), ("tokenizer_config.json", b'{"a":' * 100_000)],
     ids=lambda value: value[:12],
 )
 def test_special_tokens_that_cannot_be_read_cost_chat_alone(tmp_path: Path, name: str, content: bytes) -> None:
@@ -139,9 +135,7 @@ def test_an_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"{% if %}", b"\xff\xfe", b"{% if 1 %}" * 500 + b"{% endif %}" * 500],
-    ids=["syntax", "utf-8", "depth"],
+    "content", [b"{% if %}", b"\xff\xfe", b"{% if 1 %}" * 500 + b"{% endif %}" * 500], ids=["syntax", "utf-8", "depth"]
 )
 def test_a_template_that_cannot_be_read_costs_chat_alone(tmp_path: Path, content: bytes) -> None:
     directory = model(tmp_path)
@@ -261,7 +255,6 @@ MARKED = """{%- for m in messages -%}
 
 
 def test_answers_that_a_template_marks_for_training_are_text_as_any(tmp_path: Path) -> None:
-    """As transformers renders it."""
     from transformers import PreTrainedTokenizerFast
 
     said = [ChatMessage("user", "a"), ChatMessage("assistant", "b"), ChatMessage("user", "c")]

@@ -62,9 +62,8 @@ def traced(url: str) -> Iterator[HttpEngine]:
 
 
 def answered(engine: HttpEngine, headers: dict[str, str] | None = None) -> None:
-    target, connection = engine.engine.target, engine.connection()
-    body = b'{"model": "scripted", "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.5}'
-    connection.request("POST", "/v1/completions", body, {"content-type": "application/json", **(headers or {})})
+    target = engine.engine.target
+    connection = engine.begin("/v1/completions", headers, prompt=PROMPT, max_tokens=2, temperature=0.5)
     request = target.next_submit().request
     speculated = {"mode": "ssd", "rounds": 2, "drafted_tokens": 6, "accepted_tokens": 4, "hits": 1}
     told = Metrics(**speculated, queue_time_ms=1e-3, time_to_first_token_ms=2e-3)

@@ -6,22 +6,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Reference
 
+from ssd.config.engine import ServerConfig
 from ssd.frontend.tokenization import Tokenizer
-from tests.frontend.http_engine import HttpEngine, answering
+from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.scripted_engine import MODEL
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather <now>",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
+SERVER = ServerConfig(names=("scripted",), port=0)
+FUNCTION: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather <now>",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+WEATHER: dict[str, Any] = {"type": "function", "function": FUNCTION}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "São Paulo"}}\n</tool_call>'
 TEMPLATE = """\
 {%- for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}
@@ -39,6 +40,10 @@ class Thinker(NamedTuple):
     engine: HttpEngine
     tokenizer: Tokenizer
 
+    def prompt(self, path: str, **body: Any) -> str:
+        """Return what the model is told by a request."""
+        return self.tokenizer.decode(self.engine.submitted(path, **body).token_ids)
+
 
 def model(directory: Path, template: str, special: tuple[str, ...] = ()) -> Tokenizer:
     """The packaged tokenizer with another template, and more special tokens."""
@@ -51,6 +56,16 @@ def model(directory: Path, template: str, special: tuple[str, ...] = ()) -> Toke
         tokenizer.add_special_tokens(list(special))
         tokenizer.save(str(directory / "tokenizer.json"))
     return Tokenizer(directory)
+
+
+@contextmanager
+def thinking(
+    directory: Path, template: str, special: tuple[str, ...] = (), server: ServerConfig = SERVER, **config: Any
+) -> Iterator[Thinker]:
+    """An engine whose model is that of `model`."""
+    tokenizer = model(directory, template, special)
+    with http_engine(server, target=str(directory), **config) as engine:
+        yield Thinker(engine, tokenizer)
 
 
 @contextmanager
@@ -83,3 +98,16 @@ VALUE
 </think>
 
 {% endif %}{% endif %}"""
+
+
+# As in Qwen2.5-Coder's vocabulary, where the marks are no special tokens.
+MARKS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+BEFORE, AFTER = "def add(a, b):\n    return", "\n\nprint(add(1, 2))\n"
+
+
+def code_model(directory: Path) -> None:
+    """Write a model whose tokenizer has the marks to fill in the middle."""
+    model(directory, TEMPLATE)
+    tokenizer = Reference.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    tokenizer.save(str(directory / "tokenizer.json"))

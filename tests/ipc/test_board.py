@@ -92,7 +92,6 @@ def start_over(shared: Shared) -> None:
 
 @given(st.integers(0, SLOTS - 1), st.dictionaries(st.integers(0, ENTRIES - 1), chains, min_size=1, max_size=8))
 def test_round_trip(shared: Shared, slot: int, by_entry: dict[int, list[int]]) -> None:
-    """Every chain under its own outcome, in its own slot, cut where the reader wants it cut."""
     start_over(shared)
     keys = [KEY._replace(token=entry) for entry in by_entry]
     shared.writer.publish(slot, list(by_entry), keys, list(by_entry.values()))
@@ -126,7 +125,6 @@ def test_an_entry_says_its_place_among_those_prepared(shared: Shared) -> None:
 @pytest.mark.parametrize("field", Key._fields)
 @pytest.mark.parametrize("change", [-1, 1])
 def test_another_outcome_is_a_miss(shared: Shared, field: str, change: int) -> None:
-    """A stale epoch, another request, round or base, another accepted length or token."""
     shared.writer.publish(1, [0], [KEY], [[1, 2, 3]])
     assert lookup(shared.reader, 1, KEY._replace(**{field: getattr(KEY, field) + change})) is None
     assert lookup(shared.reader, 1, KEY) == [1, 2, 3] and shared.reader.rejected == 0
@@ -210,7 +208,6 @@ def test_an_impossible_depth_is_refused_and_counted(shared: Shared, depth: int) 
 
 
 def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared) -> None:
-    """Every bit of every word of an entry."""
     for word, bit in product(range(WORDS), range(64)):
         shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
         shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
@@ -223,7 +220,6 @@ def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared) -> None:
 def test_a_torn_entry_never_gives_a_wrong_answer(
     shared: Shared, one: list[int], two: list[int], mask: list[bool]
 ) -> None:
-    """Any mixture of the words of two writes for the same outcome, versions included."""
     start_over(shared)
     entry = shared.entry(0, 0)
     shared.writer.publish(0, [0], [KEY], [one])
@@ -250,7 +246,6 @@ def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
 @settings(max_examples=300)
 @given(st.data(), st.binary(min_size=64, max_size=2000))
 def test_garbage_is_never_an_answer(shared: Shared, data: st.DataObject, scribble: bytes) -> None:
-    """Random bytes all over a slot."""
     start_over(shared)
     size = 8 * ENTRIES * WORDS
     shared.words[HEADER : HEADER + size // 8] = np.frombuffer((scribble * size)[:size], dtype=np.int64)
@@ -278,7 +273,6 @@ def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
 
 @given(st.data())
 def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataObject) -> None:
-    """Outcomes of several slots, of which some were prepared for."""
     start_over(shared)
     outcomes = st.builds(lambda accepted, token: KEY._replace(accepted=accepted, token=token), *[st.integers(0, 3)] * 2)
     for slot in range(SLOTS):

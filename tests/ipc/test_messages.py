@@ -124,15 +124,7 @@ DIRECTIONS: Directions = [
         SNAPSHOTS,
     ),
     ([m.Drain(1.0), m.TargetLost(), m.Watch(3.0)], m.SUPERVISOR_TO_CHILD),
-    (
-        [
-            m.RankStep(
-                [m.RowStep(3, 17, [5, 6], 2, 1, [9])],
-                [Law(0.8, 3, 0.9, 0.1, 2**63 - 1)],
-            )
-        ],
-        m.RANK_STEP,
-    ),
+    ([m.RankStep([m.RowStep(3, 17, [5, 6], 2, 1, [9])], [Law(0.8, 3, 0.9, 0.1, 2**63 - 1)])], m.RANK_STEP),
 ]
 DIRECTIONS += of_plugins(TO_DRAFT)
 CASES = [(message, direction) for messages, direction in DIRECTIONS for message in messages]
@@ -279,7 +271,6 @@ def test_results_are_bounded_too(number: float) -> None:
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\xa4type\x91", b"\x83\xa4type\xa8Generate\xa6params"])
 @pytest.mark.parametrize("depth", [100, 100_000, 1_000_000])
 def test_deep_nesting(opening: bytes, depth: int) -> None:
-    """Arrays in arrays, maps in maps, from the start or inside a message."""
     for direction in ENDS:
         refused([header(direction), opening + b"\x91" * depth], direction)
         refused([header(direction), opening * (depth // len(opening))], direction)

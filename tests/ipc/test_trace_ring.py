@@ -94,7 +94,6 @@ def test_a_late_reader_gets_the_newest_records(descriptor: int) -> None:
 
 
 def test_a_record_that_has_another_number_is_not_read(descriptor: int) -> None:
-    """The writer has overwritten it meanwhile."""
     trace, reader = TraceRing(descriptor, "target"), TraceReader(descriptor, "target")
     for depth in (1, 2, 3):
         trace.enter(State.DEPTH, depth)

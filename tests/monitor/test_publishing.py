@@ -161,8 +161,7 @@ def test_a_stopped_process_shows_no_sign_of_life(engine: Engine, watch: Watch) -
     os.kill(engine.pids["frontend"], signal.SIGSTOP)
     try:
         until(
-            subscriber,
-            lambda found: any(p.role == "frontend" and p.beat_age > 0.3 for s in found for p in s.processes),
+            subscriber, lambda found: any(p.role == "frontend" and p.beat_age > 0.3 for s in found for p in s.processes)
         )
     finally:
         os.kill(engine.pids["frontend"], signal.SIGCONT)

@@ -13,13 +13,7 @@ KNOWN = {
 litellm.register_model({f"openai/{name}": KNOWN for name in ("caller", "smollm2")})
 caller, pair = clients(
     lambda name, url: dspy.LM(
-        f"openai/{name}",
-        api_base=url,
-        api_key="none",
-        engine="litellm",
-        temperature=0,
-        max_tokens=100,
-        cache=False,
+        f"openai/{name}", api_base=url, api_key="none", engine="litellm", temperature=0, max_tokens=100, cache=False
     )
 )
 

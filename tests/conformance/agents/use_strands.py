@@ -6,9 +6,7 @@ from strands.models.openai import OpenAIModel
 
 caller, pair = clients(
     lambda name, url: OpenAIModel(
-        client_args={"base_url": url, "api_key": "none"},
-        model_id=name,
-        params={"temperature": 0, "max_tokens": 100},
+        client_args={"base_url": url, "api_key": "none"}, model_id=name, params={"temperature": 0, "max_tokens": 100}
     )
 )
 weather = tool(get_weather)

@@ -1,12 +1,14 @@
 """Checks of whole answers as models write them: the formats, and what is read of each text, are those of the tests.
 
 The shapes are those of the models' chat templates and of answers that people have reported. Each golden is a text and
-what is read of it, content and calls in their order. `BARE` has those of every format whose calls are JSON."""
+what is read of it, content and calls in their order: goldens.json, whose `bare` are of every format in JSON."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ssd.frontend.parsers.rules import CallableFunction, argument_check
@@ -20,119 +22,34 @@ TOOLS: dict[str, Any] = {
 }
 ROME = ToolCall("get_weather", '{"city": "Rome", "days": 2}')
 TOKYO = ToolCall("get_weather", '{"city": "東京 🗼"}')
-NOW = ToolCall("now", "{}")
-CODE = r'{"path": "a b.py", "text": "print(\"{}]\")\n```json\n</tool_call>", "options": {"x": [1, {"ü": null}]}}'
-WRITE = ToolCall("write_file", CODE)
 
 
-def bare(call: ToolCall, key: str = "arguments") -> str:
-    return f'{{"name": "{call.name}", "{key}": {call.arguments}}}'
-
-
-def indented(call: ToolCall) -> str:
-    return f'{{\n  "name": "{call.name}",\n  "arguments": {call.arguments}\n}}'
+def bare(call: ToolCall) -> str:
+    return f'{{"name": "{call.name}", "arguments": {call.arguments}}}'
 
 
 Golden: TypeAlias = tuple[str, list[Piece]]
-R, T, N, W = bare(ROME), bare(TOKYO), bare(NOW), bare(WRITE)
+R, T = bare(ROME), bare(TOKYO)
 OTHER = '{"name": "other", "arguments": {"city": "Rome"}}'
-DECLARED = '{"name": "get_weather", "description": "The weather", "parameters": {"type": "object"}}'
-BARE: list[Golden] = [
-    # calls
-    (R, [ROME]),
-    (f"\n\n{R}\n", [ROME]),
-    (bare(ROME, "parameters"), [ROME]),
-    (indented(WRITE), [WRITE]),
-    (W, [WRITE]),
-    (f"{R}\n{T}\n{N}", [ROME, TOKYO, NOW]),
-    (f"{R}; {T}", [ROME, TOKYO]),
-    (f"{R}, {T}", [ROME, TOKYO]),
-    (f"{R}{T}", [ROME, TOKYO]),
-    (f"[{R}, {T}]", [ROME, TOKYO]),
-    (f"[\n  {indented(ROME)},\n  {W}\n]\n", [ROME, WRITE]),
-    (f"```json\n{R}\n```", [ROME]),
-    (f"```\n{R}\n```", [ROME]),
-    (f"```tool_call\n{R}\n{T}\n```\n", [ROME, TOKYO]),
-    (f"```json\n[{R}, {T}]\n```", [ROME, TOKYO]),
-    (f"```json\n{R}\n```\n```json\n{T}\n```", [ROME, TOKYO]),
-    (f"````json\n{R}\n````", [ROME]),
-    (f"```json\n{R}", [ROME]),
-    (f"<tools>\n{R}\n</tools>", [ROME]),
-    (f"<tools>\n{R}\n{T}\n</tools>", [ROME, TOKYO]),
-    (f"<function_call>{R}</function_call>", [ROME]),
-    (f"<tool_call>\n{R}\n</tool_call>\n<tool_call>\n{T}\n</tool_call>", [ROME, TOKYO]),
-    (f"```xml\n<tools>\n{R}\n</tools>\n```", [ROME]),
-    (f"{R}\n</tool_call>", [ROME]),
-    (f"<tools>{R}</tools><tools>{T}</tools> ```json\n{N}\n```", [ROME, TOKYO, NOW]),
-    (f"<tools>{R}", [ROME]),
-    ('{"function": "now", "arguments": {}}', [NOW]),
-    (f'{{"id": "c1", "type": "function", "function": {R}}}', [ROME]),
-    (f'[{{"function": {R}}}, {{"type": "function", "function": {W}}}]', [ROME, WRITE]),
-    (f"```JSON\n{R}\n```", [ROME]),
-    (f"```Json\r\n{R}\r\n```\r\n", [ROME]),
-    (f"<tools>\n```json\n{R}\n{T}\n```\n</tools>", [ROME, TOKYO]),
-    (f"<tools>```{R}```</tools> {T}", [ROME, TOKYO]),
-    ('{"arguments": {"city": "Rome", "days": 2}, "name": "get_weather"}', [ROME]),
-    ('{"type": "function", "id": "c1", "name": "now", "parameters": {}}', [NOW]),
-    (r'{"name": "get_weather", "arguments": "{\"city\": \"Rome\", \"days\": 2}"}', [ROME]),
-    # prose around them
-    (f"Let me look.\n\n{R}", ["Let me look.", ROME]),
-    (f"To do so I call:\n```json\n{R}\n```\nThen I answer.", ["To do so I call:", ROME, "Then I answer."]),
-    (f"Two:\n<tools>\n{R}\n{T}\n</tools>\nDone.", ["Two:", ROME, TOKYO, "Done."]),
-    (f"{R}\nThat calls it.\n{T}", [ROME, "That calls it.", TOKYO]),
-    (f"```json\n{R}\n// that is it\n```\n{T}", [ROME, "// that is it\n```", TOKYO]),
-    (f"```python\nx = 1\n```\n{R}", ["```python\nx = 1\n```", ROME]),
-    (f'```json\n{{"a": 1}}\n```\n```json\n{R}\n```', ['```json\n{"a": 1}\n```', ROME]),
-    (f"```python\r\nx = 1\r\n```\r\n{R}", ["```python\r\nx = 1\r\n```", ROME]),
-    (f'```json\n{{"a": 1}}```\nNow:\n```json\n{R}\n```', ['```json\n{"a": 1}```\nNow:', ROME]),
-    (f"````md\nx```\n{T}\ny`````  \n{R}", [f"````md\nx```\n{T}\ny`````", ROME]),
-    (f"{{\n{R}", ["{", ROME]),
-    (f"{R}; {OTHER}", [ROME, f"; {OTHER}"]),
-    (f"```json\n{R}\n{OTHER}\n```\n{T}", [ROME, f"{OTHER}\n```", TOKYO]),
-    (f"[{R}, {OTHER}]", [ROME, f", {OTHER}]"]),
-    # no calls
-    *(
-        (text, [text])
-        for text in (
-            f"Call {R}",
-            f"- {R}",
-            f"  x\n  {R}",
-            OTHER,
-            DECLARED,
-            f"<tools>\n{DECLARED}\n</tools>",
-            f"```json\n{OTHER}\n```",
-            f"```json\n{DECLARED}\n```",
-            f"```python\n{R}\n```",
-            f"```markdown\nSo:\n{R}\n```",
-            f"```markdown\n```json\n{R}\n```",
-            f"````markdown\n```\n{R}\n````",
-            f"```python\nx = '```'\n{R}\n```",
-            f"<tools>\n```python\n{R}\n```\n</tools>",
-            f"`{R}`",
-            f"<b>{R}",
-            '{"name": "now"}',
-            '{"name": "now", "arguments": []}',
-            '{"name": "now", "arguments": "no"}',
-            '{"name": "now", "arguments": "[1]"}',
-            '{"name": "now", "name": "now", "arguments": {}}',
-            '{"name": "now", "arguments": {}, "why": "?"}',
-            '{"id": "a", "id": "b", "name": "now", "arguments": {}}',
-            '{"type": "function", "type": "function", "name": "now", "arguments": {}}',
-            '{"type": "function", "function": {"name": "now", "parameters": {}}}',
-            '{"type": "function", "function": {"name": "now"}, "arguments": {}}',
-            '{"name": "now", "function": {"name": "now", "arguments": {}}}',
-            '{"function": {"function": {"name": "now", "arguments": {}}}}',
-            '{"name": "now", "arguments": {"a": 01}}',
-            "{'name': 'now', 'arguments': {}}",
-            "[1, 2]\n{}\n```\n```\n<tools></tools>",
-            "a\n```js\nb",
-            "# Title\n\n- a\n- b\n\n| c |\n<details>",
-        )
-    ),
-    *((R[:end], [R[:end]]) for end in (1, 8, 14, 30, len(R) - 1)),
-    *((f"```json\n{R}"[:end], [f"```json\n{R}"[:end]]) for end in (2, 3, 6, 8, 9, 40)),
-    *((text, [text.rstrip()]) for text in (f"So:\n<tools>\n{R[:-2]}", f"So:\n[{R[:-9]}")),
-]
+
+
+def piece(part: Any) -> Piece:
+    return part if isinstance(part, str) else ToolCall(*part)
+
+
+def goldens_of(folder: Path, json_formats: Sequence[str]) -> dict[str, list[Golden]]:
+    """Return the goldens of goldens.json by format; those of `bare` in this folder are of every format in JSON."""
+
+    def read(file: Path) -> dict[str, list[Golden]]:
+        return {
+            name: [
+                (text, [part if isinstance(part, str) else ToolCall(*part) for part in parts]) for text, parts in some
+            ]
+            for name, some in json.loads(file.read_text()).items()
+        }
+
+    bare, found = read(Path(__file__).with_suffix(".json"))["bare"], read(folder / "goldens.json")
+    return {name: [*bare, *some] if name in json_formats else some for name, some in found.items() if name != "bare"}
 
 
 def pieces(chance: random.Random, text: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
@@ -32,6 +33,12 @@ STRINGS = (
     "it's (f(a=1)]",
     "}{][",
 )
+
+
+def formats_of(folder: Path) -> dict[str, Any]:
+    """Return formats.json: of each format its markers, a call that disobeys, the start of one, and almost calls."""
+    found: dict[str, Any] = json.loads((folder / "formats.json").read_text())
+    return found
 
 
 class Parsed(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +17,10 @@ from tests.frontend.parsers.enforced import (
     forms,
     parser,
 )
+from tests.frontend.parsers.random_calls import formats_of
 
-MARKERS = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "llama3_json": ("<|python_tag|>",),
-}
-BAD = {
-    "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
-    "llama3_json": '{"name": "add", "parameters": {"a": 1}}',
-}
+FORMATS = formats_of(Path(__file__).parent)
+MARKERS = {name: tuple(format["markers"]) for name, format in FORMATS.items() if "bad" in format}
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -35,7 +31,7 @@ def test_what_is_forced_is_calls_and_nothing_else(format: str, markers: tuple[st
 
 @pytest.mark.parametrize(("format", "markers"), forms(MARKERS))
 def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple[str, ...]) -> None:
-    check_allowed(format, markers, BAD[format])
+    check_allowed(format, markers, FORMATS[format]["bad"])
 
 
 @pytest.mark.parametrize(("format", "markers"), forms(MARKERS))

@@ -22,30 +22,12 @@ from tests.frontend.parsers.random_calls import (
     check_cuts,
     check_noise,
     copied,
+    formats_of,
     parsed,
 )
 
 CUTS = 10_000  # in all formats together
-BROKEN = {
-    "hermes": (
-        '<tool_call>{"name": "add", "arguments": {"a": 1}',
-        '<tool_call>{"name": "add", "arguments": {"a": "he said "no""}}</tool_call>',
-        "<tool_call>{'name': 'add'}</tool_call>",
-        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        "<tool_call>",
-        "<tool_call><tool_call>",
-    ),
-    "llama3_json": (
-        '<|python_tag|>{"name": "add", "parameters": {"a": NaN}}',
-        '<|python_tag|>brave_search.call(query="x")',
-        '<|python_tag|>{"name": "add", "parameters": "x"}',
-    ),
-}
-STARTS = {
-    "hermes": '<tool_call>{"name": "add", "arguments": {"a": ',
-    "llama3_json": '{"name": "add", "parameters": {"a": ',
-}
+FORMATS = formats_of(Path(__file__).parent)
 
 
 def written(random: random.Random, format: str, calls: Calls) -> str:
@@ -56,14 +38,14 @@ def written(random: random.Random, format: str, calls: Calls) -> str:
     return f"<|python_tag|>{joined}"
 
 
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_no_cut_changes_an_answer_and_nothing_is_lost(format: str) -> None:
-    check_cuts(format, CUTS // len(BROKEN) // 5, BROKEN[format], written)
+    check_cuts(format, CUTS // len(FORMATS) // 5, FORMATS[format]["broken"], written)
 
 
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_noise_is_content_to_the_letter(format: str) -> None:
-    check_noise(format, BROKEN[format])
+    check_noise(format, FORMATS[format]["broken"])
 
 
 # -- what each format takes -----------------------------------------------------------------------------------------
@@ -101,9 +83,9 @@ def test_a_call_is_told_as_soon_as_it_is_complete_and_text_before_it_at_once() -
 
 
 @pytest.mark.parametrize("deep", ["[", '{"a":'])
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
-    check_bounds(format, STARTS[format], deep)
+    check_bounds(format, FORMATS[format]["start"], deep)
 
 
 def test_white_space_without_end_costs_no_more_than_its_length() -> None:

@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ssd.frontend.parsers.answer import AnswerParser
-from ssd.frontend.parsers.tools import Piece, ToolCall
+from ssd.frontend.parsers.tools import Piece
 from ssd.system import registered
 from tests.frontend.parsers.goldens import (
-    BARE,
     CERTAIN,
-    NOW,
-    OTHER,
     ROME,
     TOKYO,
-    WRITE,
-    Golden,
     R,
     T,
-    W,
-    bare,
     check_certain,
     check_cuts,
     check_exact,
     check_golden,
     check_noise,
     check_strict,
+    goldens_of,
     parser,
 )
 
 CUTS = 10_000  # of all goldens together
 JSON_FORMATS = ("hermes", "llama3_json")
-CUT_HERMES = f"<tool_call>\n{R[:-5]}"
-GOLDENS: dict[str, list[Golden]] = {
-    "hermes": [
-        *BARE,
-        (
-            f"Let me look.\n<tool_call>\n{R}\n</tool_call>\n<tool_call>\n{W}\n</tool_call>",
-            ["Let me look.", ROME, WRITE],
-        ),
-        (f"<tool_call>{R}\n{T}</tool_call>", [ROME, TOKYO]),
-        (f"<tool_call>\n[{R}, {T}]\n</tool_call>", [ROME, TOKYO]),
-        (f"So <tool_call>{OTHER}</tool_call>", ["So", ToolCall("other", '{"city": "Rome"}')]),
-        ('<tool_call>{"name": "now"}</tool_call>', [NOW]),
-        (CUT_HERMES, [CUT_HERMES]),
-        (f"<tool_call>\n```json\n{R}\n```\n</tool_call>\n{T}", [ROME, TOKYO]),
-        # a mark is one in a fence too
-        (f"```python\nx\n<tool_call>{R}</tool_call>\n```\n{T}", ["```python\nx", ROME, "\n```", TOKYO]),
-    ],
-    "llama3_json": [
-        *BARE,
-        (f"<|python_tag|>{bare(ROME, 'parameters')}; {bare(WRITE, 'parameters')}", [ROME, WRITE]),
-        (f"<|python_tag|>{OTHER}", [ToolCall("other", '{"city": "Rome"}')]),
-    ],
-}
+GOLDENS = goldens_of(Path(__file__).parent, JSON_FORMATS)
 ALL = [(format, *golden) for format, goldens in GOLDENS.items() for golden in goldens]
 
 

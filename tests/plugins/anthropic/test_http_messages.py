@@ -12,35 +12,28 @@ from typing import Any
 import pytest
 
 from ssd.config.engine import ServerConfig
+from ssd.config.params import SamplingDefaults
 from ssd.ipc.messages import Emission
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.tool_model import CALL, QWEN, WEATHER, Thinker, model, saying
+from tests.frontend.tool_model import CALL, FUNCTION, QWEN, WEATHER, Thinker, saying, thinking
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-FUNCTION: dict[str, Any] = WEATHER["function"]  # type: ignore[assignment]
-TOOL = {
-    "name": FUNCTION["name"],
-    "description": FUNCTION["description"],
-    "input_schema": FUNCTION["parameters"],
-}
+TOOL = {"name": "get_weather", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
 USED = {"type": "tool_use", "id": "toolu_c1", "name": "get_weather"}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+JSON = {"type": "json_object"}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 300}
 SHAPES = json.loads((Path(__file__).parent / "claude_code.json").read_text())
 
 
-def events(engine: HttpEngine, path: str = PATH, **body: Any) -> list[dict[str, Any]]:
-    """Every event of a stream, which has its type twice."""
-    status, headers, content = engine.ask("POST", path, {**ASKED, **body, "stream": True})
-    assert status == 200 and headers["content-type"].startswith("text/event-stream"), content
-    *parts, rest = content.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for part in parts:
-        kind, data = re.fullmatch("event: (.*)\ndata: (.*)", part).groups()  # type: ignore[union-attr]
-        found.append(json.loads(data))
-        assert found[-1]["type"] == kind
-    return found
+def said(*content: Any, role: str = "user") -> dict[str, Any]:
+    """A conversation of one message, of these blocks."""
+    return {"messages": [{"role": role, "content": list(content)}]}
+
+
+def events(engine: HttpEngine, **body: Any) -> list[dict[str, Any]]:
+    return engine.typed_events(PATH, **ASKED | body)
 
 
 def built(streamed: list[dict[str, Any]]) -> dict[str, Any]:
@@ -158,9 +151,7 @@ def test_a_text_keeps_the_white_space_that_it_begins_with(thinker: Thinker) -> N
 
 
 def test_an_error_in_the_middle_is_the_last_event(thinker: Thinker) -> None:
-    connection = thinker.engine.connection()
-    body = json.dumps({**ASKED, "stream": True})
-    connection.request("POST", PATH, body, {"content-type": "application/json", "x-request-id": "mine"})
+    connection = thinker.engine.begin(PATH, {"x-request-id": "mine"}, **ASKED, stream=True)
     target = thinker.engine.engine.target
     request = target.next_submit().request
     target.step(Emission(request, thinker.tokenizer.encode("One")))
@@ -178,19 +169,9 @@ def test_an_error_in_the_middle_is_the_last_event(thinker: Thinker) -> None:
 # -- what is asked --------------------------------------------------------------------------------------------------
 
 
-def submitted(thinker: Thinker, path: str = PATH, **body: Any) -> Any:
-    """What the target gets of a request."""
-    connection = thinker.engine.connection()
-    connection.request("POST", path, json.dumps({**ASKED, **body}), {"content-type": "application/json"})
-    submit = thinker.engine.engine.target.next_submit()
-    thinker.engine.engine.target.step(Emission(submit.request, [], finish_reason="stop"))
-    assert connection.getresponse().status == 200
-    return submit
-
-
 def prompt(thinker: Thinker, **body: Any) -> str:
     """What the model is told. `count_tokens` counts the same."""
-    ids = submitted(thinker, **body).token_ids
+    ids = thinker.engine.submitted(PATH, **ASKED | body).token_ids
     assert thinker.engine.post(COUNT, **{**ASKED, **body}) == (200, {"input_tokens": len(ids)})
     return thinker.tokenizer.decode(ids)
 
@@ -270,10 +251,8 @@ def test_the_answer_goes_on_with_the_assistants_last_message(thinker: Thinker) -
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     """A model whose template has the variable `enable_thinking`."""
-    directory = tmp_path_factory.mktemp("qwen")
-    tokenizer = model(directory, QWEN)
-    with http_engine(ServerConfig(names=("scripted",), port=0), target=str(directory), max_model_len=2048) as engine:
-        yield Thinker(engine, tokenizer)
+    with thinking(tmp_path_factory.mktemp("qwen"), QWEN, max_model_len=2048) as thinker:
+        yield thinker
 
 
 @pytest.mark.parametrize(
@@ -310,9 +289,16 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
             {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
         ),
     ):
-        found = submitted(thinker, **fields).params.structured
+        found = thinker.engine.submitted(PATH, **ASKED, **fields).params.structured
         assert found is not None
-        assert found == submitted(thinker, "/v1/chat/completions", **chat).params.structured
+        assert found == thinker.engine.submitted("/v1/chat/completions", **ASKED, **chat).params.structured
+
+
+def test_the_models_penalties_do_not_act_in_a_grammar() -> None:
+    with http_engine(sampling=SamplingDefaults(repetition_penalty=1.1, frequency_penalty=0.5)) as engine:
+        by_name = {"type": "tool", "name": "get_weather"}
+        params = engine.submitted(PATH, **ASKED, tools=[TOOL], tool_choice=by_name).params
+        assert (params.repetition_penalty, params.frequency_penalty) == (1.0, 0.0)
 
 
 def test_a_forced_call_ends_with_tool_use_and_one_call_may_be_the_most(thinker: Thinker) -> None:
@@ -373,7 +359,6 @@ def test_models_have_the_shape_that_a_client_asks_for(thinker: Thinker) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_requests_of_claude_code_are_answered(thinker: Thinker, name: str) -> None:
-    """Bodies as Claude Code sends them, with shorter texts."""
     body = SHAPES[name]
     with saying(thinker, "Hello.") as engine:
         asked = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219", "x-api-key": "none"}
@@ -396,32 +381,13 @@ def test_requests_of_claude_code_are_answered(thinker: Thinker, name: str) -> No
     ("fields", "said"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image is not supported"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type: document"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}],
-                    }
-                ]
-            },
-            "messages[0].content[0].content[0].type: image",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text is required"),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]},
-            "messages[0].content[0].id is required",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-            "messages[0].content[0].tool_use_id is required",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
-            "a message of the role user has no block thinking",
-        ),
+        (said({"type": "image", "source": {}}), "image is not supported"),
+        (said({"type": "document"}), "messages[0].content[0].type: document"),
+        (said(RESULT | {"content": [{"type": "image"}]}), "messages[0].content[0].content[0].type: image"),
+        (said({"type": "text"}), "messages[0].content[0].text is required"),
+        (said({"type": "tool_use", "name": "f"}, role="assistant"), "messages[0].content[0].id is required"),
+        (said({"type": "tool_result"}), "messages[0].content[0].tool_use_id is required"),
+        (said({"type": "thinking", "thinking": "a"}), "a message of the role user has no block thinking"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers is not supported"),
         ({"container": "c"}, "container is not supported"),
@@ -430,23 +396,13 @@ def test_requests_of_claude_code_are_answered(thinker: Thinker, name: str) -> No
         ({"tool_choice": {"type": "any"}}, "tool_choice: any needs tools"),
         ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name"),
         ({"stop": ["a"] * 64, "stop_sequences": ["b"] * 64}, "stop_sequences and stop have 128 texts"),
-        *(
-            (
-                {"messages": [{"role": "assistant", "content": [{**USED, "input": given}]}]},
-                "messages[0].content[0].input",
-            )
-            for given in ("Rome", [1], 5)
-        ),
+        (said(USED | {"input": "Rome"}, role="assistant"), "messages[0].content[0].input"),
+        (said(USED | {"input": [1]}, role="assistant"), "messages[0].content[0].input"),
+        (said(USED | {"input": 5}, role="assistant"), "messages[0].content[0].input"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name is required"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "there is no 'f'"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is required"),
-        (
-            {
-                "output_format": {"type": "json_schema", "schema": {}},
-                "response_format": {"type": "json_object"},
-            },
-            "contradict",
-        ),
+        ({"output_format": {"type": "json_schema", "schema": {}}, "response_format": JSON}, "contradict"),
         ({"messages": [{"role": "user", "content": "a " * 10_000}]}, "context"),
     ],
     ids=lambda value: str(value)[:50],

@@ -131,7 +131,6 @@ def test_the_input_that_is_wrong_is_named(http: HttpEngine) -> None:
 
 
 def test_more_inputs_than_requests_may_be_open() -> None:
-    """All are answered in order, and no more are open at once than the limit."""
     server = ServerConfig(names=("scripted",), port=0, limits=Limits(max_open_requests=3))
     with http_engine(server) as engine:
         seen: list[Submit] = []
@@ -156,9 +155,7 @@ def test_a_large_answer_comes_in_parts(http: HttpEngine) -> None:
 
 
 def test_a_client_that_leaves_ends_its_requests(http: HttpEngine) -> None:
-    connection = http.connection()
-    body = json.dumps({"input": [[5], [6], [7]]}).encode()
-    connection.request("POST", PATH, body, {"content-type": "application/json"})
+    connection = http.begin(PATH, input=[[5], [6], [7]])
     requests = {http.engine.target.next_submit().request for _ in range(3)}
     connection.close()
     for request in requests:
@@ -166,9 +163,7 @@ def test_a_client_that_leaves_ends_its_requests(http: HttpEngine) -> None:
 
 
 def test_a_failing_input_ends_the_others(http: HttpEngine) -> None:
-    connection = http.connection()
-    body = json.dumps({"input": [[5], [6]]}).encode()
-    connection.request("POST", PATH, body, {"content-type": "application/json"})
+    connection = http.begin(PATH, input=[[5], [6]])
     first, second = (http.engine.target.next_submit().request for _ in range(2))
     http.engine.target.step(Emission(first, [], finish_reason="error", error="the model broke"))
     answer = connection.getresponse()

@@ -57,22 +57,8 @@ def test_random_weights_are_measured_with_the_agreement_that_is_stated(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({**tiny.SIZES, "model_type": "llama", "vocab_size": 1100}))
     models = ("--load-format", "dummy", "--target", tmp_path, "--draft", tmp_path)
     stated = ("--synthetic-acceptance-length", "3", "-k", "4", "-f", "3")
-    found = measured(
-        tmp_path,
-        "latency",
-        *models,
-        *stated,
-        "--input-len",
-        "16",
-        "--modes",
-        "ar,sd",
-        "--prompts",
-        "2",
-        "--tokens",
-        "96",
-        "--dataset",
-        "random",
-    )
+    size = ("--input-len", "16", "--modes", "ar,sd", "--prompts", "2", "--tokens", "96", "--dataset", "random")
+    found = measured(tmp_path, "latency", *models, *stated, *size)
     assert found["emulated"] is None and found["synthetic"]["acceptance_length"] == pytest.approx(3)
     assert "synthetic: acceptance length 3" in found["stdout"]
     _, sd = found["rows"]

@@ -90,7 +90,6 @@ def test_the_wait_ends_at_its_time_and_not_before(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.thorough), 1.0])
 def test_every_mode_says_the_same(tmp_path: Path, temperature: float) -> None:
-    """Through all processes."""
     pair = write_pair(tmp_path / "pair", StatedAgreement(0.8, 0.8, 4, 3))
     options = EngineOptions(
         target=str(pair.target), draft=(str(pair.draft),), max_model_len=512, max_num_seqs=4, draft_dtype="float32"

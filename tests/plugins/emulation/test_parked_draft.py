@@ -12,7 +12,6 @@ _TIMES = DeviceTimes(ForwardTime(0.06), ForwardTime(0.002))
 
 
 def test_a_plan_that_wants_the_draft_brings_it_back() -> None:
-    """On emulated devices whose target is so slow that a draft pays."""
     with running(emulate=_TIMES) as engine, Client(engine.address) as client:
         until(lambda: is_parked(engine))
         expected = client.generate(PROMPT, replace(params("ar"), max_tokens=16)).token_ids

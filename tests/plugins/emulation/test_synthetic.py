@@ -62,7 +62,6 @@ def test_a_model_says_what_the_script_says_after_its_last_token(models: dict[str
 
 
 def test_the_models_own_forward_is_run(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing would be measured."""
     found = model(models["target"], "target")
     run: list[str] = []
     for name in ("forward", "logits"):
@@ -84,7 +83,6 @@ def test_several_ranks_say_it_in_parts(models: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_are_accepted_as_often_as_stated(models: dict[str, Any], temperature: float) -> None:
-    """Of 4 drafted tokens as many as make the stated length, over a good part of the script."""
     speculation = Speculation("sd", ASKED.lookahead, (3,), "jit")
     settings = config(speculation, vocab_size=VOCABULARY, num_pages=800, draft_num_pages=800, max_model_len=1200)
     target, draft = (

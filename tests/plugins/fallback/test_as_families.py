@@ -63,7 +63,6 @@ def test_a_tensor_that_is_no_number_is_named(
 
 
 def test_it_attends_with_sinks(tmp_path: Path) -> None:
-    """As other families with sinks do."""
     kind, knobs = FAMILIES["gpt_oss"]
     directory, text = tiny.model(kind, tmp_path, **knobs), tiny.token_ids(50, 0)
     model = paged.load(inspect(directory), torch.float32, tiny.CPU, tiny.MAX_POSITION, dummy=False)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from tests.models.knobs import DEFAULT, FULL, SLIDING, THETA, YARN, Knobs
 
-GRANITE = {
-    "embedding_multiplier": 4.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 3.0,
-}
+GRANITE = {"embedding_multiplier": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 3.0}
 OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
 FAMILIES: Knobs = {
     "granite": ("granite", GRANITE),

@@ -21,12 +21,7 @@ from tests.models.test_hostile_configs import check_lies
 from tests.models.test_split import check_two_ranks
 from tests.plugins.families.knobs import FAMILIES
 
-GRANITE = {
-    "logits_scaling": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.5,
-    "embedding_multiplier": 2.0,
-}
+GRANITE = {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}
 
 
 def test_the_families_are_built_in() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.frontend.code_model import AFTER, BEFORE, submitted
-from tests.frontend.tool_model import Thinker, saying
+from tests.frontend.tool_model import AFTER, BEFORE, Thinker, saying
 
 INFILL = "/infill"
-
-
-def prompt(coder: Thinker, **body: Any) -> str:
-    return coder.tokenizer.decode(submitted(coder, INFILL, **body).token_ids)
 
 
 def test_the_mark_that_ends_an_answer_is_not_shown(coder: Thinker) -> None:
@@ -41,39 +37,7 @@ def test_a_model_without_the_tokens_says_so(thinker: Thinker) -> None:
     assert "fim_prefix" in answer["error"]["message"]
 
 
-LLAMA_VIM: dict[str, Any] = {
-    "id_slot": 0,
-    "input_prefix": "import sys\n\n",
-    "input_suffix": AFTER,
-    "input_extra": [
-        {"text": "def sub(a, b): ...", "time": [1, 2], "str": "def sub", "filename": "sub.py"},
-        {"text": "def mul(a, b): ...", "time": [1, 2], "str": "def mul", "filename": "mul.py"},
-    ],
-    "prompt": BEFORE,
-    "n_predict": 128,
-    "stop": [],
-    "n_indent": 4,
-    "top_k": 40,
-    "top_p": 0.90,
-    "stream": False,
-    "samplers": ["top_k", "top_p", "infill"],
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 1000,
-    "response_fields": [
-        "content",
-        "timings/prompt_n",
-        "timings/prompt_ms",
-        "timings/prompt_per_token_ms",
-        "timings/prompt_per_second",
-        "timings/predicted_n",
-        "timings/predicted_ms",
-        "timings/predicted_per_token_ms",
-        "timings/predicted_per_second",
-        "truncated",
-        "tokens_cached",
-    ],
-}
+LLAMA_VIM: dict[str, Any] = json.loads(Path(__file__).with_name("llama_vim.json").read_text())
 """A request in the shape of llama.vim's."""
 
 
@@ -86,7 +50,7 @@ def test_an_editor_gets_the_fields_that_it_reads(coder: Thinker) -> None:
 
 
 def test_other_files_come_first_and_the_typed_line_follows_the_prefix(coder: Thinker) -> None:
-    submit = submitted(coder, INFILL, **LLAMA_VIM)
+    submit = coder.engine.submitted(INFILL, **LLAMA_VIM)
     files = "<|file_sep|>sub.py\ndef sub(a, b): ...\n<|file_sep|>mul.py\ndef mul(a, b): ...\n<|file_sep|>file\n"
     own = f"<|fim_prefix|>import sys\n\n{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"
     assert coder.tokenizer.decode(submit.token_ids) == f"<|repo_name|>repository\n{files}{own}"
@@ -101,20 +65,20 @@ def test_a_long_context_is_cut_to_what_fits(coder: Thinker) -> None:
         "input_suffix": "close " * 900 + "off",
         "prompt": "x =",
     }
-    submit = submitted(coder, INFILL, **body)
+    submit = coder.engine.submitted(INFILL, **body)
     assert len(submit.token_ids) == 511 - 128
     said = coder.tokenizer.decode(submit.token_ids)
     before, after = said.removeprefix("<|fim_prefix|>").removesuffix("<|fim_middle|>").split("<|fim_suffix|>")
     assert "far" not in before and before.endswith("near x =") and "off" not in after and after.startswith("close ")
     assert "sub.py" not in said
-    short = prompt(coder, **{**body, "input_prefix": "far ", "input_suffix": "close " * 380})
+    short = coder.prompt(INFILL, **{**body, "input_prefix": "far ", "input_suffix": "close " * 380})
     assert "<|fim_prefix|>far x =<|fim_suffix|>" in short
     assert short.count("close") > 300, "the suffix takes what the prefix leaves"
 
 
 def test_the_last_files_have_the_room_that_is_left(coder: Thinker) -> None:
     files = [{"filename": "old.py", "text": "old " * 300}, {"filename": "new.py", "text": "new " * 100}]
-    said = prompt(coder, **{**LLAMA_VIM, "input_extra": files})
+    said = coder.prompt(INFILL, **{**LLAMA_VIM, "input_extra": files})
     assert "new.py" in said and "old.py" not in said
 
 
@@ -126,7 +90,7 @@ def test_a_prompt_is_cached_without_an_answer(coder: Thinker) -> None:
             assert engine.post(INFILL, **body, **fields) == (200, expected)
         _, whole = engine.post(INFILL, **body)
         assert (whole["content"], whole["tokens_predicted"]) == ("", 0)
-    assert submitted(coder, INFILL, **body).params.max_tokens == 1
+    assert coder.engine.submitted(INFILL, **body).params.max_tokens == 1
 
 
 def test_an_infilling_is_streamed_as_llama_cpp_does(coder: Thinker) -> None:

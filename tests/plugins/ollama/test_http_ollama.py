@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from ssd.config.engine import ServerConfig
+from ssd.config.params import SamplingDefaults
 from ssd.ipc.listening import listen
-from ssd.ipc.messages import Emission, Submit
+from ssd.ipc.messages import Emission
 from ssd.models.checkpoint import CheckpointDescription, described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_http_tools import PLACE, ROLES
-from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying
+from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying, thinking
 from tests.scripted_engine import MODEL, engine_config, gateway_thread, scripted_engine
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "Why?"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ASKED: dict[str, Any] = {"model": "scripted", "messages": [USER]}
 
 
@@ -34,20 +36,6 @@ def lines(engine: HttpEngine, path: str, **body: Any) -> list[dict[str, Any]]:
     assert rest == "" and [one["done"] for one in found] == [False] * (len(found) - 1) + [True]
     assert all(datetime.fromisoformat(one["created_at"]).tzinfo for one in found)
     return found
-
-
-def ask(thinker: Thinker, path: str, **body: Any) -> Submit:
-    """The request that the target gets."""
-    connection = thinker.engine.connection()
-    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-    submit = thinker.engine.engine.target.next_submit()
-    thinker.engine.engine.target.step(Emission(submit.request, [], finish_reason="stop"))
-    assert connection.getresponse().status == 200
-    return submit
-
-
-def prompt(thinker: Thinker, path: str = CHAT, **body: Any) -> str:
-    return thinker.tokenizer.decode(ask(thinker, path, **body).token_ids)
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -95,8 +83,8 @@ def test_generate_answers_a_text_as_a_chat_or_continues_it_raw(thinker: Thinker)
     assert "".join(one.get("thinking", "") for one in parts) == "Hm." and "message" not in whole
     assert "".join(one["response"] for one in parts) == "Blue."
     assert raw["response"] == "<think>Hm.</think>Blue." and "thinking" not in raw
-    assert prompt(thinker, GENERATE, prompt="Why?", system="Be brief.") == "<system>Be brief.<user>Why?<assistant>"
-    assert prompt(thinker, GENERATE, prompt="Why?", system="Be brief.", raw=True) == "Why?"
+    assert thinker.prompt(GENERATE, prompt="Why?", system="Be brief.") == "<system>Be brief.<user>Why?<assistant>"
+    assert thinker.prompt(GENERATE, prompt="Why?", system="Be brief.", raw=True) == "Why?"
 
 
 def test_log_probabilities_are_those_of_a_chat(thinker: Thinker) -> None:
@@ -122,8 +110,7 @@ def test_without_a_prompt_the_model_is_only_loaded(thinker: Thinker, path: str, 
 
 
 def test_an_error_in_the_middle_is_a_line(thinker: Thinker) -> None:
-    connection = thinker.engine.connection()
-    connection.request("POST", CHAT, json.dumps(ASKED), {"content-type": "application/json"})
+    connection = thinker.engine.begin(CHAT, **ASKED)
     target = thinker.engine.engine.target
     request = target.next_submit().request
     target.step(Emission(request, thinker.tokenizer.encode("One")))
@@ -134,11 +121,11 @@ def test_an_error_in_the_middle_is_a_line(thinker: Thinker) -> None:
 
 
 def test_a_model_without_chat_continues_texts(tmp_path: Path) -> None:
-    tokenizer = model(tmp_path / "base", "")
-    (tmp_path / "base" / "chat_template.jinja").unlink()
-    with http_engine(target=str(tmp_path / "base")) as engine:
+    tokenizer = model(tmp_path, "")
+    (tmp_path / "chat_template.jinja").unlink()
+    with http_engine(target=str(tmp_path)) as engine:
         thinker = Thinker(engine, tokenizer)
-        assert prompt(thinker, GENERATE, prompt="Once") == "Once"
+        assert thinker.prompt(GENERATE, prompt="Once") == "Once"
         status, answer = engine.post(CHAT, messages=[USER])
         assert status == 400 and "chat template" in answer["error"]
         assert engine.post("/api/show")[1]["capabilities"] == ["completion"]
@@ -151,36 +138,34 @@ def test_options_are_sampling_parameters(thinker: Thinker) -> None:
     options = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7, "num_predict": 5, "stop": ["a"]}
     options |= {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 4096, "odd": 1}
     for path, body in ((CHAT, ASKED), (GENERATE, {"prompt": "x"}), (GENERATE, {"prompt": "x", "raw": True})):
-        params = ask(thinker, path, **body, options=options).params
+        params = thinker.engine.submitted(path, **body, options=options).params
         assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 3, 0.5, 0.1)
         assert (params.seed, params.max_tokens, params.repetition_penalty) == (7, 5, 1.5)
         assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
-        assert ask(thinker, path, **body, options={"n_predict": 5}).params.max_tokens == 5
-        default = ask(thinker, path, **body).params
+        assert thinker.engine.submitted(path, **body, options={"n_predict": 5}).params.max_tokens == 5
+        default = thinker.engine.submitted(path, **body).params
         assert (default.temperature, default.repetition_penalty) == (1.0, 1.0) and default.max_tokens > 1000
 
 
 def test_a_format_is_a_constraint(thinker: Thinker) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    def structured(path: str, **body: Any) -> Any:
+        return thinker.engine.submitted(path, **body).params.structured
+
     for format, other in (
-        (schema, {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}),
+        (SCHEMA, {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}),
         ("json", {"type": "json_object"}),
     ):
-        expected = ask(thinker, "/v1/chat/completions", messages=[USER], response_format=other).params.structured
-        assert expected is not None
-        assert ask(thinker, CHAT, **ASKED, format=format).params.structured == expected
-        assert ask(thinker, GENERATE, prompt="x", format=format).params.structured == expected
-        beside = {"tools": [WEATHER]}
-        expected = ask(thinker, "/v1/chat/completions", messages=[USER], response_format=other, **beside).params
-        assert ask(thinker, CHAT, **ASKED, format=format, **beside).params.structured == expected.structured
-    assert ask(thinker, CHAT, **ASKED, format="").params.structured is None
+        for beside in ({}, {"tools": [WEATHER]}):
+            expected = structured("/v1/chat/completions", messages=[USER], response_format=other, **beside)
+            assert expected is not None and structured(CHAT, **ASKED, format=format, **beside) == expected
+            assert beside or structured(GENERATE, prompt="x", format=format) == expected
+    assert structured(CHAT, **ASKED, format="") is None
 
 
-def test_a_format_leaves_a_place_for_calls_and_is_to_blame_for_its_schema(thinker: Thinker) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    other = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    expected = ask(thinker, "/v1/chat/completions", messages=[USER], tools=[WEATHER], response_format=other).params
-    assert ask(thinker, CHAT, **ASKED, tools=[WEATHER], format=schema).params.structured == expected.structured
+def test_the_models_penalties_do_not_act_in_a_grammar() -> None:
+    with http_engine(sampling=SamplingDefaults(repetition_penalty=1.1, frequency_penalty=0.5)) as engine:
+        params = engine.submitted(CHAT, **ASKED, format=SCHEMA).params
+        assert (params.repetition_penalty, params.frequency_penalty) == (1.0, 0.0)
 
 
 def test_a_history_with_calls_is_that_of_a_chat(thinker: Thinker) -> None:
@@ -194,22 +179,20 @@ def test_a_history_with_calls_is_that_of_a_chat(thinker: Thinker) -> None:
         {"role": "tool", "content": "Sunny"},
         {"role": "tool", "content": "Rain"},
     ]
-    found = prompt(thinker, model="scripted", messages=messages)
+    found = thinker.prompt(CHAT, model="scripted", messages=messages)
     ids = re.findall(r"<tool_call>(\w{9}) ", found)
     assert len(set(ids)) == 3
     assert found.endswith("<tool now>12:00<tool get_weather>Sunny<tool get_weather>Rain<assistant>")
     assert "<assistant><think>Hm.</think><tool_call>" in found and f"{ids[1]} get_weather Oslo</tool_call>" in found
-    assert prompt(thinker, model="scripted", messages=messages) == found, "ids that change miss the prefix cache"
+    assert thinker.prompt(CHAT, model="scripted", messages=messages) == found, "ids that change miss the prefix cache"
 
 
 def test_thinking_is_a_variable_of_the_template(tmp_path: Path) -> None:
     template = "{{ enable_thinking if enable_thinking is defined else '-' }} {{ reasoning_effort }}<assistant>"
-    tokenizer = model(tmp_path / "m", template)
-    with http_engine(target=str(tmp_path / "m")) as engine:
-        thinker = Thinker(engine, tokenizer)
+    with thinking(tmp_path, template) as thinker:
         for think, told in ((True, "True "), (False, "False "), ("low", "True low"), (None, "- ")):
-            assert prompt(thinker, messages=[USER], think=think) == f"{told}<assistant>"
-            assert prompt(thinker, GENERATE, prompt="x", think=think) == f"{told}<assistant>"
+            assert thinker.prompt(CHAT, messages=[USER], think=think) == f"{told}<assistant>"
+            assert thinker.prompt(GENERATE, prompt="x", think=think) == f"{told}<assistant>"
 
 
 @pytest.fixture(scope="module")
@@ -334,8 +317,6 @@ def test_unknown_fields_are_refused_where_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize(("template", "can"), [(ROLES, False), (f"{PLACE}<tool_call>", True)])
 def test_show_says_whether_the_model_is_told_of_tools(tmp_path: Path, template: str, can: bool) -> None:
-    model(tmp_path, template)
-    server = ServerConfig(names=("scripted",), port=0, tools="refuse")
-    with http_engine(server, target=str(tmp_path)) as engine:
-        assert engine.post("/tokenize", prompt="a")[0] == 200, "once it has loaded"
-        assert ("tools" in engine.post("/api/show")[1]["capabilities"]) == can
+    with thinking(tmp_path, template, server=ServerConfig(names=("scripted",), port=0, tools="refuse")) as one:
+        assert one.engine.post("/tokenize", prompt="a")[0] == 200, "once it has loaded"
+        assert ("tools" in one.engine.post("/api/show")[1]["capabilities"]) == can

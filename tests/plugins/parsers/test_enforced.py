@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ssd.frontend.parsers.rules import CallableFunction
 from tests.frontend.parsers.enforced import check_allowed, check_beside_a_schema, check_forced, check_unfit, forms
+from tests.frontend.parsers.random_calls import formats_of
 
-MARKERS = {
-    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
-    "pythonic": ("<|tool_call_start|>", "<|tool_call_end|>"),
-    "harmony": ("<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
-    "granite": ("<|tool_call|>",),
-    "glm45": ("<tool_call>", "</tool_call>"),
-    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-}
-BAD = {
-    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]',
-    "pythonic": "[add(a=1)]",
-    "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
-    "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
-    "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
-    "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
-    "deepseek_v3": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
-        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
-    "deepseek_v31": (
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
-    "kimi_k2": (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
-        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
-    ),
-}
+FORMATS = formats_of(Path(__file__).parent)
+MARKERS = {name: tuple(format["markers"]) for name, format in FORMATS.items() if "bad" in format}
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -47,7 +22,7 @@ def test_what_is_forced_is_calls_and_nothing_else(format: str, markers: tuple[st
 
 @pytest.mark.parametrize(("format", "markers"), forms(MARKERS))
 def test_what_is_allowed_is_text_and_calls_that_obey(format: str, markers: tuple[str, ...]) -> None:
-    check_allowed(format, markers, BAD[format])
+    check_allowed(format, markers, FORMATS[format]["bad"])
 
 
 @pytest.mark.parametrize(("format", "markers"), forms(MARKERS))

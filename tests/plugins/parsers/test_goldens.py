@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,6 +36,16 @@ TOOLS: dict[str, Any] = {
     "now": None,
 }
 Said = list[Thought | ToolCall | str]
+
+
+def read(part: Any) -> Thought | ToolCall | str:
+    if isinstance(part, dict):
+        return Thought(part["thought"])
+    return part if isinstance(part, str) else ToolCall(*part)
+
+
+ANSWERS: dict[str, list[Any]] = json.loads(Path(__file__).with_name("answers.json").read_text())
+HARMONY, QWEN = ([(text, [*map(read, parts)]) for text, parts in ANSWERS[name]] for name in ("harmony", "qwen3_coder"))
 
 
 def cut(text: str, seed: int) -> list[str]:
@@ -69,51 +80,7 @@ ASKS = "<|channel|>analysis<|message|>The user asks for Rome.\n\nI call.<|end|>"
 CALLS = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rōma"}<|call|>'
 CALL = ToolCall("get_weather", '{"city": "Rōma"}')
 NEXT = "<|start|>assistant"
-ANSWERS = "<|channel|>final<|message|>Sunny, 20°.\n\n- dry<|return|>"
-ASKED, ANSWER = Thought("The user asks for Rome.\n\nI call."), "Sunny, 20°.\n\n- dry"
-
-HARMONY: list[tuple[str, Said]] = [
-    (ANSWERS, [ANSWER]),
-    (ASKS + NEXT + ANSWERS, [ASKED, ANSWER]),
-    (ASKS + NEXT + CALLS, [ASKED, CALL]),
-    (ASKS + NEXT + CALLS.removesuffix("<|call|>"), [ASKED, CALL]),
-    (CALLS.replace(" <|constrain|>", " "), [CALL]),
-    (CALLS.replace(" <|constrain|>json", ""), [CALL]),
-    (CALLS.replace("commentary", "analysis"), [CALL]),
-    (
-        f"{ASKS}{NEXT} to=functions.get_weather<|channel|>commentary json{CALLS[CALLS.index('<|message|>') :]}",
-        [ASKED, CALL],
-    ),
-    (CALLS.replace("get_weather", "unknown"), [ToolCall("unknown", CALL.arguments)]),
-    (
-        f"{ASKS}{NEXT}<|channel|>commentary<|message|>Let me look.<|end|>{NEXT}{CALLS}{NEXT}{CALLS}",
-        [ASKED, "Let me look.", CALL, CALL],
-    ),
-    (
-        f"{ASKS}{NEXT}<|channel|>commentary<|message|>First.<|end|>{NEXT}{ASKS}{NEXT}{ANSWERS}",
-        [ASKED, "First.", Thought("\n" + ASKED.text), "\n" + ANSWER],
-    ),
-    ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [Thought("1 + 1")]),
-    ("<|channel|>commentary to=browser.search json<|message|>{}<|call|>", [Thought("{}")]),
-    (f"{ASKS.removesuffix('<|end|>')}{ANSWERS}", [ASKED, ANSWER]),
-    ("<|message|>Sunny.<|end|>", ["Sunny."]),
-    ("Sunny <b>.", ["Sunny <b>."]),
-    ("to be", ["to be"]),
-    # cut by max_tokens
-    (ASKS[:-20], [Thought(ASKED.text[:-13])]),
-    (ASKS + NEXT, [ASKED]),
-    (ASKS + NEXT + "<|channel|>fin", [ASKED]),
-    (ASKS + NEXT + "<|channel|>commentary to=functions.get_wea", [ASKED]),
-    ("<|channel|>final<|message|>a <|", ["a <|"]),
-    (
-        CALLS[: CALLS.index("ma")],
-        ['<|channel|>commentary to=functions.get_weather<|message|>{"city": "Rō'],
-    ),
-    (
-        f"{CALLS.replace('}', ']')}{NEXT}{CALLS}",
-        ['<|channel|>commentary to=functions.get_weather<|message|>{"city": "Rōma"]', CALL],
-    ),
-]
+SAYS = "<|channel|>final<|message|>Sunny, 20°.\n\n- dry<|return|>"
 
 
 @pytest.mark.parametrize(("text", "expected"), HARMONY, ids=lambda value: str(value)[-30:])
@@ -129,20 +96,8 @@ def test_an_answer_of_gpt_oss_may_begin_inside_of_a_message() -> None:
 
 def test_noise_of_gpt_oss_is_the_same_however_it_is_cut() -> None:
     chance = random.Random(0)
-    parts = [
-        ASKS,
-        CALLS,
-        ANSWERS,
-        NEXT,
-        "<|start|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|end|>",
-        " ",
-        "to=",
-        "x<|",
-        "json",
-    ]
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", " ", "to=", "x<|", "json"]
+    parts = [ASKS, CALLS, SAYS, NEXT, *marks]
     for seed in range(500):
         text = "".join(chance.choices(parts, k=chance.randrange(9)))
         whole = said("harmony", "harmony", True, [text])
@@ -157,39 +112,7 @@ def xml(*parameters: tuple[str, str], name: str = "get_weather") -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
-NESTED = '{"a": [1, {"ü": null}],\n "b": "</x>"}'
-VALUES: list[tuple[str, str, Any]] = [
-    ("city", "São Paulo", "São Paulo"),
-    ("city", "7", "7"),
-    ("city", "null", "null"),
-    ("city", '"Rome"', '"Rome"'),
-    ("city", "\n two\nlines \n", "\n two\nlines \n"),
-    ("city", "</tool_call><tool_call> a < b </param", "</tool_call><tool_call> a < b </param"),
-    ("days", "7", 7),
-    ("days", "100000000000000000000", 10**20),
-    ("days", " -3 ", -3),
-    ("days", "soon", "soon"),
-    ("days", "null", None),
-    ("exact", "true", True),
-    ("exact", "False", False),
-    ("limit", "2.5e3", 2500.0),
-    ("limit", "NaN", "NaN"),
-    ("near", '["a", ["日本"], 1]', ["a", ["日本"], 1]),
-    ("near", "[1,", "[1,"),
-    ("more", NESTED, json.loads(NESTED)),
-    ("unit", "F", "F"),
-    ("unit", "7", 7),
-    ("unit", "8.5", 8.5),
-    ("zone", "null", None),
-    ("zone", "None", None),
-    ("zone", "7", "7"),
-    ("loop", "7", "7"),
-    ("odd", "7", "7"),
-    ("unknown", "7", "7"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "expected"), VALUES, ids=str)
+@pytest.mark.parametrize(("key", "value", "expected"), ANSWERS["values"], ids=str)
 def test_a_value_has_the_type_of_the_tools_schema(key: str, value: str, expected: Any) -> None:
     raw = msgspec.json.decode(json.dumps(TOOLS), type=dict[str, dict[str, msgspec.Raw] | None])  # as HTTP has them
     for offered in (TOOLS, raw):
@@ -197,33 +120,6 @@ def test_a_value_has_the_type_of_the_tools_schema(key: str, value: str, expected
         ((_, arguments),) = [*parser.feed(xml((key, value))), *parser.finish()]
         found = json.loads(arguments)[key]
         assert found == expected and type(found) is type(expected)
-
-
-ROME = ToolCall("get_weather", '{"city": "Rome", "days": 2}')
-XML = xml(("city", "Rome"), ("days", "2"))
-QWEN: list[tuple[str, Said]] = [
-    (XML, [ROME]),
-    (
-        f"Hm.\n</think>\n\nLet me look.\n\n{XML}\n{xml(name='now')}",
-        [Thought("Hm."), "Let me look.", ROME, ToolCall("now", "{}")],
-    ),
-    (f"{XML}\nSo <b> it is.", [ROME, "So <b> it is."]),
-    (XML.replace("\n", ""), [ROME]),
-    (XML.removesuffix("\n</tool_call>"), [ROME]),
-    (XML.replace("</function>\n", ""), [ROME]),
-    (XML.removeprefix("<tool_call>\n"), [ROME]),
-    (XML.replace("Rome\n</parameter>\n", "Rome\n"), [ROME]),
-    (XML.replace("2\n</parameter>\n", "2\n"), [ROME]),
-    (xml(("city", "a</parameter>b"), ("days", "2")), [ToolCall("get_weather", '{"city": "a", "days": 2}')]),
-    (xml(("days", "1"), ("days", "2")), [ToolCall("get_weather", '{"days": 2}')]),
-    (xml(name="unknown"), [ToolCall("unknown", "{}")]),
-    ("Write <function=unknown>\n</function>", ["Write <function=unknown>\n</function>"]),
-    (XML.replace("=get_weather", "="), [XML.replace("=get_weather", "=")]),
-    ('<tool_call>\n{"name": "now"}\n</tool_call>', ['<tool_call>\n{"name": "now"}\n</tool_call>']),
-    (XML.replace("<parameter", "Rome<parameter", 1), [XML.replace("<parameter", "Rome<parameter", 1)]),
-    (f"<tool_call>\n{XML}", ["<tool_call>", ROME]),
-    *((XML[:end], [XML[:end]]) for end in (8, 20, 34, 50, 80, len(XML) - 16)),
-]
 
 
 @pytest.mark.parametrize(("text", "expected"), QWEN, ids=lambda value: str(value)[-30:])

@@ -12,9 +12,9 @@ import pytest
 from ssd.config.engine import ServerConfig
 from ssd.errors import RequestError
 from ssd.grammar.matcher import GrammarCompiler
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.test_http_tools import ASKED, BOB, CHATS, PERSON, SERVER, both, calls, enforced, prompt, takes
-from tests.frontend.tool_model import QWEN, WEATHER, Thinker, model, saying
+from tests.frontend.http_engine import HttpEngine, http_engine
+from tests.frontend.test_http_tools import ASKED, BOB, CHATS, PERSON, both, calls, enforced, prompt, takes
+from tests.frontend.tool_model import QWEN, SERVER, WEATHER, Thinker, model, saying, thinking
 
 # A template like that of gpt-oss, as far as parsers and histories depend on it.
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
@@ -34,15 +34,14 @@ json<|message|>{{ call.arguments | tojson }}<|call|>
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 VOCABULARY = 49152 + len(HARMONY_MARKS)
-STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 
 
 @pytest.fixture(scope="module", params=["special", "plain"])
 def harmony(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     """A model like gpt-oss, whose marks are special tokens, or text of several tokens."""
-    yield from _serving(
-        tmp_path_factory.mktemp("harmony"), HARMONY, HARMONY_MARKS if request.param == "special" else ()
-    )
+    marks = HARMONY_MARKS if request.param == "special" else ()
+    yield from _serving(tmp_path_factory.mktemp("harmony"), HARMONY, marks)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +62,7 @@ class Enforced:
 
     def __init__(self, thinker: Thinker, **body: Any) -> None:
         engine, self._tokenizer = thinker
-        connection = engine.connection()
-        connection.request("POST", CHATS, json.dumps({**ASKED, **body}), {"content-type": "application/json"})
-        asked = engine.engine.target.next_submit().params.structured
-        connection.close()
+        asked = engine.submitted(CHATS, **ASKED, **body).params.structured
         assert asked is not None and asked.kind == "compiled"
         self._end = 2
         directory = self._tokenizer._directory
@@ -110,7 +106,7 @@ def test_gpt_oss_thinks_speaks_and_calls(harmony: Thinker, each: int) -> None:
         assert calls(choice) == [("get_weather", {"city": "São Paulo"})] and choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] == "Let me see."
         assert choice["message"]["reasoning_content"] == "Hm.\n\nRome?\nHm.\n\nRome?"
-        tool = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+        tool = {"type": "function", **WEATHER["function"]}
         _, answer = engine.post("/v1/responses", input="Why?", tools=[tool])
         assert [item["type"] for item in answer["output"]] == ["reasoning", "message", "reasoning", "function_call"]
     with saying(harmony, f"{THINKS}{FINAL}Sunny.<|return|>", each) as engine:
@@ -148,11 +144,7 @@ def test_gpt_oss_gets_the_effort_and_earlier_thoughts(harmony: Thinker) -> None:
 def test_an_effort_reaches_the_template(harmony: Thinker, path: str) -> None:
     asked = ASKED if path == CHATS else {"input": "Why?"}
     effort = {"reasoning_effort": "high"} if path == CHATS else {"reasoning": {"effort": "high", "summary": "auto"}}
-    connection = harmony.engine.connection()
-    connection.request("POST", path, json.dumps({**asked, **effort}), {"content-type": "application/json"})
-    ids = harmony.engine.engine.target.next_submit().token_ids
-    connection.close()
-    assert "Effort: high" in harmony.tokenizer.decode(ids)
+    assert "Effort: high" in harmony.prompt(path, **asked, **effort)
 
 
 def test_gpt_oss_obeys_in_its_final_channel_or_in_a_call(harmony: Thinker) -> None:
@@ -236,29 +228,24 @@ def test_a_text_that_xml_cannot_enforce_is_refused_by_name(qwen: Thinker, schema
 
 @pytest.mark.parametrize("format", ["gemma4", "functiongemma", "deepseek_v32", "internlm", "phi4_mini_json"])
 def test_a_format_without_a_grammar_calls_in_plain_text_beside_a_schema(tmp_path: Path, format: str) -> None:
-    tokenizer = model(tmp_path / "model", "{{ tools }}{{ messages[0].content }}")
     server = ServerConfig(names=("scripted",), port=0, tool_call_parser=format)
     asked = {"tools": [WEATHER], "response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}}
     call = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
-    with http_engine(server, target=str(tmp_path / "model")) as engine:
-        one = Thinker(engine, tokenizer)
-        matcher = enforced(one, **asked)
+    with thinking(tmp_path, "{{ tools }}{{ messages[0].content }}", server=server) as one:
+        matcher, tokenizer = enforced(one, **asked), one.tokenizer
         assert takes(matcher, tokenizer, call) and takes(matcher, tokenizer, BOB)
         assert not takes(matcher, tokenizer, "Hi") and not takes(matcher, tokenizer, "{}")
-        with saying(one, call):
+        with saying(one, call) as engine:
             assert calls(both(engine, **asked)) == [("get_weather", {"city": "Rome"})]
-        with saying(one, BOB):
+        with saying(one, BOB) as engine:
             assert both(engine, **asked)["message"]["content"] == BOB
 
 
 def test_markers_that_are_special_tokens_are_read_and_others_stay_hidden(tmp_path: Path) -> None:
     template = "{{ tools }}{{ messages[0].content }}{{ '[TOOL_CALLS]' if never }}"
-    tokenizer = model(tmp_path / "mistral", template, ("[TOOL_CALLS]", "[ARGS]", "[OTHER]"))
+    special = ("[TOOL_CALLS]", "[ARGS]", "[OTHER]")
     text = 'Well.[OTHER][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
-    with (
-        http_engine(SERVER, target=str(tmp_path / "mistral"), vocab_size=49155) as engine,
-        answering(engine, tokenizer.encode(text)),
-    ):
+    with thinking(tmp_path, template, special, vocab_size=49155) as one, saying(one, text) as engine:
         choice = both(engine, tools=[WEATHER])
         assert calls(choice) == [("get_weather", {"city": "Rome"})] and choice["message"]["content"] == "Well."
         assert both(engine)["message"]["content"] == 'Well.get_weather{"city": "Rome"}'
@@ -312,6 +299,5 @@ HISTORY = [
     ids=["kimi", "deepseek", "deepseek of vllm"],
 )
 def test_a_template_gets_calls_as_it_takes_them(tmp_path: Path, template: str, expected: str) -> None:
-    tokenizer = model(tmp_path / "model", template)
-    with http_engine(SERVER, target=str(tmp_path / "model")) as engine:
-        assert prompt(Thinker(engine, tokenizer), messages=HISTORY).removesuffix("None") == expected
+    with thinking(tmp_path, template) as one:
+        assert prompt(one, messages=HISTORY).removesuffix("None") == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,105 +20,13 @@ from tests.frontend.parsers.random_calls import (
     check_cuts,
     check_noise,
     copied,
+    formats_of,
     parsed,
 )
 
 CUTS = 10_000  # in all formats together
-BROKEN = {
-    "harmony": (
-        "<|channel|>",
-        "<|channel|>commentary<|message|>",
-        "<|channel|>commentary to=functions.add<|message|>[1]<|call|>",
-        "<|channel|>commentary to=functions.<|message|>{}",
-        "<|channel|>commentary to=add<|message|>{}<|call|>",
-        '<|channel|>commentary to=functions.add json<|message|>{"a": 1',
-        "<|channel|>commentary to=functions.add json json<|message|>{}",
-    ),
-    "qwen3_coder": (
-        "<tool_call>.",
-        "<tool_call><tool_call>.",
-        '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
-        "<tool_call>\n<function=>\n</function>\n</tool_call>",
-        "<function=other>\n</function>",
-        '<tool_call>\n<function=add>\n{"a": 1}\n</function>\n</tool_call>',
-        "<function=add\n>",
-    ),
-    "mistral": (
-        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 01}}]',
-        "[TOOL_CALLS][]",
-        "[TOOL_CALLS]add[ARGS]1",
-        "[TOOL_CALLS]{}",
-        '[TOOL_CALLS]add[CALL_ID]x[ARGS]{"a": "\\x"}',
-    ),
-    "granite": (
-        '<|tool_call|>{"arguments": {}}',
-        "<tool_call>[]</tool_call>",
-        '<|tool_call|>[{"name": "add", "arguments": 1}]',
-    ),
-    "phi4_mini_json": ("functools.lru_cache", "functools[1]", "functools"),
-    "internlm": ("<|action_start|><|plugin|>{}<|action_end|>", "<|action_start|><|interpreter|>", "<|plugin|>"),
-    "glm45": (
-        "<tool_call>.",
-        "<tool_call>",
-        "<tool_call>add <b>",
-        '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
-        "<tool_call>add\n<arg_key>a</arg_key>\n1\n</tool_call>",
-        "<tool_call>add\n<arg_key>a</arg_key><arg_value>1</arg_value> 2</tool_call>",
-    ),
-    "deepseek_v3": (
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[]",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n[1]\n```<｜tool▁call▁end｜>",
-        "<｜tool▁call▁begin｜><｜tool▁sep｜>{}",
-    ),
-    "deepseek_v32": (
-        "<｜DSML｜function_calls>",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="">\n</｜DSML｜invoke>',
-        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n.</｜DSML｜invoke>',
-        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">{"a": 1}.',
-        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add"><｜DSML｜parameter name="a" string="no">',
-    ),
-    "kimi_k2": (
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>1",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0 {}",
-        "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}",
-    ),
-    "functiongemma": (
-        "<start_function_call>",
-        "<start_function_call>add{}",
-        "<start_function_call>call:add{a}",
-        "<start_function_call>call:add{a:}",
-        "<start_function_call>call:{}",
-        "<start_function_call>call:add{a:<b>}",
-    ),
-    "pythonic": (
-        "<|python_start|>[add(1)]<|python_end|>",
-        "<|python_start|>[add(a=1, a=2)]<|python_end|>",
-        "<|python_start|>[add(a=b)]",
-        "<|tool_call_start|>[add(a='\n')]<|tool_call_end|>",
-        "<|tool_call_start|>[]",
-    ),
-}
-BROKEN["deepseek_v31"] = BROKEN["deepseek_v3"]
-BROKEN["gemma4"] = tuple(text.replace("<start_function_call>", "<|tool_call>") for text in BROKEN["functiongemma"])
-assert BROKEN.keys() == set(registered.names(registered.TOOLS)) - {"hermes", "llama3_json"}
-STARTS = {
-    "mistral": '[TOOL_CALLS]add[ARGS]{"a": ',
-    "pythonic": "[add(a=",
-    "harmony": '<|channel|>commentary to=functions.add<|message|>{"a": ',
-    "qwen3_coder": "<tool_call><function=add><parameter=a>",
-    "granite": '<|tool_call|>[{"name": "add", "arguments": {"a": ',
-    "phi4_mini_json": 'functools[{"name": "add", "arguments": {"a": ',
-    "internlm": '<|action_start|><|plugin|>{"name": "add", "parameters": {"a": ',
-    "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>",
-    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{{",
-    "deepseek_v31": '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": ',
-    "deepseek_v32": '<｜DSML｜tool_calls><｜DSML｜invoke name="add">{"a": ',
-    "kimi_k2": '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": ',
-    "functiongemma": "<start_function_call>call:add{a: ",
-    "gemma4": "<|tool_call>call:add{a: ",
-}
+FORMATS = formats_of(Path(__file__).parent)
+assert FORMATS.keys() == set(registered.names(registered.TOOLS)) - {"hermes", "llama3_json"}
 
 
 def as_python(name: str, arguments: dict[str, Any]) -> str:
@@ -229,14 +138,14 @@ def written(random: random.Random, format: str, calls: Calls) -> str:
     return f"{opening}[{', '.join(as_python(*one) for one in calls)}]{closing}"
 
 
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_no_cut_changes_an_answer_and_nothing_is_lost(format: str) -> None:
-    check_cuts(format, CUTS // len(BROKEN) // 5, BROKEN[format], written)
+    check_cuts(format, CUTS // len(FORMATS) // 5, FORMATS[format]["broken"], written)
 
 
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_noise_is_content_to_the_letter(format: str) -> None:
-    check_noise(format, BROKEN[format])
+    check_noise(format, FORMATS[format]["broken"])
 
 
 ADD = [ToolCall("add", '{"a": 1}')]
@@ -263,9 +172,9 @@ def test_a_format_takes(format: str, text: str, expected: Parsed | None) -> None
 
 
 @pytest.mark.parametrize("deep", ["[", '{"a":'])
-@pytest.mark.parametrize("format", BROKEN)
+@pytest.mark.parametrize("format", FORMATS)
 def test_depth_and_length_are_bounded(format: str, deep: str) -> None:
-    check_bounds(format, STARTS[format], deep)
+    check_bounds(format, FORMATS[format]["start"], deep)
 
 
 def test_many_strings_are_not_read_again_for_each() -> None:

@@ -16,7 +16,7 @@ from ssd.ipc.messages import Emission
 from ssd.launch.server import ServerOptions, resolve_server
 from ssd.plugins.quotas import quotas
 from ssd.plugins.quotas.quotas import Quota, Quotas
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
+from tests.frontend.http_engine import HttpEngine, answering, http_engine, key_file
 
 IDS = [5, 6, 7]
 COMPLETIONS, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
@@ -40,17 +40,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def key_file(tmp_path: Path) -> str:
-    file = tmp_path / "keys"
-    file.write_text("sesame alice\nother\n")
-    file.chmod(0o600)
-    return str(file)
+def keys(tmp_path: Path) -> str:
+    return key_file(tmp_path, "sesame alice", "other")
 
 
-def server(key_file: str | None = None, **limits: Any) -> ServerConfig:
-    return ServerConfig(
-        names=("scripted",), port=0, api_key_file=key_file, quotas=msgspec.to_builtins(Quotas(**limits))
-    )
+def server(file: str | None = None, **limits: Any) -> ServerConfig:
+    return ServerConfig(names=("scripted",), port=0, api_key_file=file, quotas=msgspec.to_builtins(Quotas(**limits)))
 
 
 def ask(
@@ -64,9 +59,9 @@ def ratelimits(headers: dict[str, str]) -> dict[str, str]:
     return {name.removeprefix("x-ratelimit-"): value for name, value in headers.items() if "ratelimit" in name}
 
 
-def test_requests_a_minute_are_each_keys_own(clock: Clock, key_file: str) -> None:
+def test_requests_a_minute_are_each_keys_own(clock: Clock, keys: str) -> None:
     limits = {"default": Quota(requests_per_minute=2), "keys": {"alice": Quota(requests_per_minute=3)}}
-    with http_engine(server(key_file, **limits)) as engine, answering(engine, IDS):
+    with http_engine(server(keys, **limits)) as engine, answering(engine, IDS):
         for key, most in (("sesame", 3), ("other", 2)):
             for left in reversed(range(most)):
                 status, headers, _ = ask(engine, key)
@@ -107,15 +102,13 @@ def test_tokens_a_minute_are_those_of_prompts_and_answers(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_requests_at_once(key_file: str, stream: bool) -> None:
+def test_requests_at_once(keys: str, stream: bool) -> None:
     """A place is free again when a request has ended, or its client has left."""
     limits = {"default": Quota(concurrent_requests=1)}
-    with http_engine(server(key_file, **limits)) as engine:
+    with http_engine(server(keys, **limits)) as engine:
         target = engine.engine.target
         for leaves in (False, True):
-            held = engine.connection()
-            headers = {"content-type": "application/json", "x-api-key": "other"}
-            held.request("POST", COMPLETIONS, json.dumps({**BODY, "stream": stream}), headers)
+            held = engine.begin(COMPLETIONS, {"x-api-key": "other"}, **BODY, stream=stream)
             request = target.next_submit().request
             status, refused, answer = ask(engine, "other")
             assert (status, refused["retry-after"], ratelimits(refused)) == (429, "1", {})
@@ -137,10 +130,8 @@ def test_the_limits_hold_for_thirty_at_once(clock: Clock, prompt: Any, stream: b
     quota = Quota(tokens_per_minute=100, requests_per_minute=40)
     with http_engine(server(default=quota)) as engine:
         target = engine.engine.target
-        held = [engine.connection() for _ in range(30)]
-        for seed, connection in enumerate(held):
-            body = json.dumps({"prompt": prompt, "max_tokens": 50, "stream": stream, "seed": seed})
-            connection.request("POST", COMPLETIONS, body, {"content-type": "application/json"})
+        asked = {"prompt": prompt, "max_tokens": 50, "stream": stream}
+        held = [engine.begin(COMPLETIONS, **asked, seed=seed) for seed in range(30)]
         sockets = [connection.sock for connection in held]
         while len(target.open) + len(select.select(sockets, [], [], 0)[0]) < len(held):
             target.pump(10)
@@ -160,12 +151,9 @@ def test_the_limits_hold_for_thirty_at_once(clock: Clock, prompt: Any, stream: b
 
 
 def test_embeddings_that_a_client_cuts_count(clock: Clock) -> None:
-    """Their prompts, which the engine has."""
     with http_engine(server(default=Quota(tokens_per_minute=100))) as engine:
         target = engine.engine.target
-        connection = engine.connection()
-        body = json.dumps({"input": [[1] * 10] * 8})
-        connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+        connection = engine.begin("/v1/embeddings", input=[[1] * 10] * 8)
         for request in [target.next_submit().request for _ in range(8)]:
             connection.close()
             target.wait_abort(request)
@@ -200,12 +188,12 @@ def test_a_stream_has_the_headers_and_counts_its_tokens(clock: Clock) -> None:
 # -- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_a_key_leaves_out_is_the_defaults(tmp_path: Path, key_file: str) -> None:
+def test_a_limit_that_a_key_leaves_out_is_the_defaults(tmp_path: Path, keys: str) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(
         "[default]\nrequests-per-minute = 60\nconcurrent-requests = 4\n[keys.alice]\nrequests-per-minute = 9"
     )
-    given = resolve_server(ServerOptions(limits=str(file), api_key_file=key_file), "model").quotas
+    given = resolve_server(ServerOptions(limits=str(file), api_key_file=keys), "model").quotas
     found = msgspec.convert(given, Quotas)
     assert found.of("alice") == Quota(requests_per_minute=9, concurrent_requests=4)
     assert found.of("") == Quota(requests_per_minute=60, concurrent_requests=4)
@@ -221,20 +209,18 @@ def test_a_limit_that_a_key_leaves_out_is_the_defaults(tmp_path: Path, key_file:
         ("[keys.bob]\ntokens-per-minute = 5", "'bob'"),
     ],
 )
-def test_a_wrong_file_is_refused_before_the_start(tmp_path: Path, key_file: str, content: str, said: str) -> None:
+def test_a_wrong_file_is_refused_before_the_start(tmp_path: Path, keys: str, content: str, said: str) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(content)
     with pytest.raises(UsageError, match="--limits") as caught:
-        resolve_server(ServerOptions(limits=str(file), api_key_file=key_file), "model")
+        resolve_server(ServerOptions(limits=str(file), api_key_file=keys), "model")
     assert said in str(caught.value)
 
 
 def test_a_key_has_one_name(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("sesame alice\nsesame bob\n")
-    file.chmod(0o600)
+    file = key_file(tmp_path, "sesame alice", "sesame bob")
     with pytest.raises(UsageError, match="line 2 gives a key of an earlier line another name"):
-        resolve_server(ServerOptions(api_key_file=str(file)), "model")
+        resolve_server(ServerOptions(api_key_file=file), "model")
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

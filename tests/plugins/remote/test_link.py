@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from ssd.ipc.public import Message, pack
 from ssd.plugins.remote.link import Joined, Offer
-from tests.attacks.zeromq import connected, zmtp
+from tests.attacks.zeromq import connected, wire, zmtp
 from tests.plugins.remote.world import World
 
 _FLOOD_S = 2.0
@@ -33,13 +32,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture(scope="module")
 def expected(world: World) -> list[list[int]]:
     return world.ids("ar")[0]
-
-
-def wire(message: Message) -> bytes:
-    """A message as a peer without keys sends it."""
-    header, body = pack(message)
-    assert len(body) < 256
-    return bytes([1, len(header)]) + header + bytes([0, len(body)]) + body
 
 
 def reset(client: socket.socket) -> None:

@@ -168,14 +168,7 @@ def test_an_entry_of_the_running_verification_is_put_on_the_board(world: World) 
 
 
 @pytest.mark.parametrize(
-    "lie",
-    [
-        {"ids": [1, VOCABULARY]},
-        {"token": VOCABULARY},
-        {"request": 6},
-        {"round": 2},
-        {"round": 4},
-    ],
+    "lie", [{"ids": [1, VOCABULARY]}, {"token": VOCABULARY}, {"request": 6}, {"round": 2}, {"round": 4}]
 )
 def test_other_entries_are_dropped(world: World, lie: dict[str, Any]) -> None:
     world.join()
@@ -314,7 +307,6 @@ def test_two_drafts_have_a_request_each_and_no_word_in_the_other(world: World) -
 
 
 def test_a_draft_that_is_for_its_own_client_hears_of_no_other(world: World) -> None:
-    """Even if the target tells the receiver of one."""
     world.join()
     (session,) = world.receiver._sessions
     sessions = Sessions(own=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,27 +13,23 @@ from ssd.frontend.http.errors import HttpError
 from ssd.ipc.messages import Emission
 from ssd.plugins.responses import answers
 from ssd.plugins.responses.store import Item, ResponseStore, Turn
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.tool_model import CALL, TEMPLATE, WEATHER, Thinker, model, saying
+from tests.frontend.http_engine import HttpEngine
+from tests.frontend.tool_model import CALL, FUNCTION, TEMPLATE, WEATHER, Thinker, saying, thinking
 
 PATH = "/v1/responses"
 STRICT_NOT = {"type": "json_schema", "schema": {"not": {}}, "strict": True}
-FLAT = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+FLAT = {"type": "function", **FUNCTION}
 ASKED: dict[str, Any] = {"input": "Why?", "max_output_tokens": 300}
+JSON, CUSTOM = {"type": "json_object"}, {"type": "custom", "name": "f"}
+IMAGE = {"type": "input_image", "image_url": "data:,"}
+SEEN = {"type": "function_call_output", "call_id": "c1", "output": [IMAGE]}
 TURN = [{"role": "user", "content": "Why?"}]
 
 
 def events(engine: HttpEngine, **body: Any) -> list[dict[str, Any]]:
-    """Every event of a stream. Each has its type twice and the next number."""
-    status, headers, content = engine.ask("POST", PATH, {**ASKED, **body, "stream": True})
-    assert status == 200 and headers["content-type"].startswith("text/event-stream"), content
-    *parts, rest = content.decode().split("\n\n")
-    assert rest == ""
-    found = []
-    for number, part in enumerate(parts):
-        kind, data = re.fullmatch("event: (.*)\ndata: (.*)", part).groups()  # type: ignore[union-attr]
-        found.append(json.loads(data))
-        assert (found[-1]["type"], found[-1]["sequence_number"]) == (kind, number)
+    """Every event of a stream. Each has the next number."""
+    found = engine.typed_events(PATH, **ASKED | body)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
@@ -92,9 +87,7 @@ def test_a_cut_answer_is_incomplete(thinker: Thinker) -> None:
 
 
 def test_an_error_in_the_middle_is_the_last_event(thinker: Thinker) -> None:
-    connection = thinker.engine.connection()
-    body = json.dumps({**ASKED, "stream": True})
-    connection.request("POST", PATH, body, {"content-type": "application/json"})
+    connection = thinker.engine.begin(PATH, **ASKED, stream=True)
     target = thinker.engine.engine.target
     request = target.next_submit().request
     target.step(Emission(request, thinker.tokenizer.encode("One")))
@@ -111,12 +104,7 @@ def test_an_error_in_the_middle_is_the_last_event(thinker: Thinker) -> None:
 
 def prompt(thinker: Thinker, **body: Any) -> str:
     """What the model is told."""
-    connection = thinker.engine.connection()
-    connection.request("POST", PATH, json.dumps({**ASKED, **body}), {"content-type": "application/json"})
-    submit = thinker.engine.engine.target.next_submit()
-    thinker.engine.engine.target.step(Emission(submit.request, [], finish_reason="stop"))
-    assert connection.getresponse().status == 200
-    return thinker.tokenizer.decode(submit.token_ids)
+    return thinker.prompt(PATH, **ASKED | body)
 
 
 def test_instructions_come_first(thinker: Thinker) -> None:
@@ -164,16 +152,9 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
         ),
     ):
-        found = []
-        for path, body in (
-            (PATH, {**ASKED, **fields}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Why?"}], **chat}),
-        ):
-            connection = thinker.engine.connection()
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            found.append(thinker.engine.engine.target.next_submit().params.structured)
-            connection.close()
-        assert found[0] is not None and found[0] == found[1]
+        found = thinker.engine.submitted(PATH, **ASKED, **fields).params.structured
+        assert found is not None
+        assert found == thinker.engine.submitted("/v1/chat/completions", messages=TURN, **chat).params.structured
     with saying(thinker, '{"a": 1}') as engine:
         status, answer = engine.post(PATH, **ASKED, text={"format": format})
         assert (status, answer["text"], text(answer["output"][0])) == (200, {"format": format}, '{"a": 1}')
@@ -186,32 +167,21 @@ def test_a_format_and_a_choice_of_tools_reach_the_target_as_in_a_chat(thinker: T
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing_parameter"),
         ({"text": {"format": STRICT_NOT}}, "text.format", "invalid_request"),
-        (
-            {"text": {"format": {"type": "json_object"}}, "tools": [FLAT], "response_format": {"type": "json_object"}},
-            "text.format",
-            "invalid_value",
-        ),
+        ({"text": {"format": JSON}, "tools": [FLAT], "response_format": JSON}, "text.format", "invalid_value"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        (
-            {"tools": [{"type": "custom", "name": "f"}], "tool_choice": {"type": "custom", "name": "f"}},
-            "tool_choice.type",
-            "unsupported_parameter",
-        ),
-        (
-            {"tools": [{"type": "custom", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
-            "tool_choice",
-            "invalid_value",
-        ),
+        ({"tools": [CUSTOM], "tool_choice": CUSTOM}, "tool_choice.type", "unsupported_parameter"),
+        ({"tools": [CUSTOM], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_parameter"),
         ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_parameter"),
         ({"input": None}, "input", "missing_parameter"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-            "input[0].content[0].type",
-            "unsupported_parameter",
-        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type", "unsupported_parameter"),
+        ({"input": [SEEN]}, "input[0].output[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c1"}]}, "input[0].type", "unsupported_parameter"),
+        ({"tools": [FLAT], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "unsupported_parameter"),
+        ({"input": [SEEN]}, "input[0].output[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c1"}]}, "input[0].type", "unsupported_parameter"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_parameter"),
         ({"input": [{"content": "x"}]}, "input[0].role", "missing_parameter"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments", "missing_parameter"),
@@ -347,8 +317,7 @@ def test_the_tokens_of_a_prompt_are_counted(thinker: Thinker) -> None:
 
 
 def test_a_running_response_is_cancelled(thinker: Thinker) -> None:
-    connection = thinker.engine.connection()
-    connection.request("POST", PATH, json.dumps({**ASKED, "stream": True}), {"content-type": "application/json"})
+    connection = thinker.engine.begin(PATH, **ASKED, stream=True)
     target = thinker.engine.engine.target
     request = target.next_submit().request
     target.step(Emission(request, thinker.tokenizer.encode("One two")))
@@ -370,15 +339,11 @@ def test_a_running_response_is_cancelled(thinker: Thinker) -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     """One with two keys, that keeps three responses of each in 16 KiB."""
-    directory = tmp_path_factory.mktemp("small")
-    tokenizer = model(directory, TEMPLATE)
     limits = Limits(max_stored_responses=3, max_stored_bytes=2 * 16 * 2**10)
     server = ServerConfig(names=("scripted",), port=0, api_keys=("a", "b"), limits=limits)
-    with (
-        http_engine(server, target=str(directory), max_model_len=8192) as engine,
-        answering(engine, tokenizer.encode("See.")),
-    ):
-        yield Thinker(engine, tokenizer)
+    directory = tmp_path_factory.mktemp("small")
+    with thinking(directory, TEMPLATE, server=server, max_model_len=8192) as thinker, saying(thinker, "See."):
+        yield thinker
 
 
 def ask(small: Thinker, key: str, **body: Any) -> tuple[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +10,30 @@ import pytest
 
 from ssd.config.engine import ServerConfig
 from ssd.config.params import SamplingDefaults
-from tests.frontend.http_engine import HttpEngine, answering, http_engine
-from tests.frontend.test_http_other_bodies import submitted as sampled
-from tests.frontend.test_http_tools import PLACE, PLAIN_CALL, ROLES, TOLD, submitted, told_plainly
-from tests.frontend.tool_model import WEATHER, model, saying
+from tests.frontend.http_engine import http_engine
+from tests.frontend.test_http_tools import PLAIN_CALL, ROLES, TOLD
+from tests.frontend.tool_model import FUNCTION, Thinker, saying, thinking
 
 PATH = "/v1/responses"
-SERVER = ServerConfig(names=("scripted",), port=0)
-TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+TOOL: dict[str, Any] = {"type": "function", **FUNCTION}
 
 
-@pytest.mark.parametrize(
-    ("schema", "word"),
-    [
-        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "string", "format": "wat"}, "wat"),
-        ({"not": {"type": "string"}}, "not"),
-    ],
-)
-def test_a_strict_schema_is_obeyed_or_refused(scripted: HttpEngine, schema: dict[str, Any], word: str) -> None:
-    text = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
-    status, answer = scripted.post(PATH, input="Why?", text=text)
-    assert status == 400 and word in answer["error"]["message"]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
+    with thinking(tmp_path_factory.mktemp("plain"), ROLES) as thinker:
+        yield thinker
 
 
 def test_it_samples_as_the_model_says() -> None:
-    with http_engine(sampling=SamplingDefaults(temperature=0.6, top_k=20)) as engine:
-        params = sampled(engine, PATH, {"input": "Why?"})[1]
-        assert (params.temperature, params.top_k) == (0.6, 20)
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.1, frequency_penalty=0.5)
+    with http_engine(sampling=defaults) as engine:
+        params = engine.submitted(PATH, input="Why?").params
+        assert (params.temperature, params.top_k, params.repetition_penalty) == (0.6, 20, 1.1)
+        params = engine.submitted(PATH, input="Why?", text={"format": {"type": "json_object"}}).params
+        assert (params.repetition_penalty, params.frequency_penalty) == (1.0, 0.0), "they do not act in a grammar"
 
 
-def test_calls_and_results_are_told_plainly(tmp_path: Path) -> None:
+def test_calls_and_results_are_told_plainly(plain: Thinker) -> None:
     arguments = '{"city":  "Rome"}', "{}"
     items = [
         {"role": "user", "content": "Why?"},
@@ -55,24 +49,17 @@ def test_calls_and_results_are_told_plainly(tmp_path: Path) -> None:
         '<user>Why?<assistant>So.\n{"name": "get_weather", "parameters": {"city":  "Rome"}}; '
         '{"name": "get_weather", "parameters": {}}<user>Result of "get_weather":\nSunny\n\nResult:\nRain'
     )
-    with told_plainly(tmp_path) as one:
-        assert submitted(one, PATH, input=items, tools=[TOOL]) == f"<system>{TOLD}{told}<assistant>"
+    assert plain.prompt(PATH, input=items, tools=[TOOL]) == f"<system>{TOLD}{told}<assistant>"
 
 
-def test_a_plain_call_is_one(tmp_path: Path) -> None:
-    with told_plainly(tmp_path) as one, saying(one, f"{PLAIN_CALL}; {PLAIN_CALL}"):
-        _, answer = one.engine.post(PATH, input="Why?", tools=[TOOL])
+def test_a_plain_call_is_one(plain: Thinker) -> None:
+    with saying(plain, f"{PLAIN_CALL}; {PLAIN_CALL}") as engine:
+        _, answer = engine.post(PATH, input="Why?", tools=[TOOL])
         assert [(item["type"], item["name"]) for item in answer["output"]] == [("function_call", "get_weather")] * 2
 
 
 def test_tools_may_be_refused_where_the_template_has_no_place_for_them(tmp_path: Path) -> None:
-    for name, template in (("plain", ROLES), ("place", f"{PLACE}<tool_call>")):
-        model(tmp_path / name, template)
-        server = ServerConfig(names=("scripted",), port=0, tools="refuse")
-        with http_engine(server, target=str(tmp_path / name)) as engine, answering(engine, [5]):
-            status, answer = engine.post(PATH, input="Why?", tools=[TOOL])
-            if name == "plain":
-                assert (status, answer["error"]["param"]) == (400, "tools")
-                assert "no place for tools" in answer["error"]["message"]
-            else:
-                assert status == 200
+    with thinking(tmp_path, ROLES, server=ServerConfig(names=("scripted",), port=0, tools="refuse")) as one:
+        status, answer = one.engine.post(PATH, input="Why?", tools=[TOOL])
+        assert (status, answer["error"]["param"]) == (400, "tools")
+        assert "no place for tools" in answer["error"]["message"]
