@@ -50,7 +50,7 @@ def trace(last: float | None, following: float | None, output: Path, address: st
     begin = first.at if following is not None else history.now - int(1e9 * (last or _LAST_S))
     traces = {role: trace.since(begin, history.now) for role, trace in history.traces.items()}
     if not any(states for states, _ in traces.values()):
-        raise SsdError("there is nothing to write: the engine runs with --no-telemetry")
+        raise SsdError("there is nothing to write: the engine has recorded nothing")
     ended = [end for end in history.ended if end.at >= begin]
     about = {"model": first.model, "draft": first.draft, "speculation": msgspec.to_builtins(first.speculation)}
     begin = min([span.begin for states, _ in traces.values() for span in states[:1]])

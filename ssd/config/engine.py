@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ssd.config import gpus
-from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, OTHER, PROCESSORS, WEIGHTS
+from ssd.config.descriptions import ADVANCED, LIMITS, MAIN, MEMORY, PROCESSORS, WEIGHTS
 from ssd.config.emulation import DeviceTimes, StatedAgreement
 from ssd.config.params import DRAFTED, MAX_GRAMMAR, SamplingDefaults, Speculation
 from ssd.errors import UsageError
@@ -25,7 +25,6 @@ DraftWeights = Literal["auto", "as-is", "int8", "light"]
 CacheDType = Literal["auto", "fp8", "int8"]
 Activations = Literal["float32", "int16", "int8"]
 InlineDraft = Literal["auto", "on", "off"]
-MemoryScope = Literal["key", "engine"]
 AttentionName = Literal["auto", "torch", "triton", "flash-attn"]
 MAX_RANKS = 64
 MIN_SUFFIX_MEMORY = 2**16
@@ -35,37 +34,23 @@ SequenceCount = Annotated[int, Meta(ge=1, le=1024)]
 TokenCount = Annotated[int, Meta(ge=1, le=65536)]
 RankCount = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-MetricsCompat = Literal["none", "vllm"]
 PlainTools = Literal["auto", "refuse"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most that clients may ask for; the error of a refused request names the limit.
 
-    `slow_reader_tokens` tokens, with 20 alternatives each, fit one message. A grammar of tools may have four times
-    `max_grammar_bytes`."""
+    A grammar of tools may have four times `max_grammar_bytes`."""
 
     heading: ClassVar[str] = LIMITS
     max_open_requests: Annotated[int, Meta(ge=1, le=65536), "Most requests that run or wait; more get a 429."] = 2048
     max_n: Annotated[int, Meta(ge=1, le=1024), "Most choices of one prompt."] = 8
     max_prompts: Annotated[int, Meta(ge=1, le=65536), "Most prompts of one HTTP request."] = 64
     max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30), "Largest HTTP body."] = 4 * 2**20
-    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**20), "Largest headers of an HTTP request, together."] = (
-        64 * 2**10
-    )
-    max_header_lines: Annotated[int, Meta(ge=8, le=10000), "Most headers of an HTTP request."] = 100
-    slow_reader_tokens: Annotated[int, Meta(ge=1, le=32768), "Unread tokens at which a client is cut off."] = 4096
     slow_reader_seconds: Annotated[float, Meta(gt=0, le=86400), "Seconds a client may leave tokens unread."] = 30.0
     max_grammar_bytes: Annotated[
         int, Meta(ge=256, le=MAX_GRAMMAR), "Longest JSON schema, regular expression or grammar of a request."
     ] = 64 * 2**10
-    grammar_timeout: Annotated[int, Meta(ge=1, le=600), "Seconds of processor time that compiling one may take."] = 2
-    max_stored_responses: Annotated[
-        int, Meta(ge=0, le=65536), "Answers of /v1/responses kept for each API key; 0: none."
-    ] = 1024
-    max_stored_bytes: Annotated[int, Meta(ge=0, le=2**36), "Memory for them all; the least recently used go first."] = (
-        32 * 2**20
-    )
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,10 +72,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_hosts: tuple[str, ...] = ()
     zmq_bind: str | None = None
     zmq_keys: str | None = None
-    metrics_compat: MetricsCompat = "none"
     otlp_traces_endpoint: str | None = None
-    strict_fields: bool = False
-    cache_report: bool = True
     ui: bool = True
     tools: PlainTools = "auto"
     tool_call_parser: str = AUTO
@@ -174,18 +156,11 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         "Bytes for texts of earlier requests, from which answers are guessed; 0: none.",
         MEMORY,
     ] = 64 * 2**20
-    suffix_memory_scope: Annotated[
-        MemoryScope, "key: a request is helped by those of its API key and cache_salt. engine: by all.", MEMORY
-    ] = "key"
     enforce_eager: Annotated[bool, "No CUDA graphs: slower, less memory, quick to start.", PROCESSORS, ADVANCED] = False
     load_format: Annotated[str, "dummy: random weights.", WEIGHTS] = "auto"
     shutdown_timeout: Annotated[
         float, Meta(ge=0, le=86400), "Seconds that open requests get at the end.", LIMITS, ADVANCED
     ] = 30.0
-    step_timeout: Annotated[
-        float, Meta(ge=1, le=86400), "Seconds a step may take before its process is restarted.", LIMITS, ADVANCED
-    ] = 60.0
-    telemetry: Annotated[bool, "Record what target and draft do, for ssd top and ssd trace.", OTHER, ADVANCED] = True
 
     @property
     def has_weights(self) -> bool:

@@ -29,15 +29,15 @@ class GrammarChecker:
     """Has text workers compile grammars; keeps the last results, errors too, by scope. Lives in one event loop."""
 
     def __init__(self, texts: TextPool, limits: Limits) -> None:
-        self._texts, self._limits = texts, limits
+        self._texts, self._most_bytes = texts, limits.max_grammar_bytes
         self._results: OrderedDict[tuple[Scope, Compile], asyncio.Future[Compiled | Broken]] = OrderedDict()
 
     def compile(self, asked: Structured, scope: Scope, free: str = "") -> asyncio.Future[Compiled | Broken]:
         """Return a future of the grammar, which others of the scope may share: do not cancel it."""
-        most = self._limits.max_grammar_bytes * (_MADE if asked.kind == "compiled" else 1)
+        most = self._most_bytes * (_MADE if asked.kind == "compiled" else 1)
         if (size := len(asked.source.encode())) > most:
             return _settled(Broken(f"structured output: it has {size} bytes; at most {most} are read"))
-        job = Compile(asked, free, self._limits.grammar_timeout)
+        job = Compile(asked, free)
         kept = scope, job
         if (known := self._results.get(kept)) is not None:
             self._results.move_to_end(kept)

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names under the prefix `ssd:`, and further ones for speculation."""
+"""Prometheus metrics: vLLM's names, and further ones for speculation, under the prefixes `ssd:` and `vllm:`."""
 
 from __future__ import annotations
 
@@ -109,9 +109,8 @@ class PrometheusExporter(Collector, Observer):
 
     kind = CONTENT_TYPE_LATEST.encode()
 
-    def __init__(self, manager: RequestManager, compatible: str) -> None:
+    def __init__(self, manager: RequestManager) -> None:
         self._manager, self._model = manager, manager.config.target_name
-        self._prefixes = ["ssd", "vllm"] if compatible == "vllm" else ["ssd"]
         self._load = Load()
         self._clocks: dict[Request, _Clock] = {}
         self._counts = Counter[str]()
@@ -131,7 +130,7 @@ class PrometheusExporter(Collector, Observer):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        for prefix in self._prefixes:
+        for prefix in ("ssd", "vllm"):
             yield from self._families(prefix)
 
     # -- called by the request manager --------------------------------------------------------------------------------

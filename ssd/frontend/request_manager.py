@@ -23,6 +23,8 @@ log = logging.getLogger("ssd.frontend")
 State = Literal["loading", "ready", "restarting", "draining"]
 _AGAIN_S = 0.005
 _LOSSES = 2
+MAX_UNREAD = 4096
+"""Unread tokens of a stream at which its client is cut off; `ssd.client.inboxes` has the same limit."""
 
 
 class Submissions:
@@ -86,7 +88,6 @@ class RequestManager:
         self.bad_frames = 0
         self.observers: list[Observer] = []
         self.budget = MemoryBudget()
-        self._limits = config.server.limits
         self._submissions = Submissions(epoch, send)
 
     @property
@@ -95,7 +96,7 @@ class RequestManager:
 
     def check(self, count: int = 1) -> None:
         """Raise RequestError if `count` more requests cannot be taken now."""
-        limit = self._limits.max_open_requests
+        limit = self.config.server.limits.max_open_requests
         if count > limit:
             raise RequestError("invalid_request", f"{count} requests at once; at most {limit} can be open")
         if self.state == "loading":
@@ -234,7 +235,7 @@ class RequestManager:
         elif request.detokenizer.stopped:
             self._submissions.abort(request)
             self._finish(request, "stop")
-        elif unread > 0 and request.output.tokens > self._limits.slow_reader_tokens:
+        elif unread > 0 and request.output.tokens > MAX_UNREAD:
             self.drop(request)  # only if it had something unread before this step
         elif used:
             request.wake(request)

@@ -37,7 +37,7 @@ class TextWorker(IntEnum):
 
 LONG_TEXT = 16 << 10  # characters
 NICENESS = {TextWorker.LONG: 10, TextWorker.LOOKUP: 10, TextWorker.GRAMMAR: 10}
-_LEAST_CPU_S, _CHARACTERS_A_SECOND = 2, 256 << 10
+_LEAST_CPU_S, _CHARACTERS_A_SECOND, _COMPILE_CPU_S = 2, 256 << 10, 2
 
 
 class _Job(msgspec.Struct, tag=True, frozen=True):
@@ -101,11 +101,10 @@ class Check(_Job, tag=True, frozen=True):
 
 
 class Compile(_Job, tag=True, frozen=True):
-    """Compiles a grammar as the target will, in at most `seconds` of CPU time, behind the rules `free`."""
+    """Compiles a grammar as the target will, behind the rules `free`."""
 
     asked: Structured
     free: str
-    seconds: int
 
     @property
     def size(self) -> int:
@@ -167,7 +166,7 @@ Job: TypeAlias = Encode | Fill | Decode | Check | Compile
 def cpu_seconds(job: Job) -> int:
     """Return the CPU time that a job may take, in seconds: several times what ordinary tokenizers need."""
     if isinstance(job, Compile):
-        return job.seconds
+        return _COMPILE_CPU_S
     return _LEAST_CPU_S + job.size // _CHARACTERS_A_SECOND
 
 

@@ -87,8 +87,7 @@ class Child:
         self.config = start.config
         self.epoch = start.epoch
         self._heartbeats = Heartbeats(start.heartbeat_fd)
-        records = self.config.telemetry and start.role in TRACED
-        self.trace = TraceRing(start.trace_fd, start.role) if records else NO_TRACE
+        self.trace = TraceRing(start.trace_fd, start.role) if start.role in TRACED else NO_TRACE
         self.trace.enter(State.LOADING)
         self.context: zmq.Context[Any] = zmq.Context()
         for core in cores:

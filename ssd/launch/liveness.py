@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ssd.ipc.process import Heartbeats
 
 LOOK_S = 0.25
+STEP_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 600.0
 # After this time a process that a signal has stopped counts as dead. Clients of a stopped target or frontend wait, and
 # lose nothing meanwhile. A stopped draft that has loaded is left alone, because nobody waits for it.
@@ -32,10 +33,10 @@ class Stuck(NamedTuple):
 
 
 class Liveness:
-    """Finds hanging processes by their turn counters. A turn may take `step_timeout` seconds."""
+    """Finds hanging processes by their turn counters. A turn may take STEP_TIMEOUT_S seconds."""
 
-    def __init__(self, heartbeats: Heartbeats, step_timeout: float) -> None:
-        self._heartbeats, self._step_timeout = heartbeats, step_timeout
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
         self._seen: dict[str, _Watched] = {}
         self._looked = 0.0
 
@@ -60,8 +61,8 @@ class Liveness:
         return now
 
     def _reason(self, role: str, seen: _Watched) -> str | None:
-        if seen.ready and seen.still >= self._step_timeout:
-            return f"no step in {self._step_timeout:g} s"
+        if seen.ready and seen.still >= STEP_TIMEOUT_S:
+            return f"no step in {STEP_TIMEOUT_S:g} s"
         if seen.still >= _LOAD_TIMEOUT_S:
             return f"not ready in {_LOAD_TIMEOUT_S:g} s"
         if seen.stopped >= _STOPPED_S and not (role == "draft" and seen.ready):

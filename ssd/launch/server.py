@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from ssd.config.descriptions import CLIENTS, LIMITS, MAIN
-from ssd.config.engine import DraftLink, Limits, MetricsCompat, PlainTools, Port, ServerConfig, check_text
+from ssd.config.engine import DraftLink, Limits, PlainTools, Port, ServerConfig, check_text
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.listening import api_keys, is_loopback, tls_context
@@ -55,12 +55,9 @@ class ServerOptions(Limits, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     served_model_name: Annotated[
         tuple[str, ...], "The model's name for clients. Repeatable. Default: --target or the cloud's name."
     ] = ()
-    metrics_compat: Annotated[MetricsCompat, "Give the metrics under vLLM's names, too."] = "none"
     otlp_traces_endpoint: Annotated[
         str | None, "Send a span a request to this collector, as http://localhost:4318/v1/traces."
     ] = None
-    strict_fields: Annotated[bool, "Refuse HTTP bodies with unknown fields instead of ignoring these."] = False
-    cache_report: Annotated[bool, "Tell clients how much of a prompt was cached."] = True
     ui: Annotated[bool, "Serve a chat page at / over HTTP."] = True
     tools: Annotated[
         PlainTools, "Tools for a model whose chat template has no place for them: told in plain text, or refused."

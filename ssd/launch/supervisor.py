@@ -201,7 +201,7 @@ class Supervisor:
         shared, heartbeats = self._shared, self._shared.heartbeats()
         self._socket = sockets.router(context, f"ipc://{shared.directory}/{sockets.SUPERVISOR}")
         self._life.advance(Stage.STARTING)
-        liveness = Liveness(heartbeats, self._config.step_timeout)
+        liveness = Liveness(heartbeats)
         self.publisher = SnapshotPublisher(
             context, shared.directory, self._config, shared.trace_fd, heartbeats, shared.kernels
         )

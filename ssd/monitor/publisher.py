@@ -67,7 +67,7 @@ class SnapshotPublisher:
     def ended(self, role: str, parked: bool = False) -> None:
         """Mark an ended child, which writes its trace no more, as down there, or as idle if it is `parked`."""
         self._ends[role] = "parked" if parked else "down"
-        if self._config.telemetry and role in TRACED:
+        if role in TRACED:
             TraceRing(self._trace_fd, role).enter(State.IDLE if parked else State.DOWN)
 
     def reported(self, report: FrontendReport) -> None:

@@ -221,8 +221,8 @@ class TargetEngine:
             tokens, reason, embedding = [], "stop", sequence.embedding
         # A stop string ends a request in the frontend: then these are the last figures it has.
         if reason is not None or sequence.params.stop:
-            step_s, report = self.proposer.counters.mean_step_seconds, self._config.server.cache_report
-            metrics = sequence.metrics(step_s, report, self.proposer.plan if sequence.tuned else "")
+            step_s = self.proposer.counters.mean_step_seconds
+            metrics = sequence.metrics(step_s, self.proposer.plan if sequence.tuned else "")
         return Emission(
             request=sequence.request,
             token_ids=tokens,

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from ssd.config.engine import EngineConfig, MemoryScope
+from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.kernels import library
@@ -76,11 +76,11 @@ class _Remembered:
 class SuffixMemory:
     """Keeps texts of this engine's requests, the newest in at most `size` bytes. The proposer calls it.
 
-    With the scope "key" a text finds only texts of the same client's key and `cache_salt`. A request with `store` false
-    is neither kept nor helped."""
+    A text finds only texts of the same client's key and `cache_salt`. A request with `store` false is neither kept nor
+    helped."""
 
-    def __init__(self, size: int, scope: MemoryScope = "key") -> None:
-        self._store, self._scope, self._secret = SuffixStore(size), scope, secrets.token_bytes(16)
+    def __init__(self, size: int) -> None:
+        self._store, self._secret = SuffixStore(size), secrets.token_bytes(16)
         self._rows: dict[int, _Remembered] = {}
         self._chances = [
             [[Mean(_WARM**kind * chance, _SMOOTHING, _SAMPLES) for chance in of_length] for of_length in _FIRST]
@@ -96,7 +96,7 @@ class SuffixMemory:
             log.warning("there is no suffix memory: it needs compiled kernels")
             return None
         try:
-            return cls(config.suffix_memory, config.suffix_memory_scope)
+            return cls(config.suffix_memory)
         except OSError as error:
             raise UsageError(f"no room for --suffix-memory {config.suffix_memory}: {error}") from None
 
@@ -127,7 +127,7 @@ class SuffixMemory:
     def _remembered(self, row: Sequence) -> _Remembered:
         known = self._rows.get(row.request)
         if known is None:
-            scope = repr((row.owner, row.params.cache_salt) if self._scope == "key" else ())
+            scope = repr((row.owner, row.params.cache_salt))
             digest = hashlib.blake2b(scope.encode(), key=self._secret, digest_size=8).digest()
             known = self._rows[row.request] = _Remembered(self._store.text(int.from_bytes(digest)))
         return known

@@ -223,8 +223,8 @@ class Sequence:
             return "length"
         return None
 
-    def metrics(self, draft_step_s: float, cache_report: bool, plan: str = "") -> Metrics:
-        """Return the request's figures; without `cache_report` no `cached_tokens`."""
+    def metrics(self, draft_step_s: float, plan: str = "") -> Metrics:
+        """Return the request's figures."""
         counts, timing, rounds = self.counts, self.timing, max(1, self.counts.rounds)
         generation = timing.last_token - timing.first_token
         return Metrics(
@@ -248,7 +248,7 @@ class Sequence:
             draft_wait_ms=timing.wait / rounds * 1e3,
             round_overhead_ms=max(0.0, timing.overhead) / rounds * 1e3,
             draft_step_ms=draft_step_s * 1e3,
-            cached_tokens=self.cached if cache_report else 0,
+            cached_tokens=self.cached,
             plan=plan,
         )
 

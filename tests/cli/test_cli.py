@@ -222,7 +222,7 @@ def test_speculation_without_a_draft_is_refused() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["launch", "--step-timeout", "nan"],
+        ["launch", "--shutdown-timeout", "nan"],
         ["chat", "--temperature", "nan"],
         ["launch", "--slow-reader-seconds", "nan"],
         ["top", "--interval", "nan"],

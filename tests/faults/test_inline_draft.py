@@ -16,6 +16,7 @@ from ssd.client import Client
 from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.errors import RequestError
+from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -27,11 +28,13 @@ PROMPTS = [tiny.token_ids(n, n) for n in (9, 22)]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineOptions]:
     folder = tmp_path_factory.mktemp("models")
     target = tiny.tokenizer(tiny.llama(folder / "target", vocab_size=300, max_position_embeddings=2048))
     draft = tiny.tokenizer(tiny.noisy_copy(target, folder / "draft", noise=0.01))
-    return EngineOptions(target=str(target), draft=(str(draft),), max_num_seqs=2, max_model_len=512, step_timeout=300.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(liveness, "STEP_TIMEOUT_S", 300.0)  # a busy machine may take longer than a minute for a step
+        yield EngineOptions(target=str(target), draft=(str(draft),), max_num_seqs=2, max_model_len=512)
 
 
 def inline(options: EngineOptions, **fields: object) -> EngineConfig:

@@ -21,6 +21,7 @@ from ssd.config.params import SamplingParams, Speculation
 from ssd.config.roles import ROLES
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.run_directory import run_directory
+from ssd.launch import liveness
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
@@ -45,8 +46,10 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One that replaces no draft for being stopped: on a busy machine a test takes longer than the 60 s of a step."""
-    with Engine(resolve(EngineOptions(step_timeout=300.0), ServerOptions(port=0))) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(liveness, "STEP_TIMEOUT_S", 300.0)
+        with Engine(resolve(EngineOptions(), ServerOptions(port=0))) as engine:
+            yield engine
 
 
 def params(mode: str = "ssd", tokens: int = 96, lookahead: int = 0) -> SamplingParams:
@@ -177,8 +180,9 @@ def test_after_the_death_of_the_target_a_new_pair_gives_the_same_tokens() -> Non
 def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(liveness, "STEP_TIMEOUT_S", 3.0)
     monkeypatch.setenv(failpoints.VARIABLE, "target.submit=hang@0.3")
-    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar", step_timeout=3.0)), failpoints=True))
+    engine = Engine(msgspec.structs.replace(resolve(EngineOptions(mode="ar")), failpoints=True))
     with engine, Client(engine.address) as client:
         monkeypatch.delenv(failpoints.VARIABLE)  # the next target is sound
         target = engine.pids["target"]

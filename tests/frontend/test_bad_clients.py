@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ssd.errors import EngineDeadError
-from ssd.frontend import gateway
+from ssd.frontend import gateway, request_manager
 from ssd.ipc import sockets
 from ssd.ipc.connection import Answer, Connection
 from ssd.ipc.messages import Emission
@@ -69,8 +69,9 @@ def test_one_that_does_not_read_delays_nobody(monkeypatch: pytest.MonkeyPatch) -
         stuck.close()
 
 
-def test_so_many_tokens_may_be_unread_and_not_one_more() -> None:
-    with scripted_frontend(slow_reader_tokens=200) as setup:
+def test_so_many_tokens_may_be_unread_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_manager, "MAX_UNREAD", 200)
+    with scripted_frontend() as setup:
         stuck, unread = stuck_client(setup)
         setup.engine.target.step(Emission(unread, [28120] * 150))
         setup.engine.target.step(Emission(unread, [28120] * 50))
@@ -102,8 +103,9 @@ def test_so_long_may_they_be_unread() -> None:
         stuck.close()
 
 
-def test_more_tokens_than_may_be_unread_may_come_at_once() -> None:
-    with scripted_frontend(slow_reader_tokens=200) as setup:
+def test_more_tokens_than_may_be_unread_may_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_manager, "MAX_UNREAD", 200)
+    with scripted_frontend() as setup:
         setup.client.send(prompt(1))
         request = setup.engine.target.next_submit().request
         setup.engine.target.step(Emission(request, [28120] * 201))

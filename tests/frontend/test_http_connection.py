@@ -55,7 +55,7 @@ def until_done(client: socket.socket) -> bytes:
 def test_nobody_reads_trailers(http: HttpEngine) -> None:
     client = raw(http)
     body = json.dumps(BODY).encode()
-    trailers = b"".join(b"x-%d: y\r\n" % n for n in range(LIMITS.max_header_lines + 1))
+    trailers = b"".join(b"x-%d: y\r\n" % n for n in range(connection.MAX_HEADER_LINES + 1))
     client.sendall(CHUNKED % b"/v1/completions" + b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(body), body, trailers))
     assert client.recv(65536).split()[1] == b"200"
     client.close()
@@ -268,8 +268,8 @@ def test_a_body_that_is_too_long_to_be_read_before_its_turn_is_read_then(monkeyp
         (TOKENIZE + b"%bcontent-length: 5000\r\n\r\n", 413),
         (TOKENIZE + b"%bcontent-type: text/plain\r\n\r\n", 415),
         (TOKENIZE + b"%bcontent-length: 1\r\n\r\n{", 400),
-        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b" + b"x: y\r\n" * 21 + b"\r\n", 431),
-        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%bx: " + b"y" * 4000, 431),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b" + b"x: y\r\n" * connection.MAX_HEADER_LINES + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%bx: " + b"y" * connection.MAX_HEADER_BYTES, 431),
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\n%bx: y\r\nno header\r\n\r\n", 400),
     ],
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ssd.config.engine import Limits, ServerConfig
+from ssd.frontend import request_manager
+from ssd.frontend.http.connection import MAX_HEADER_BYTES, MAX_HEADER_LINES
 from ssd.ipc.messages import Emission
 from tests.frontend.http_engine import HttpEngine, answering, http_engine, key_file
 from tests.scripted_engine import PATIENCE_S
@@ -20,9 +22,6 @@ LIMITS = Limits(
     max_n=2,
     max_prompts=3,
     max_body_bytes=4096,
-    max_header_bytes=2048,
-    max_header_lines=20,
-    slow_reader_tokens=200,
     slow_reader_seconds=0.5,
 )
 SERVER = ServerConfig(names=("scripted",), port=0, limits=LIMITS)
@@ -79,7 +78,7 @@ def test_bodies_that_do_not_tell_their_length(http: HttpEngine) -> None:
     [
         *(
             (b"GET /health HTTP/1.0\r\n%b\r\n" % (b"x: y\r\n" * n), status)
-            for n, status in ((20, b"200"), (21, b"431"))
+            for n, status in ((MAX_HEADER_LINES, b"200"), (MAX_HEADER_LINES + 1, b"431"))
         ),
         *(
             (head % (b"y" * (size - taken)), status)
@@ -87,7 +86,7 @@ def test_bodies_that_do_not_tell_their_length(http: HttpEngine) -> None:
                 (b"GET /health HTTP/1.0\r\nx: %b\r\n\r\n", len("/health") + 5),
                 (b"GET /health?%b HTTP/1.0\r\n\r\n", len("/health?")),
             )
-            for size, status in ((2048, b"200"), (2049, b"431"))
+            for size, status in ((MAX_HEADER_BYTES, b"200"), (MAX_HEADER_BYTES + 1, b"431"))
         ),
     ],
     ids=lambda value: str(value)[-12:],
@@ -190,15 +189,12 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_request(scripted: 
     assert not scripted.engine.target.open
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        Limits(slow_reader_tokens=200, slow_reader_seconds=3600),
-        Limits(slow_reader_tokens=32768, slow_reader_seconds=0.3),
-    ],
-    ids=["tokens", "seconds"],
-)
-def test_a_client_that_does_not_read_its_stream_loses_it(limits: Limits) -> None:
+@pytest.mark.parametrize(("tokens", "seconds"), [(200, 3600.0), (32768, 0.3)], ids=["tokens", "seconds"])
+def test_a_client_that_does_not_read_its_stream_loses_it(
+    tokens: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_manager, "MAX_UNREAD", tokens)
+    limits = Limits(slow_reader_seconds=seconds)
     with http_engine(ServerConfig(names=("scripted",), port=0, limits=limits)) as engine:
         client = raw(engine)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

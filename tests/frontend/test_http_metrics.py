@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ssd.config.engine import ServerConfig
 from ssd.frontend.prometheus import PrometheusExporter
 from ssd.frontend.request_manager import RequestManager
 from ssd.ipc.messages import Emission, Load, Step
@@ -19,8 +18,6 @@ from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
 from tests.frontend.test_request_manager import with_manager
 from tests.scripted_engine import PATIENCE_S
-
-COMPATIBLE = ServerConfig(names=("scripted",), port=0, metrics_compat="vllm")
 
 
 def begin(engine: HttpEngine, **more: object) -> HTTPConnection:
@@ -32,7 +29,7 @@ def exposition(engine: HttpEngine) -> str:
 
 
 def test_metrics_count_what_happened() -> None:
-    with http_engine(COMPATIBLE) as engine:
+    with http_engine() as engine:
         target = engine.engine.target
         connection = begin(engine)
         request = target.next_submit().request
@@ -114,7 +111,7 @@ def test_what_runs_and_what_waits() -> None:
 
 
 def test_names_of_models_are_left_alone() -> None:
-    with http_engine(COMPATIBLE, target_name="ssd:a model") as engine, answering(engine, [5]):
+    with http_engine(target_name="ssd:a model") as engine, answering(engine, [5]):
         engine.post("/v1/completions", model="scripted", prompt="a", max_tokens=1)
         found = exposition(engine)
     for prefix in ("ssd", "vllm"):
@@ -124,7 +121,7 @@ def test_names_of_models_are_left_alone() -> None:
 
 def test_losses_are_counted_once() -> None:
     async def body(manager: RequestManager, sent: list[Message]) -> None:
-        metrics = PrometheusExporter(manager, "none")
+        metrics = PrometheusExporter(manager)
         for state in ("up", "parked", "up", "down", "down", "half_open", "open", "half_open", "up", "open", "open"):
             manager.step(Step([], Load(draft_state=state)))
         manager.target_lost()

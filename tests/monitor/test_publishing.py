@@ -179,13 +179,6 @@ def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine, watch: Wat
     until(again, lambda found: any(snapshot.reports for snapshot in found))
 
 
-def test_without_telemetry_there_is_all_but_the_lanes(watch: Watch) -> None:
-    with running_engine(load_format="mock", telemetry=False) as engine:
-        subscriber = watch(engine)
-        seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
-        assert records(seen) == []
-
-
 def test_an_engine_that_takes_no_connections_is_not_waited_for() -> None:
     with run_directory() as directory, ExitStack() as held:
         listening, *full = [held.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.config.engine import EngineConfig, ServerConfig
+from ssd.config.engine import EngineConfig
 from ssd.config.params import SamplingParams, Speculation
 from ssd.execution.batch import Row
 from ssd.execution.meanwhile import Task, nothing
@@ -121,7 +121,6 @@ def make_engine(
     sequences: int = 8,
     longest: int = LONGEST,
     stops: frozenset[int] = frozenset(),
-    cache_report: bool = True,
 ) -> TargetEngine:
     """A real engine over a tiny model. A slot of its cache that is read before it is written makes a NaN."""
     config = EngineConfig(
@@ -132,7 +131,6 @@ def make_engine(
         max_num_batched_tokens=budget,
         page_size=page_size,
         num_pages=pages,
-        server=ServerConfig(cache_report=cache_report),
     )
     runner = runner or Runner(model or tiny_llama(), pages, page_size, deterministic=True)
     runner.cache.keys.fill_(torch.nan)

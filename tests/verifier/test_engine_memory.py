@@ -109,11 +109,6 @@ def test_prompts_of_different_salts_do_not_wait_for_each_other() -> None:
     assert [answer.metrics.cached_tokens for answer in answers.values()] == [0, 0, 0]
 
 
-def test_what_was_cached_need_not_be_told() -> None:
-    engine = make_engine(cache_report=False)
-    assert [play(engine, [submit(i, TEXTS[0], max_tokens=2)])[i].metrics.cached_tokens for i in range(2)] == [0, 0]
-
-
 def test_rejected_drafts_are_in_nobodys_prefix() -> None:
     """Pages that held wrong drafts are shared with the right keys and values only."""
     ids = truth(TEXTS[0], SAMPLED)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ssd.config.engine import MemoryScope
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.errors import UsageError
 from ssd.execution.pages import PagePool, PageTable
@@ -59,16 +58,15 @@ def told(memory: SuffixMemory, tokens: list[int], salt: str = "", owner: str = "
     memory.release([known])
 
 
-@pytest.mark.parametrize("scope", ["key", "engine"])
 @pytest.mark.parametrize(
     ("salt", "owner"), [("", ""), ("a", ""), ("", "ann"), ("", "bob"), ("a", "ann"), ("', 'b", ""), ("b", "'")]
 )
-def test_only_requests_of_one_key_and_salt_help_each_other(scope: MemoryScope, salt: str, owner: str) -> None:
-    memory = SuffixMemory(SIZE, scope)
+def test_only_requests_of_one_key_and_salt_help_each_other(salt: str, owner: str) -> None:
+    memory = SuffixMemory(SIZE)
     told(memory, TEXT)
     asked = sequence(1, TEXT[:40], salt, owner)
     guess = memory.guess(asked, free)
-    if scope == "engine" or (salt, owner) == ("", ""):
+    if (salt, owner) == ("", ""):
         assert guess is not None and guess.tokens == TEXT[40 : 40 + len(guess.tokens)]
     else:
         assert guess is None

@@ -487,7 +487,7 @@ def test_the_target_process_without_a_draft_asks_for_overlap(
         return plain
 
     monkeypatch.setattr("ssd.verifier.process.overlapped", noted)
-    with started(world, config(Speculation(mode, 4, (3,), "jit"), draft=None, telemetry=False), tmp_path) as target:
+    with started(world, config(Speculation(mode, 4, (3,), "jit"), draft=None), tmp_path) as target:
         target.engine.submit(Submit(0, PROMPTS[0], SamplingParams(seed=1)))
         target.engine.step()
         (sequence,) = target.engine.scheduler.running
@@ -498,7 +498,7 @@ def test_a_process_serves_all_modes_where_the_draft_in_the_targets_cannot_be_loa
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ssd.verifier.process.inline", lambda *_: None)
-    settings = config(Speculation("auto"), inline_draft=True, inline_num_pages=PAGES, telemetry=False)
+    settings = config(Speculation("auto"), inline_draft=True, inline_num_pages=PAGES)
     with started(world, settings, tmp_path) as target:
         assert target._board is not None and target._board.session.modes == DRAFTED
         assert target._experience is not None and target._experience.tuning.estimates.ends

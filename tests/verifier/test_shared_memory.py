@@ -26,7 +26,7 @@ from tests.frontend_dealer import Frontend
 from tests.ipc.driver import Driver, installed
 
 RATIO = Speculation("ssd", 2, (2,), backup="none", sampler="rejection")  # in one process nobody can wait
-CONFIG = config(RATIO, device="cuda:0", draft_device="cuda:0", max_num_seqs=2, telemetry=False)
+CONFIG = config(RATIO, device="cuda:0", draft_device="cuda:0", max_num_seqs=2)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ssd.config.engine import Limits
 from ssd.frontend.http.errors import Headers, HttpError, error_object, refusal
 from ssd.frontend.http.exchange import GONE, JSON, encoder, request_id
 
@@ -24,6 +23,7 @@ _HEAD_S = 10.0  # for the first head of a connection, and for any head that has 
 _BODY_S = 30.0  # for a body, and for what a client sends after its last answer
 _REST_BYTES = 256 * 2**20  # of a body that are read and dropped after the last answer
 _MOST_PIPELINED = 16
+MAX_HEADER_BYTES, MAX_HEADER_LINES = 64 * 2**10, 100  # of a request's address and headers, together
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -79,9 +79,9 @@ class HttpConnection(HttpToolsProtocol):
     The request being answered is told when its client has left. To its answers a connection is the transport, whose
     `close` lets the client read them first."""
 
-    def __init__(self, *arguments: Any, limits: Limits, hangups: Hangups, **named: Any) -> None:
+    def __init__(self, *arguments: Any, patience_s: float, hangups: Hangups, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._limits, self._hangups = limits, hangups
+        self._patience_s, self._hangups = patience_s, hangups
         self.ended = asyncio.Event()
         self.headers = []
         self._arrival = Arrival(self.loop)
@@ -120,7 +120,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._feed(data)
             except httptools.HttpParserError:
                 self._refuse(HttpError(400, "this is no valid HTTP request", "invalid_http"))
-            if self._arrival.part != "rest" and self._arrival.loose > self._limits.max_header_bytes:
+            if self._arrival.part != "rest" and self._arrival.loose > MAX_HEADER_BYTES:
                 self._refuse(_too_large())
             self._hurry()
         elif self._arrival.loose > _REST_BYTES and self._is_answering:
@@ -172,7 +172,7 @@ class HttpConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if (error := _wrong_head(self.url, self.headers, self.parser, self._limits)) is not None:
+        if (error := _wrong_head(self.url, self.headers, self.parser)) is not None:
             self._refuse(error)
             raise ValueError  # ends the parsing
         if self.parser.should_upgrade():
@@ -227,7 +227,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reader_timer = self.loop.call_later(self._limits.slow_reader_seconds, self.transport.abort)
+        self._reader_timer = self.loop.call_later(self._patience_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -313,11 +313,11 @@ def as_bytes(error: HttpError, headers: Headers) -> bytes:
 
 
 def _wrong_head(
-    url: bytes, headers: list[tuple[bytes, bytes]], parser: httptools.HttpRequestParser, limits: Limits
+    url: bytes, headers: list[tuple[bytes, bytes]], parser: httptools.HttpRequestParser
 ) -> HttpError | None:
     """Return why a request cannot be taken; None if its head is in order."""
     size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
-    if len(headers) > limits.max_header_lines or size > limits.max_header_bytes:
+    if len(headers) > MAX_HEADER_LINES or size > MAX_HEADER_BYTES:
         return _too_large()
     try:
         path = httptools.parse_url(url).path

@@ -30,18 +30,18 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class BodyDecoder(Generic[_Body]):
     """A decoder of the bodies of one route.
 
-    With `strict`, an unknown field is an error; otherwise it is ignored, and logged once. Numbers and booleans may be
-    texts, and whole numbers may have a fraction of 0."""
+    An unknown field is ignored, and logged once. Numbers and booleans may be texts, and whole numbers may have a
+    fraction of 0."""
 
-    def __init__(self, kind: type[_Body], strict: bool) -> None:
-        self._kind, self._strict = kind, strict
+    def __init__(self, kind: type[_Body]) -> None:
+        self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
         # Only bodies that do not fit are decoded a second time.
-        self._lenient = msgspec.json.Decoder(kind if strict else lenient(kind), strict=False)
+        self._lenient = msgspec.json.Decoder(lenient(kind), strict=False)
         self._said: set[str] = set()
 
     def decode(self, raw: bytes) -> _Body:
-        """Return the body. Raises HttpError 400, which names a wrong, missing, unknown or unsupported parameter."""
+        """Return the body. Raises HttpError 400, which names a wrong, missing or unsupported parameter."""
         raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
             if not raw.isascii():
@@ -50,8 +50,7 @@ class BodyDecoder(Generic[_Body]):
                 body = self._decoder.decode(raw)
             except msgspec.ValidationError as error:
                 body = self._lenient.decode(raw)
-                if not self._strict:
-                    self._say(_unknown(error), raw)
+                self._say(_unknown(error), raw)
             _check_raw(body)
         except msgspec.ValidationError as error:
             raise _named(error) from None
@@ -76,8 +75,6 @@ def _unknown(error: msgspec.ValidationError) -> str | None:
 
 
 def _named(error: msgspec.ValidationError) -> HttpError:
-    if (name := _unknown(error)) is not None:
-        return invalid(cut(name), f"unknown parameter: {cut(name)}", "unknown_parameter")
     message = str(error)
     path = re.search(r" - at `\$\.?([^`]*)`$", message)
     param = path[1] if path and path[1] else None

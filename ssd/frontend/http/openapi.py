@@ -79,8 +79,7 @@ def _error(route: Route) -> Any:
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
     for name, schema in components.items():
-        if not config.server.strict_fields:
-            schema.pop("additionalProperties", None)
+        schema.pop("additionalProperties", None)
         if name.endswith("Request"):
             schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}
 

@@ -38,8 +38,9 @@ class HttpServer:
     Raises UsageError for too few descriptors, and for certificates or API keys that cannot be used."""
 
     def __init__(self, manager: RequestManager, listening: socket.socket) -> None:
-        self._limits = manager.config.server.limits
-        self._most = http_connections(2 * self._limits.max_open_requests + _OTHER_CONNECTIONS)
+        limits = manager.config.server.limits
+        self._patience_s = limits.slow_reader_seconds
+        self._most = http_connections(2 * limits.max_open_requests + _OTHER_CONNECTIONS)
         self._uvicorn = uvicorn.Config(
             App(manager, listening),
             ws="none",
@@ -109,7 +110,7 @@ class HttpServer:
                 connected.add_done_callback(self._connections.discard)
 
     async def _serve(self, client: socket.socket) -> None:
-        connection = HttpConnection(self._uvicorn, self._state, {}, limits=self._limits, hangups=self._hangups)
+        connection = HttpConnection(self._uvicorn, self._state, {}, patience_s=self._patience_s, hangups=self._hangups)
         try:
             seconds = None if self._tls is None else _HANDSHAKE_S
             await self._loop.connect_accepted_socket(

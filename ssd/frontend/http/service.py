@@ -46,10 +46,10 @@ class Service:
         self.accounts: Accounts | None = None
         if server.quotas is not None:
             self.accounts = registered.load(registered.QUOTAS, "accounts")(server.quotas, self.keys)
-        self.metrics = PrometheusExporter(manager, server.metrics_compat)
+        self.metrics = PrometheusExporter(manager)
         self.turns = asyncio.Lock()
         self._of_doors: dict[Callable[[Service], Any], Any] = {}
-        self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(lambda kind: BodyDecoder(kind, server.strict_fields))
+        self._decoder: Callable[[Any], BodyDecoder[Any]] = cache(BodyDecoder)
 
     def of_door(self, kind: Callable[[Service], _State]) -> _State:
         """Return the state that a door keeps between requests, made at its first one."""

@@ -120,7 +120,7 @@ def _pipeline(figures: Figures, strips: Sequence[Strip], width: int, causes: Seq
     lines += legend(figures.pipeline)
     lines += [Text(f"- {cause}", no_wrap=True, overflow="ellipsis") for cause in causes]
     if not figures.pipeline.shares:
-        lines = [Text("nothing is recorded: the engine runs with --no-telemetry", "bright_black")]
+        lines = [Text("nothing is recorded yet", "bright_black")]
     about = f"round {1e3 * figures.pipeline.round_seconds:.1f} ms" if figures.pipeline.round_seconds else "idle"
     return Panel(Group(*lines), title=f"pipeline, shares of {figures.pipeline.seconds:g} s, {about}")
 

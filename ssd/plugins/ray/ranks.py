@@ -62,7 +62,7 @@ class Follower:
         context: zmq.Context[Any] = zmq.Context()
         held.callback(context.destroy, linger=0)
         socket = sockets.router(context, f"ipc://{shared.directory}/{sockets.SUPERVISOR}")
-        liveness, role = Liveness(shared.heartbeats(), config.step_timeout), FOLLOWERS[rank - 1]
+        liveness, role = Liveness(shared.heartbeats()), FOLLOWERS[rank - 1]
         process = self._process = ChildProcess(
             "ssd.verifier", shared.start(role, group, (), rank, group, meeting=meeting)
         )

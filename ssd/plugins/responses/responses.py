@@ -51,7 +51,7 @@ from ssd.plugins.responses.bodies import (
     ResponseRequest,
     TextFormat,
 )
-from ssd.plugins.responses.store import Item, ResponseStore, Turn
+from ssd.plugins.responses.store import MOST_BYTES, MOST_RESPONSES, Item, ResponseStore, Turn
 
 _Event: TypeAlias = dict[str, Any]
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -397,13 +397,12 @@ class _Stores:
     """The kept responses of each client's API key. Keys share the memory in equal parts."""
 
     def __init__(self, service: Service) -> None:
-        limits = service.manager.config.server.limits
-        self._limits = limits.max_stored_responses, limits.max_stored_bytes // max(1, len(service.keys))
+        self._most_bytes = MOST_BYTES // max(1, len(service.keys))
         self._of: dict[bytes, ResponseStore] = {}
 
     def of(self, key: bytes) -> ResponseStore:
         if key not in self._of:
-            self._of[key] = ResponseStore(*self._limits)
+            self._of[key] = ResponseStore(MOST_RESPONSES, self._most_bytes)
         return self._of[key]
 
 
@@ -421,7 +420,7 @@ async def _response(service: Service, exchange: Exchange) -> None:
         return store.add(response.id, Turn(response, _kept(body, items, name), output, previous))
 
     def style(*given: Any) -> ResponseStyle:
-        made = ResponseStyle(body, name, keep if store.keeps and body.store is not False else None, *given)
+        made = ResponseStyle(body, name, keep if body.store is not False else None, *given)
         if body.stream:
             store.running[f"resp_{name}"] = made
         return made

@@ -14,6 +14,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.request import Request
 from ssd.plugins.responses import answers
 
+MOST_RESPONSES, MOST_BYTES = 1024, 32 * 2**20  # of each API key, of all keys together
 _TURN_BYTES, _ITEM_BYTES = 1024, 256  # of the objects around the texts
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -81,13 +82,9 @@ class ResponseStore:
         self._turns: dict[str, Turn] = {}  # the least recently used first
         self._of_items: weakref.WeakValueDictionary[str, Turn] = weakref.WeakValueDictionary()  # by ids of ours
 
-    @property
-    def keeps(self) -> bool:
-        return self._most > 0 and self._most_bytes > 0
-
     def add(self, name: str, turn: Turn) -> bool:
         """Keep a response; return False if it is too large with the conversation before it."""
-        if not self._most or sum(each.bytes for each in turn.chain()) > self._most_bytes:
+        if sum(each.bytes for each in turn.chain()) > self._most_bytes:
             return False
         self._turns[name] = turn
         for item in (*turn.input, *turn.output):
@@ -122,9 +119,9 @@ class ResponseStore:
         self.held -= size
 
     def _unknown(self, what: str, name: str, param: str | None) -> HttpError:
-        kept = f"the last {self._most} of at most {self._most_bytes >> 10} KiB are" if self.keeps else "none is"
         message = (
             f"there is no {what} {cut(name)!r}. Another API key's is not shown. Responses with store false are not "
-            f"kept; of the others {kept}, until the server restarts: send the whole conversation as input"
+            f"kept; of the others the last {self._most} of at most {self._most_bytes >> 10} KiB are, until the server "
+            "restarts: send the whole conversation as input"
         )
         return HttpError(404, message, f"{what}_not_found", param)

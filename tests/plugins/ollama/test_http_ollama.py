@@ -309,12 +309,6 @@ def test_a_client_finds_an_ollama(plain: HttpEngine) -> None:
         assert engine.ask("GET", "/")[2] == b"Ollama is running" and engine.ask("HEAD", "/")[0] == 200
 
 
-def test_unknown_fields_are_refused_where_that_is_asked_for() -> None:
-    with http_engine(ServerConfig(names=("base",), port=0, strict_fields=True)) as engine:
-        status, answer = engine.post(CHAT, messages=[], options={"odd": 1})
-        assert (status, answer) == (400, {"error": "unknown parameter: options.odd"})
-
-
 @pytest.mark.parametrize(("template", "can"), [(ROLES, False), (f"{PLACE}<tool_call>", True)])
 def test_show_says_whether_the_model_is_told_of_tools(tmp_path: Path, template: str, can: bool) -> None:
     with thinking(tmp_path, template, server=ServerConfig(names=("scripted",), port=0, tools="refuse")) as one:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ssd.config.engine import Limits, ServerConfig
+from ssd.config.engine import ServerConfig
 from ssd.frontend.http.errors import HttpError
 from ssd.ipc.messages import Emission
-from ssd.plugins.responses import answers
+from ssd.plugins.responses import answers, responses
 from ssd.plugins.responses.store import Item, ResponseStore, Turn
 from tests.frontend.http_engine import HttpEngine
 from tests.frontend.tool_model import CALL, FUNCTION, TEMPLATE, WEATHER, Thinker, saying, thinking
@@ -339,11 +339,16 @@ def test_a_running_response_is_cancelled(thinker: Thinker) -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     """One with two keys, that keeps three responses of each in 16 KiB."""
-    limits = Limits(max_stored_responses=3, max_stored_bytes=2 * 16 * 2**10)
-    server = ServerConfig(names=("scripted",), port=0, api_keys=("a", "b"), limits=limits)
+    server = ServerConfig(names=("scripted",), port=0, api_keys=("a", "b"))
     directory = tmp_path_factory.mktemp("small")
-    with thinking(directory, TEMPLATE, server=server, max_model_len=8192) as thinker, saying(thinker, "See."):
-        yield thinker
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(responses, "MOST_RESPONSES", 3)
+        patched.setattr(responses, "MOST_BYTES", 2 * 16 * 2**10)
+        with (
+            thinking(directory, TEMPLATE, server=server, max_model_len=8192) as thinker,
+            saying(thinker, "See."),
+        ):
+            yield thinker
 
 
 def ask(small: Thinker, key: str, **body: Any) -> tuple[int, Any]:
