@@ -135,15 +135,6 @@ def test_generate_gets_the_same_text(doors: Doors, told: list[Completion], tmp_p
     assert [json.loads(line)["token_ids"] for line in found.splitlines()] == [each.token_ids for each in told]
 
 
-def test_chat_gets_the_same_text(doors: Doors, told: list[Completion], tmp_path: Path) -> None:
-    lines = [line for n, prompt in enumerate(PROMPTS) for line in (prompt, f"/save {tmp_path / str(n)}", "/clear")]
-    ssd("chat", "--address", doors.client.address, "--max-tokens", str(SHORT), given="\n".join(lines))
-    for number, completion in enumerate(told):
-        (_, answer) = json.loads((tmp_path / str(number)).read_text())["messages"]
-        assert len(answer["content"]) > 20 or len(completion.token_ids) < SHORT
-        assert completion.text.startswith(answer["content"])
-
-
 def test_flags_change_what_the_model_says(doors: Doors, told: list[Completion]) -> None:
     neutral = "--repetition-penalty", "1", "--frequency-penalty", "0", "--presence-penalty", "0", "--json"
     longest = max(range(len(PROMPTS)), key=lambda number: len(told[number].token_ids))

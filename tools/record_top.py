@@ -2,7 +2,7 @@
 
     python -m tools.record_top
 
-Writes ssd/monitor/recording.msgpack.gz (`ssd.monitor.recording`)."""
+Writes ssd/plugins/top/recording.msgpack.gz (`ssd.plugins.top.recording`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-import ssd.monitor
+import ssd.plugins.top
 from ssd.client import Client
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams
@@ -28,7 +28,7 @@ from ssd.monitor.subscriber import Subscriber
 from ssd.plugins.emulation.agreement import PRESETS
 from ssd.plugins.emulation.bench import Emulation
 
-FILE = Path(ssd.monitor.__file__).with_name("recording.msgpack.gz")
+FILE = Path(ssd.plugins.top.__file__).with_name("recording.msgpack.gz")
 _TIMES = DeviceTimes(verify=ForwardTime(40e-3), depth=ForwardTime(6e-3))
 _CLIENTS, _WARM_S, _SECONDS = 3, 20.0, 10.0
 

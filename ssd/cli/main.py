@@ -36,11 +36,8 @@ with _Importing():
 # name -> (module:attribute, one line of help). `ssd --help` imports none of them.
 _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
-    "chat": ("ssd.cli.chat:chat", "Talk with a model."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
-    "top": ("ssd.cli.top:top", "Watch a running engine: speed, speculation, and where time goes."),
     "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
-    "demo": ("ssd.cli.demo:demo", "See what speculation gains over plain decoding."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),

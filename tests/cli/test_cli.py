@@ -189,9 +189,8 @@ def test_a_chat_with_a_base_model_is_refused_before_it_is_loaded(tmp_path: Path)
     for file in TARGET.iterdir():
         if file.name != "chat_template.jinja":
             (tmp_path / file.name).symlink_to(file)
-    for command in (("chat",), ("generate", "hello", "--chat")):
-        refused = ssd(*command, "--target", tmp_path)
-        assert_refused(refused, f"{tmp_path.name} has no chat format; use ssd generate --raw")
+    refused = ssd("generate", "hello", "--chat", "--target", tmp_path)
+    assert_refused(refused, f"{tmp_path.name} has no chat format; use ssd generate --raw")
 
 
 def greedy() -> None:
@@ -223,9 +222,8 @@ def test_speculation_without_a_draft_is_refused() -> None:
     "arguments",
     [
         ["launch", "--shutdown-timeout", "nan"],
-        ["chat", "--temperature", "nan"],
+        ["generate", "hello", "--temperature", "nan"],
         ["launch", "--slow-reader-seconds", "nan"],
-        ["top", "--interval", "nan"],
         ["trace", "--last", "nan"],
     ],
 )
@@ -259,7 +257,7 @@ def test_a_mistyped_option_gets_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-m", "--model", "--target"])
-@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["launch"], ["demo"], ["bench", "latency"]])
+@pytest.mark.parametrize("command", [["generate", "hi"], ["launch"], ["bench", "latency"]])
 def test_the_target_has_the_usual_names(command: list[str], flag: str) -> None:
     assert_refused(ssd(*command, flag, "nonesuch", "--draft", str(MODEL)), "nonesuch", "smollm2")
 
@@ -268,7 +266,7 @@ def test_the_target_has_the_usual_names(command: list[str], flag: str) -> None:
 
 
 def test_help_and_version() -> None:
-    for name in ("generate", "chat", "launch", "demo", "keys", "pull", "models"):
+    for name in ("generate", "launch", "keys", "pull", "models"):
         assert name in ssd("--help").stdout
         assert ssd(name, "--help").exit_code == 0
     assert __version__ in ssd("--version").stdout
@@ -289,8 +287,8 @@ def command_of(name: str) -> click.Command:
 
 
 GROUPED = [
-    *("launch", "generate", "chat", "demo", "bench latency", "bench throughput", "bench serve"),
-    *(name for name in _commands().keys() - _COMMANDS.keys() if isinstance(command_of(name), GroupedCommand)),
+    *("launch", "generate", "bench latency", "bench throughput", "bench serve"),
+    *(name for name in _commands() if name not in _COMMANDS and isinstance(command_of(name), GroupedCommand)),
 ]
 
 
@@ -380,7 +378,7 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
         "from ssd.cli.main import main; main(['--help'])",
         "from ssd.cli.main import main; main(['generate', '--help'])",
         "from ssd.cli.main import main; main(['generate', ''])",
-        "from ssd.cli.main import main; main(['chat', '--temperature', '-1'])",
+        "from ssd.cli.main import main; main(['generate', 'hello', '--temperature', '-1'])",
         "from ssd.cli.main import main; main(['launch', '--max-model-len', '0'])",
     ],
 )

@@ -49,13 +49,11 @@ def ssd(*arguments: str | Path, said: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run(command, input=said, capture_output=True, text=True)
 
 
-def test_generate_and_chat_reach_it_with_the_keys_of_a_client(engine: Engine, tmp_path: Path) -> None:
+def test_generate_reaches_it_with_the_keys_of_a_client(engine: Engine, tmp_path: Path) -> None:
     address = engine.address
     folder = tmp_path / "keys" / "clients" / "laptop"
     done = ssd("generate", "one two", "--raw", "--address", address, "--keys", folder)
     assert (done.returncode, done.stdout) == (0, "one two\n"), done.stderr
-    done = ssd("chat", "--address", address, "--keys", folder, said="hello\n")
-    assert done.returncode == 0 and "hello" in done.stdout, done.stderr
 
 
 def test_requests_of_one_key_have_one_owner_and_of_two_keys_two(engine: Engine, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ssd.plugins.emulation.demo import PAPER_PAIR
-from tests.cli.test_demo import check, interrupted, without_a_draft
 from tests.cli.test_generate import run
+from tests.plugins.demo.test_demo import check, interrupted, without_a_draft
 
 __all__ = ["without_a_draft"]
 _PART = ("70B, emulated", "EMULATED: no GPU is used", [(mode, "emulated") for mode in ("ar", "sd", "ssd")])

@@ -17,9 +17,9 @@ from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.launch.supervisor import Engine
 from tests.cli.terminal import WIDTH, Terminal, terminal
-from tests.cli.test_markdown import whole
 from tests.faults.engine import running_engine
 from tests.mock import MOCK, ROUND_VARIABLE, oracle
+from tests.plugins.chat.test_markdown import whole
 from tests.scripted_engine import MODEL
 
 pytestmark = pytest.mark.mock

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from ssd.ipc.messages import LinkLoad
 from ssd.monitor.history import History
-from ssd.monitor.recording import Recording
 from ssd.monitor.stalls import Pipeline
 from ssd.monitor.statistics import Figures, figures
-from ssd.monitor.view.pipeline import legend
-from ssd.monitor.view.screen import Look, line, screen
+from ssd.plugins.top.pipeline import legend
+from ssd.plugins.top.recording import Recording
+from ssd.plugins.top.screen import Look, line, screen
 
 
 def test_depths_are_told_in_their_order() -> None:
@@ -52,6 +52,11 @@ def test_what_the_tuner_chose_has_a_line_of_its_own(of_demo: Figures, width: int
 def test_one_line_has_what_was_chosen_without_the_reasons(of_demo: Figures) -> None:
     assert ", plan: ssd, K 5, 24 chains" in line(of_demo) and "expected" not in line(of_demo)
     assert "plan" not in line(replace(of_demo, plan=""))
+
+
+def test_one_line_has_the_processes_that_are_not_up(of_demo: Figures) -> None:
+    parked = [replace(each, state="PARKED" if each.role == "draft" else "UP") for each in of_demo.processes]
+    assert ", draft PARKED" in line(replace(of_demo, processes=parked)) and "draft PARKED" not in line(of_demo)
 
 
 @pytest.mark.parametrize("width", [120, 80])

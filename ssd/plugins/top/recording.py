@@ -27,7 +27,7 @@ class Recording:
     here, address = True, "a recording"
 
     def __init__(self) -> None:
-        packed = (files("ssd.monitor") / "recording.msgpack.gz").read_bytes()
+        packed = (files("ssd.plugins.top") / "recording.msgpack.gz").read_bytes()
         self._snapshots = msgspec.msgpack.decode(gzip.decompress(packed), type=list[Snapshot])
         self._length = self._snapshots[-1].at
         self._records = {trace.role: 0 for trace in self._snapshots[0].traces}

@@ -95,7 +95,7 @@ class _ChatSession:
     def run(self) -> None:
         quietly: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._interactive:
-            from ssd.cli.markdown import unechoed as quietly
+            from ssd.plugins.chat.markdown import unechoed as quietly
 
             _tell(f"{self._model}. /help lists the commands, Ctrl-D ends.")
         for entry in _entries(self._interactive):
@@ -222,7 +222,7 @@ def _display() -> Iterator[Callable[[str], None]]:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from ssd.cli.markdown import GrowingMarkdown
+        from ssd.plugins.chat.markdown import GrowingMarkdown
 
         with GrowingMarkdown(Console()) as markdown:
             yield markdown.add

@@ -11,7 +11,7 @@ from rich.text import Text
 from ssd.ipc.trace_ring import Mark, Moment, Span, State
 from ssd.monitor.history import History
 from ssd.monitor.stalls import Pipeline
-from ssd.monitor.view.formats import named_style, share, state_style
+from ssd.plugins.top.formats import named_style, share, state_style
 
 _ROUNDS, _STRIPS = 6, 3
 _LOOK_BACK_S = (2.0, 30.0)  # the longer one only if the shorter is not enough

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ssd.cli.markdown import GrowingMarkdown, rendered, split
+from ssd.plugins.chat.markdown import GrowingMarkdown, rendered, split
 
 ANSWER = """\
 # Title

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ssd.cli.chat import Conversation
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import RequestError, UsageError
 from ssd.ipc.public import ChatMessage, Metrics
+from ssd.plugins.chat.chat import Conversation
 
 
 def conversation(system: str | None = None, **params: Any) -> Conversation:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ssd.monitor.stalls import reason
 from ssd.monitor.statistics import Figures
-from ssd.monitor.view.formats import UP, bar, seconds, share, size, sparkline
+from ssd.plugins.top.formats import UP, bar, seconds, share, size, sparkline
 
 _BAR = 10
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from ssd.config.params import DRAFTED
 from ssd.ipc.messages import LinkLoad
 from ssd.monitor.statistics import Figures
-from ssd.monitor.view import panels
-from ssd.monitor.view.formats import share
-from ssd.monitor.view.pipeline import Strip, drawn, legend
+from ssd.plugins.top import panels
+from ssd.plugins.top.formats import share
+from ssd.plugins.top.pipeline import Strip, drawn, legend
 
 PAGES = {"1": "overview", "2": "pipeline", "3": "requests"}
 _WIDE = 100

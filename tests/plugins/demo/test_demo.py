@@ -13,12 +13,12 @@ from click.testing import CliRunner
 
 from ssd.bench.runs import BenchTurn
 from ssd.bench.settings import Setting
-from ssd.cli import demo as demo_module
-from ssd.cli.demo import _draft_words, _reported
 from ssd.cli.main import main
 from ssd.config.params import Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.plugins.demo import demo as demo_module
+from ssd.plugins.demo.demo import _draft_words, _reported
 from tests.bench.runs import completion, turns
 from tests.cli.test_generate import COMMAND, PROMPT, run
 from tests.faults.engine import gone
@@ -148,7 +148,7 @@ def test_a_gain_that_cannot_be_is_called_disturbed(capsys: pytest.CaptureFixture
 
 
 def test_the_page_has_the_words_of_the_demo() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "demo.md").read_text()
     introduction = demo_module._INTRODUCTION.format(times="three times")
     for text in (introduction, demo_module._ABOUT_STORY, demo_module._ABOUT_EDIT):
         assert text in page

@@ -1,1 +1,0 @@
-"""The screen of `ssd top`: pure functions that turn figures into objects that rich draws."""
