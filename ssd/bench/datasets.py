@@ -48,11 +48,10 @@ def prompts(dataset: str, count: int, vocabulary: int, length: int = 256) -> lis
     return list(texts(dataset, count))
 
 
-def random_ids(count: int, length: int, vocabulary: int, seed: int, range_ratio: float = 0.0) -> list[list[int]]:
-    """Return `count` prompts of random ids, each of `length` * (1 ± `range_ratio`) tokens."""
-    ids, lengths, spread = random.Random(seed), random.Random(f"lengths {seed}"), int(length * range_ratio)
-    sizes = [lengths.randint(length - spread, length + spread) for _ in range(count)]
-    return [[ids.randrange(vocabulary) for _ in range(size)] for size in sizes]
+def random_ids(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Return `count` prompts of `length` random ids."""
+    ids = random.Random(seed)
+    return [[ids.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
 def read_prompts(file: Path) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ssd.bench.runs import BenchTurn, Runs
@@ -143,10 +143,6 @@ def bounded(gain: float, length: float) -> str:
 
 def is_noise(gain: float, length: float) -> bool:
     return gain > length
-
-
-def metrics_by_name(runs: Mapping[str, Sequence[BenchTurn]]) -> dict[str, list[Metrics]]:
-    return {name: [answer.metrics for answer in _answers(turns)] for name, turns in runs.items()}
 
 
 def _answers(turns: Sequence[BenchTurn]) -> list[Completion]:

@@ -8,12 +8,12 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,16 +45,6 @@ class Pass(NamedTuple):
     seconds: float
 
 
-class Endpoint(Protocol):
-    """An open connection to an engine. A call sends a request; if it fails, the `TimedAnswer` has an error."""
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer: ...
-
-
 def poisson(count: int, rate: float, seed: int) -> list[float]:
     """Return `count` Poisson arrivals at `rate` a second, in seconds from the start; inf: all at 0."""
     if math.isinf(rate):
@@ -64,7 +54,7 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
 
 
 async def drive(
-    endpoint: Endpoint,
+    ask: Callable[[Prompt, SamplingParams], Awaitable[TimedAnswer]],
     requests: Sequence[tuple[Prompt, SamplingParams]],
     arrivals: Sequence[float],
     concurrency: int | None,
@@ -77,7 +67,7 @@ async def drive(
     async def one(arrival: float, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]) -> TimedAnswer:
         await asyncio.sleep(max(0.0, began + arrival - time.perf_counter()))
         async with places:
-            answer = await endpoint(prompt, params)
+            answer = await ask(prompt, params)
         advance()
         return answer
 
@@ -88,7 +78,9 @@ async def drive(
 
 
 class ZeroMQ:
-    """The `Endpoint` of an engine's ZeroMQ address. With `chat`, a text is a user's message."""
+    """An engine's ZeroMQ address; a call sends a request, whose failure is in the `TimedAnswer`.
+
+    With `chat`, a text is a user's message."""
 
     def __init__(self, address: str, keys: Path | None, chat: bool) -> None:
         self._address, self._keys, self._chat = address, keys, chat

@@ -37,50 +37,33 @@ def warm_up(client: Client, settings: Sequence[Setting]) -> None:
         client.generate([WARM_UP], params)
 
 
-def latency(
-    client: Client, prompts: Sequence[Prompt], settings: Sequence[Setting], temperature: float, protocol: Protocol
-) -> Runs:
-    """Run one request at a time. A turn is one prompt; its speed is that of decoding."""
-    runs: Runs = {setting.name: [] for setting in settings}
-    warm_up(client, settings)
-    for index, prompt in enumerate(watched(prompts, f"T = {temperature:g}")):
-        _read(client, [prompt], settings, protocol)
-        for setting in settings:
-            params = protocol.params(setting, temperature, index)
-            (completion,) = client.generate([prompt], params, chat=protocol.chat)
-            runs[setting.name].append(BenchTurn([completion], completion.metrics.tokens_per_second))
-    return runs
-
-
-def throughput(
+def measure(
     client: Client,
     prompts: Sequence[Prompt],
     settings: Sequence[Setting],
     temperature: float,
     protocol: Protocol,
-    batch_size: int,
-    repeats: int,
+    batch_size: int = 1,
+    repeats: int = 1,
 ) -> Runs:
-    """Run `batch_size` requests at a time; settings alternate batch by batch.
+    """Run `batch_size` requests at a time, each batch in one setting after the other; prompts fill up the last batch.
 
-    A turn is all prompts once; its speed is all their tokens over the time of their batches."""
+    A turn is a batch; its speed is that of decoding for one request, else all tokens over the time of the batch."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(client, settings)
-    batches = range(0, len(prompts), batch_size)
-    for _ in watched(range(repeats), f"batch {batch_size}, T = {temperature:g}"):
-        done: dict[str, list[Completion]] = {setting.name: [] for setting in settings}
-        seconds = dict.fromkeys(done, 0.0)
-        for start in batches:
-            batch = prompts[start : start + batch_size]
-            _read(client, batch, settings, protocol)
-            for setting in settings:
-                params = [protocol.params(setting, temperature, start + index) for index in range(len(batch))]
-                began = time.perf_counter()
-                done[setting.name] += client.generate(batch, params, chat=protocol.chat)
-                seconds[setting.name] += time.perf_counter() - began
-        for name, completions in done.items():
+    starts = [*range(0, len(prompts), batch_size)] * repeats
+    for start in watched(starts, f"batch {batch_size}, T = {temperature:g}"):
+        numbers = [(start + index) % len(prompts) for index in range(batch_size)]
+        batch = [prompts[number] for number in numbers]
+        _read(client, batch, settings, protocol)
+        for setting in settings:
+            params = [protocol.params(setting, temperature, number) for number in numbers]
+            began = time.perf_counter()
+            completions = client.generate(batch, params, chat=protocol.chat)
+            seconds = time.perf_counter() - began
             tokens = sum(len(completion.token_ids) for completion in completions)
-            runs[name].append(BenchTurn(completions, tokens / seconds[name]))
+            speed = completions[0].metrics.tokens_per_second if batch_size == 1 else tokens / seconds
+            runs[setting.name].append(BenchTurn(completions, speed))
     return runs
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 from msgspec.structs import replace
 
+from ssd.bench.environment import engine_facts, hardware, runs_on
 from ssd.bench.setup import PLAIN, Setup
-from ssd.cli.bench_job import base_speculation, check_ids, measuring, modes_to_compare, publish
-from ssd.cli.bench_options import SWEPT, BenchOptions, bench_options, setup_options
+from ssd.cli.bench_job import base_speculation, modes_to_compare, publish, sized, tell_left_out
+from ssd.cli.bench_options import SWEPT, BatchOptions, setup_options
 from ssd.cli.bench_serve import serve
-from ssd.cli.command import GroupedCommand, main_option
-from ssd.cli.options import engine_options
+from ssd.cli.command import GroupedCommand
+from ssd.cli.options import engine_options, table_options
+from ssd.config.engine import NEVER_S
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions, chosen
 
@@ -26,7 +26,6 @@ ssd bench throughput --batch-size 1 --batch-size 4
 ssd bench throughput --model ./model.gguf --draft ./small.gguf
 ssd bench throughput --dataset random --input-len 512 --tokens 64
 """
-_PERPLEXITY = click.option("--perplexity", is_flag=True, help="How likely the target finds what each mode said.")
 
 
 @click.group()
@@ -36,98 +35,51 @@ def bench() -> None:
     Every answer's ids are compared with those of ar in the same run; where they differ the exit status is 1."""
 
 
-@bench.command(cls=GroupedCommand, examples=_LATENCY)
-@engine_options(without=SWEPT)
-@bench_options
-@setup_options
-@_PERPLEXITY
-def latency(
-    asked: BenchOptions,
-    perplexity: bool,
-    engine: EngineOptions,
-    setup: Setup = PLAIN,
-) -> None:
-    """One request at a time: speed of decoding, and the parts of a round beside what theory makes of them."""
-    from ssd.bench.runs import latency as run
+def _add(benchmark: str, defaults: BatchOptions, examples: str, about: str) -> None:
+    @bench.command(benchmark, cls=GroupedCommand, examples=examples, help=about)
+    @engine_options(without=SWEPT)
+    @table_options(defaults, "asked", variables=False)
+    @setup_options
+    def measured(asked: BatchOptions, engine: EngineOptions, setup: Setup = PLAIN) -> None:
+        _measure(benchmark, asked, engine, setup)
+
+
+def _measure(benchmark: str, asked: BatchOptions, engine: EngineOptions, setup: Setup) -> None:
+    from ssd.bench.figures import rows
+    from ssd.bench.report import BenchReport
+    from ssd.bench.runs import measure, perplexities
+    from ssd.cli.session import process_setup, session
 
     settings = asked.sweep(modes_to_compare(engine, setup)).settings(base_speculation(engine, setup))
-    with measuring("latency", asked, asked.texts(), engine, settings, setup) as job:
-        for temperature in asked.temperatures:
-            runs = run(job.client, job.prompts, job.settings, temperature, job.protocol)
-            job.report.rows += job.rows(runs, temperature, perplexity)
-    publish(job.report, asked, f"medians over {len(job.prompts)} prompts, {asked.tokens} tokens each")
-    check_ids(job.report)
-
-
-@bench.command(cls=GroupedCommand, examples=_THROUGHPUT)
-@engine_options(without=SWEPT)
-@bench_options
-@setup_options
-@main_option(
-    "--batch-size",
-    "batch_sizes",
-    type=click.IntRange(1, 1024),
-    multiple=True,
-    default=(8,),
-    show_default=True,
-    help="Requests at the same time; may be given several times, for a table each. More than --max-num-seqs wait.",
-)
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Times that all prompts are run.")
-@_PERPLEXITY
-def throughput(
-    asked: BenchOptions,
-    batch_sizes: tuple[int, ...],
-    repeats: int,
-    perplexity: bool,
-    engine: EngineOptions,
-    setup: Setup = PLAIN,
-) -> None:
-    """All prompts in batches: tokens a second of the whole batch."""
-    from ssd.bench.runs import throughput as run
-
-    settings = asked.sweep(modes_to_compare(engine, setup)).settings(base_speculation(engine, setup))
-    texts = asked.texts()
+    texts, largest = asked.texts(), max(asked.batch_size)
     count = asked.prompts if texts is None else len(texts)
-    if max(batch_sizes) > count:
-        raise UsageError(f"--batch-size {max(batch_sizes)} is more than the {count} prompts there are")
+    if largest > count:
+        raise UsageError(f"--batch-size {largest} is more than the {count} prompts there are")
     if engine.max_num_seqs is None:
-        engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, *batch_sizes))
-    with measuring("throughput", asked, texts, engine, settings, setup) as job:
-        for temperature in asked.temperatures:
-            for size in batch_sizes:
-                runs = run(job.client, job.prompts, job.settings, temperature, job.protocol, size, repeats)
-                found = job.rows(runs, temperature, perplexity)
-                job.report.rows += [row | {"batch_size": size} for row in found]
-    about = f"medians over {repeats} runs of {len(job.prompts)} prompts, {asked.tokens} tokens each"
-    publish(job.report, asked, about)
-    check_ids(job.report)
+        engine = replace(engine, max_num_seqs=max(chosen(engine).max_num_seqs, largest))
+    with setup.configured(sized(engine, settings)) as config:
+        config = replace(config, idle_draft_s=NEVER_S)  # the draft must not leave before its mode is measured
+        tell_left_out(asked, engine, settings)
+        with process_setup(), session(config) as client:
+            protocol = asked.protocol(client.describe().chat)
+            prompts = asked.requests(texts, config.vocab_size)
+            workload = asked.workload(protocol, count)
+            report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), setup)
+            for temperature in asked.temperature:
+                for size in asked.batch_size:
+                    runs = measure(client, prompts, settings, temperature, protocol, size, asked.repeats)
+                    likely = perplexities(client, runs) if asked.perplexity else {}
+                    for setting, row in zip(settings, rows(settings, runs, temperature), strict=True):
+                        row |= {"batch_size": size, "runs_on": runs_on(config, setting.speculation.mode) or None}
+                        report.rows.append(row | ({"perplexity": likely[setting.name]} if likely else {}))
+    publish(report, asked, f"medians, {count} prompts of {asked.tokens} tokens")
 
 
-@bench.command()
-@click.option("--threads", type=click.IntRange(1, 256), help="Default: as many as the cores of this process.")
-def kernels(threads: int | None) -> None:
-    """Time the CPU's products by rows, and of one row the bytes a second beside a loop that only reads them.
-
-    Weights of 64 MiB of each kind, on this machine as it is now; nothing is kept."""
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from ssd.kernels import cpu
-    from ssd.kernels.timing import ROWS, speeds
-
-    if not cpu.multiply_floats(torch.empty(1, 1)):
-        raise UsageError("this machine has no kernels of ours: no C compiler, or neither AVX2 nor NEON")
-    threads = threads or len(os.sched_getaffinity(0))
-    table = Table(
-        f"{threads} threads", "inputs", *(f"{n} ms" for n in ROWS), "5 over 1", "8 over 1", "GB/s", "of reading"
-    )
-    for speed in speeds(threads):
-        ratios = [f"{speed.seconds[n] / speed.seconds[1]:.2f}" for n in (5, 8)]
-        rate = f"{speed.bytes / speed.seconds[1] / 1e9:.1f}"
-        times = [f"{1e3 * seconds:.2f}" for seconds in speed.seconds.values()]
-        table.add_row(speed.weights, speed.inputs, *times, *ratios, rate, f"{speed.of_reading:.2f}")
-    Console(width=160).print(table)
-
-
+_add("latency", BatchOptions(), _LATENCY, "One request at a time: speed of decoding, and the parts of a round.")
+_add(
+    "throughput",
+    BatchOptions(batch_size=(8,), repeats=5),
+    _THROUGHPUT,
+    "As latency, in batches of 8, five times: tokens a second of a whole batch.",
+)
 bench.add_command(serve)

@@ -1,53 +1,23 @@
-"""Shared parts of the commands of `ssd bench`: engines for the settings, and the report."""
+"""Shared parts of the commands of `ssd bench`: modes, options of an engine for the settings, and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
 
-from ssd.bench.environment import engine_facts, hardware, runs_on
-from ssd.bench.outputs import console, draw_rows
-from ssd.bench.settings import Protocol, Setting, widest
+from ssd.bench.outputs import console
+from ssd.bench.settings import Setting, widest
 from ssd.bench.setup import PLAIN, Setup
 from ssd.cli.bench_options import ROWS, BenchOptions
-from ssd.config.engine import NEVER_S, EngineConfig
 from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.errors import SsdError, UsageError
 from ssd.launch.options import EngineOptions
 
 if TYPE_CHECKING:
-    from ssd.bench.figures import Row
     from ssd.bench.report import BenchReport
-    from ssd.bench.runs import Runs
-    from ssd.client import Client, Prompt
-
-
-@dataclass(frozen=True)
-class BenchJob:
-    config: EngineConfig
-    client: Client
-    prompts: list[Prompt]
-    settings: list[Setting]
-    protocol: Protocol
-    report: BenchReport
-
-    def rows(self, runs: Runs, temperature: float, perplexity: bool) -> list[Row]:
-        from ssd.bench.figures import rows
-        from ssd.bench.runs import perplexities
-
-        found = [
-            {**row, "runs_on": runs_on(self.config, setting.speculation.mode) or None}
-            for setting, row in zip(self.settings, rows(self.settings, runs, temperature), strict=True)
-        ]
-        if perplexity:
-            by_name = perplexities(self.client, runs)
-            found = [row | {"perplexity": by_name[row["mode"]]} for row in found]
-        return found
 
 
 def base_speculation(engine: EngineOptions, setup: Setup = PLAIN) -> Speculation:
@@ -80,33 +50,9 @@ def sized(engine: EngineOptions, settings: Sequence[Setting]) -> EngineOptions:
     return replace(engine, **{name: getattr(room, name) for name in names})
 
 
-@contextmanager
-def measuring(
-    benchmark: str,
-    asked: BenchOptions,
-    texts: list[str] | None,
-    engine: EngineOptions,
-    settings: list[Setting],
-    setup: Setup,
-) -> Iterator[BenchJob]:
-    from ssd.bench.report import BenchReport
-    from ssd.cli.session import process_setup, session
-
-    with ExitStack() as stack:
-        config = stack.enter_context(setup.configured(sized(engine, settings)))
-        config = replace(config, idle_draft_s=NEVER_S)  # the draft must not leave before its mode is measured
-        tell_left_out(asked, engine, settings)
-        stack.enter_context(process_setup())
-        client = stack.enter_context(session(config))
-        protocol = asked.protocol(client.describe().chat)
-        prompts = asked.requests(texts, config.vocab_size)
-        workload = asked.workload(protocol, len(prompts))
-        report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), setup)
-        yield BenchJob(config, client, prompts, settings, protocol, report)
-
-
 def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
-    """Print the report, then write and draw it: it is printed even if the disk is full."""
+    """Print the report, then write it: it is printed even if the disk is full. Raises SsdError if ids differ."""
+    from ssd.bench.figures import differing
     from ssd.bench.report import sentences, tables, write
 
     output = console()
@@ -117,13 +63,5 @@ def publish(report: BenchReport, asked: BenchOptions, about: str) -> None:
     if asked.out is not None:
         write(report.as_json(), asked.out)
         click.echo(f"wrote {asked.out}", err=True)
-    if asked.plot is not None:
-        draw_rows(asked.plot, report.rows, f"ssd bench {report.benchmark}: {about}{report.title_suffix}")
-        click.echo(f"wrote {asked.plot}", err=True)
-
-
-def check_ids(report: BenchReport) -> None:
-    from ssd.bench.figures import differing
-
     if wrong := differing(report.rows):
         raise SsdError(f"{'; '.join(wrong)} (docs/exactness.md)")

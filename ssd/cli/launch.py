@@ -19,7 +19,7 @@ from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 
-server_options = functools.partial(table_options, ServerOptions, "server")
+server_options = functools.partial(table_options, ServerOptions(), "server")
 _LAUNCH = """
 ssd launch smollm2
 ssd launch ./model.gguf --draft ./small.gguf --port 8080

@@ -10,7 +10,7 @@ import click
 from msgspec import inspect
 
 from ssd.bench.quantities import Real
-from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName, Mode
 from ssd.system import registered
 
 
@@ -55,6 +55,21 @@ class FanOut(click.ParamType):
         return fan_out
 
 
+class Modes(click.ParamType):
+    """Modes such as "ar,sd,auto"; the value is a tuple, each mode once."""
+
+    name = "MODE,MODE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Mode, ...]:
+        if isinstance(value, tuple):
+            return value
+        modes = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        for mode in modes:
+            if mode not in get_args(Mode):
+                self.fail(f"{mode!r} is not a mode: there are {', '.join(get_args(Mode))}", param, ctx)
+        return modes
+
+
 class LoadFormat(click.Choice[str]):
     """A load format, of the core or a plugin's; `help` has sentences about the plugins'."""
 
@@ -67,6 +82,7 @@ SPECIAL: dict[str, click.ParamType] = {
     "num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD),
     "fan_out": FanOut(),
     "load_format": LoadFormat(),
+    "modes": Modes(),
     "executor": click.Choice(["local", *registered.names(registered.EXECUTORS)]),
 }
 """Types of options with a word, "auto", for an empty default, or with names of plugins."""
@@ -84,8 +100,10 @@ def click_type(of: inspect.Type) -> click.ParamType:
             return click.IntRange(of.ge, of.le)
         case inspect.FloatType():
             return Real(of.ge if of.gt is None else of.gt, of.le, min_open=of.gt is not None)
-        case inspect.VarTupleType():
+        case inspect.VarTupleType(item_type=inspect.StrType()):
             return NameList()
+        case inspect.VarTupleType():
+            return click_type(of.item_type)
         case _:
             return click.STRING
 

@@ -10,9 +10,11 @@ from typing import Any, TypeAlias, TypeVar
 import click
 import msgspec
 from click.core import ParameterSource
+from msgspec import inspect
+from msgspec.structs import replace
 
 from ssd.cli.command import headed, main_option
-from ssd.cli.option_types import SPECIAL, NameList, click_type
+from ssd.cli.option_types import SPECIAL, click_type
 from ssd.cli.sources import SPECULATIVE, TableOption, config_option
 from ssd.config.descriptions import FILES, SAMPLING, described
 from ssd.config.params import SamplingDefaults, fan_out_fields, field_types
@@ -22,6 +24,7 @@ from ssd.law import MAX_SEED
 
 _Command: TypeAlias = Callable[..., Any]
 _Function = TypeVar("_Function", bound=_Command)
+_OF_ENGINE = EngineOptions.__struct_fields__
 
 
 def with_options(
@@ -34,22 +37,24 @@ def with_options(
 ) -> _Command:
     """Add an option to a command for each described field of `defaults` but those in `without`.
 
-    `max_num_seqs` becomes `--max-num-seqs` and, with `variables`, SSD_MAX_NUM_SEQS. With `in_file` the advanced options
-    have neither flag nor variable."""
+    `max_num_seqs` becomes `--max-num-seqs` and, with `variables` or as an engine option, SSD_MAX_NUM_SEQS. A tuple
+    takes its flag several times. The further flag of a boolean turns it off. With `in_file` the advanced options have
+    neither flag nor variable."""
     types = field_types(type(defaults))
     entries = [(name, entry) for name, entry in described(type(defaults)).items() if name not in without]
     for name, entry in reversed(entries):
-        kind = SPECIAL.get(name) or click_type(types[name])
+        kind, several = SPECIAL.get(name) or click_type(types[name]), isinstance(types[name], inspect.VarTupleType)
         flag, hidden = name.replace("_", "-"), in_file and entry.advanced
+        switch = isinstance(kind, click.types.BoolParamType)
+        default = getattr(defaults, name)
         option = click.option(
-            f"--{flag}/--no-{flag}" if isinstance(kind, click.types.BoolParamType) else f"--{flag}",
-            *entry.flags,
+            *[f"--{flag}/{(*entry.flags, f'--no-{flag}')[0]}"] if switch else [f"--{flag}", *entry.flags],
             cls=TableOption,
             type=kind,
-            default=getattr(defaults, name) or "auto" if name in SPECIAL else getattr(defaults, name),
-            multiple=isinstance(kind, NameList),
+            default="auto" if name in SPECIAL and not several and default in ((), 0) else default,
+            multiple=several,
             show_default=True,
-            envvar=f"SSD_{name.upper()}" if variables and not hidden else None,
+            envvar=f"SSD_{name.upper()}" if (variables or name in _OF_ENGINE) and not hidden else None,
             heading=entry.heading,
             in_file=hidden,
             help=entry.help + getattr(kind, "help", ""),
@@ -59,23 +64,23 @@ def with_options(
 
 
 def table_options(
-    table: type[msgspec.Struct], name: str, without: Collection[str] = (), *, in_file: bool = False
+    defaults: msgspec.Struct, name: str, without: Collection[str] = (), *, variables: bool = True, in_file: bool = False
 ) -> Callable[[_Function], _Command]:
-    """Pass the options of a `table` to a command as `name`; those in `without` keep their defaults."""
-    names = [each for each in table.__struct_fields__ if each not in without]
+    """Pass the options of the table of `defaults` to a command as `name`; those in `without` keep their defaults."""
+    names = [each for each in defaults.__struct_fields__ if each not in without]
 
     def decorate(function: _Function) -> _Command:
         @functools.wraps(function)
         def call(**values: Any) -> Any:
-            found = table(**{each: values.pop(each) for each in names})
+            found = replace(defaults, **{each: values.pop(each) for each in names})
             return function(**{name: found}, **values)
 
-        return with_options(call, table(), without, in_file=in_file)
+        return with_options(call, defaults, without, variables=variables, in_file=in_file)
 
     return decorate
 
 
-engine_options = functools.partial(table_options, EngineOptions, "engine")
+engine_options = functools.partial(table_options, EngineOptions(), "engine")
 
 
 def local_engine_options(function: _Function) -> _Command:
@@ -122,14 +127,14 @@ def sampling_options(max_tokens: int) -> Callable[[_Function], _Command]:
     return decorate
 
 
-def speculation_changes(context: click.Context, engine: EngineOptions) -> dict[str, Any]:
+def speculation_changes(context: click.Context, engine: EngineOptions, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the speculation settings that flags, environment and file ask a running engine for.
 
-    Raises UsageError if a flag names any other engine option."""
-    sources = {name: context.get_parameter_source(name) for name in EngineOptions.__struct_fields__}
+    Raises UsageError if a flag names any other engine option but those in `without`, which the command has itself."""
+    sources = {name: context.get_parameter_source(name) for name in _OF_ENGINE if name not in without}
     for name, source in sources.items():
         if source is ParameterSource.COMMANDLINE and name not in SPECULATIVE:
             raise UsageError(f"--{name.replace('_', '-')} cannot be changed in the running engine of --address")
-    said = [name for name in SPECULATIVE if sources[name] not in (ParameterSource.DEFAULT, None)]
+    said = [name for name in SPECULATIVE if sources.get(name) not in (ParameterSource.DEFAULT, None)]
     changes = {name: getattr(engine, name) for name in said}
     return changes | (fan_out_fields(changes["fan_out"]) if "fan_out" in changes else {})

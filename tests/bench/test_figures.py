@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ssd.bench.figures import differing, predicted, quartiles, rows
-from ssd.bench.outputs import COLOURS
 from ssd.bench.report import BenchReport, sentences, tables
 from ssd.bench.runs import BenchTurn
 from ssd.bench.settings import Setting
 from ssd.bench.setup import Setup
-from ssd.config.params import Mode, Speculation
+from ssd.config.params import Speculation
 from ssd.ipc.public import Metrics
 from tests.bench.runs import completion, turns
 
@@ -74,10 +73,6 @@ def test_a_setup_of_a_plugin_is_named_in_titles_sentences_and_json() -> None:
     assert stated.as_json() == plain.as_json() | {"stated": 3}
     assert "ar is stated." in sentences(stated) and "ar is stated." not in sentences(plain)
     assert str(tables(stated, "medians")[0].title).endswith(" (stated: 3)")
-
-
-def test_every_mode_has_a_colour_of_its_own() -> None:
-    assert set(COLOURS) == set(get_args(Mode)) and len(set(COLOURS.values())) == len(COLOURS)
 
 
 def test_the_rest_are_means_over_requests_and_hits_over_rounds() -> None:

@@ -29,12 +29,6 @@ class Echo:
     def __init__(self) -> None:
         self.open = self.most = 0
 
-    async def __aenter__(self) -> Echo:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
     async def __call__(self, prompt: Prompt, params: SamplingParams) -> TimedAnswer:
         answer = TimedAnswer(time.perf_counter())
         self.open += 1

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ssd.cli.bench_options import BatchOptions, ServeOptions
 from ssd.config.descriptions import HEADINGS, described
 from ssd.config.params import SamplingDefaults, Speculation
 from ssd.launch.options import EngineOptions
@@ -111,7 +112,7 @@ def test_one_entry_is_an_argument_of_an_llm_with_its_words_and_its_check(doors: 
     assert doors["refused"] == "zeal 10: expected int <= 9"
 
 
-@pytest.mark.parametrize("table", [EngineOptions, ServerOptions, SamplingDefaults])
+@pytest.mark.parametrize("table", [EngineOptions, ServerOptions, SamplingDefaults, BatchOptions, ServeOptions])
 def test_every_field_of_a_table_is_described(table: type[msgspec.Struct]) -> None:
     entries = described(table)
     assert set(entries) == set(table.__struct_fields__)

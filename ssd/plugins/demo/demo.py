@@ -12,7 +12,7 @@ import click
 from ssd.bench.environment import environment, processors, runs_on
 from ssd.bench.figures import DISTURBED, bounded, differing, is_noise, rows
 from ssd.bench.outputs import console, grid
-from ssd.bench.runs import Runs, latency
+from ssd.bench.runs import Runs, measure
 from ssd.bench.settings import Protocol, Setting
 from ssd.cli.command import GroupedCommand, main_option
 from ssd.cli.options import local_engine_options
@@ -163,7 +163,7 @@ def _compared(config: EngineConfig, client: Client, prompt: str, protocol: Proto
     began = time.perf_counter()
     shown = show(client, prompt, protocol.params(asked, 0.0, 0), protocol.chat)
     turns = int(_TURNS_S / len(settings) / (time.perf_counter() - began))
-    runs = latency(client, [prompt] * max(1, min(turns, _TURNS)), settings, 0.0, protocol)
+    runs = measure(client, [prompt] * max(1, min(turns, _TURNS)), settings, 0.0, protocol)
     return _reported(config, settings, runs, shown)
 
 

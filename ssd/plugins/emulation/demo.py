@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ssd.bench.datasets import RANDOM, prompts
-from ssd.bench.runs import Runs, latency
+from ssd.bench.runs import Runs, measure
 from ssd.bench.settings import Protocol, Setting, Sweep
 from ssd.cli.bench_job import base_speculation, sized
 from ssd.cli.session import session
@@ -34,7 +34,7 @@ draft works ahead while the target verifies."""
         with emulation.configured(sized(EngineOptions(), settings)) as config, session(config) as client:
             protocol = Protocol(min(max_tokens, _TOKENS), chat=False)
             asked = prompts(RANDOM, _PROMPTS, config.vocab_size)
-            return config, settings, latency(client, asked, settings, 0.0, protocol)
+            return config, settings, measure(client, asked, settings, 0.0, protocol)
 
 
 PAPER_PAIR = PaperPair()

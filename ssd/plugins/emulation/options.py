@@ -48,7 +48,12 @@ class Emulated(click.ParamType):
 
 def _take_devices(ctx: click.Context, param: click.Parameter, value: DeviceTimes | Preset | None) -> Any:
     if isinstance(value, Preset):
-        set_defaults(ctx, lookaheads=[str(value.lookahead)], fan_outs=[str(value.fan_out)], dataset=datasets.RANDOM)
+        set_defaults(
+            ctx,
+            num_speculative_tokens=[str(value.lookahead)],
+            fan_out=[str(value.fan_out)],
+            dataset=datasets.RANDOM,
+        )
     return value
 
 
@@ -101,15 +106,15 @@ def emulation(
     asked: BenchOptions, devices: DeviceTimes | Preset | None, length: float | None, hit_rate: float | None
 ) -> Emulation | None:
     """Return the emulation, or None; raise UsageError for options that contradict."""
-    lookahead, fan_out = next(iter(asked.lookaheads), 0), next(iter(asked.fan_outs), ())
+    lookahead, fan_out = next(iter(asked.num_speculative_tokens), 0), next(iter(asked.fan_out), ())
     agreement = stated_agreement(length, hit_rate, lookahead, fan_out)
     if devices is None and agreement is None:
         return None
     times = devices.times if isinstance(devices, Preset) else devices
     if agreement is None and isinstance(devices, Preset):
-        if len(asked.temperatures) != 1:
+        if len(asked.temperature) != 1:
             raise UsageError(f"--emulate {devices.name} needs one temperature, on which its acceptance depends")
-        agreement = devices.agreement(asked.temperatures[0])
+        agreement = devices.agreement(asked.temperature[0])
     if agreement is not None and asked.dataset != datasets.RANDOM:
         raise UsageError(f"a scripted pair reads no texts: --dataset {datasets.RANDOM}, not {asked.dataset}")
     return Emulation(times, agreement)

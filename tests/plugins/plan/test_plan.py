@@ -195,7 +195,7 @@ def test_disturbed_times_are_used_and_named_rough_and_no_engine_begins_with_them
 def test_help_and_refusals_load_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import atexit, sys\n"
-        "heavy = ('torch', 'numpy', 'rich', 'matplotlib', 'zmq')\n"
+        "heavy = ('torch', 'numpy', 'rich', 'zmq')\n"
         "atexit.register(lambda: print('loaded:', [name for name in heavy if name in sys.modules]))\n"
         f"from ssd.cli.main import main; main(['plan', *{arguments!r}])"
     )
