@@ -65,7 +65,7 @@ $(NODE): %/node_modules/.stamp: %/package.json
 	else echo "no npm: Node's clients are skipped"; fi
 
 gpu: venv ## the tests that need a CUDA device
-	$(BIN)/pytest -q tests/gpu
+	$(BIN)/pytest -q tests/gpu $(wildcard tests/plugins/*/gpu)
 
 gpu-rehearsal: venv ## the calls of the GPU report on a stand-in for CUDA, and what to carry to a device
 	$(BIN)/python -m tools.gpu_rehearsal $(REHEARSAL)

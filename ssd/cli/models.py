@@ -14,7 +14,7 @@ from ssd.kernels import build
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, mtp, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
-from ssd.models.gguf.architectures import ARCHITECTURES
+from ssd.models.gguf.architectures import architectures
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
 from ssd.system.version import TESTED_TRANSFORMERS
@@ -175,8 +175,9 @@ def _list() -> None:
     columns = ("name", "kind", "parameters", "here", "licence")
     out = console()
     out.print(grid("built-in models", columns, rows, left=len(columns)))
+    ggufs = architectures()
     known = [
-        (kind, origin, ", ".join(name for name, one in ARCHITECTURES.items() if one.names.model_type == kind))
+        (kind, origin, ", ".join(name for name, one in ggufs.items() if one.names.model_type == kind))
         for kind, origin in registry.families().items()
     ]
     if (other := registry.fallback()) is not None:

@@ -9,11 +9,10 @@ from typing import NamedTuple
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.heads import EMBEDDING, OUTPUTS
-from ssd.models.layer_kinds import CONVOLUTION, FULL, LINEAR, SLIDING
+from ssd.models.layer_kinds import CONVOLUTION, LINEAR
 from ssd.models.mtp import is_mtp
 from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
-from ssd.system import fields
-from ssd.system.fields import Config
+from ssd.system.registered import SIZES, load, names
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
 """Upper bounds, more than any model has."""
@@ -72,9 +71,7 @@ class ModelSizes:
             key_dim = model.count("qk_nope_head_dim") + model.count("qk_rope_head_dim")
             kv_heads, head_dim = heads, max(key_dim, model.count("v_head_dim"))
         stored = ((kv_heads, head_dim),) * attending
-        if model.config.get("model_type") == "gemma4_text":
-            stored = tuple(gemma4_sizes(model.config)[1])
-        return cls(
+        found = cls(
             vocab_size=model.count("vocab_size"),
             context=model.count("max_position_embeddings", _UNLIMITED if mamba else None),
             width=width,
@@ -88,6 +85,8 @@ class ModelSizes:
             stored=stored,
             recurrent=recurrent,
         )
+        kind = str(model.config.get("model_type"))
+        return load(SIZES, kind)(found, model) if kind in names(SIZES) else found
 
     @property
     def kv_values_per_token(self) -> int:
@@ -105,38 +104,9 @@ class ModelSizes:
         return self.layers * layer + (1 if self.tied else 2) * self.vocab_size * self.width
 
 
-def gemma4_sizes(config: Config) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return a Gemma 4's kind of every layer, and (kv_heads, head_dim) of those with keys of their own.
-
-    Layers with keys of their own come first. transformers writes what differs by layer into `per_layer_config`; the
-    last layer is always global, as there."""
-    layers, name = fields.count(config, "num_hidden_layers", most=MOST["layers"]), "num_kv_shared_layers"
-    shared = fields.count(config, name, most=layers - 1) if config.get(name) else 0
-    kinds = list(config.get("layer_types") or (([SLIDING] * 5 + [FULL]) * layers)[:layers])
-    kinds[-1] = FULL
-    own = kinds[: layers - shared]
-    if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING} or set(own) != set(kinds):
-        raise UsageError(
-            f"layer_types must be {layers} of {FULL} and {SLIDING}, and each kind have a layer that is none of the "
-            f"{shared} last ones ({name})"
-        )
-    heads, dim = fields.count(config, "num_key_value_heads"), fields.count(config, "head_dim", 256)
-    wide = fields.count(config, "global_head_dim", 512)
-    few = fields.count(config, "num_global_key_value_heads", heads) if config.get("attention_k_eq_v") else heads
-    if config.get("per_layer_config") is None:
-        return kinds, [(few, wide) if kind == FULL else (heads, dim) for kind in own]
-    given = fields.mapping(config, "per_layer_config")
-    each = [fields.mapping(given, str(index)) for index in range(layers)]
-    if strange := {field for one in each for field in one} - {"num_key_value_heads", "head_dim"}:
-        raise UsageError(f"per_layer_config with {min(strange)} is not supported in this family")
-    sizes = [(fields.count(one, "num_key_value_heads", heads), fields.count(one, "head_dim", dim)) for one in each]
-    return kinds, sizes[: len(own)]
-
-
 def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, RecurrentSizes]:
     """Return how many layers attend, and the sizes of the others. Defaults are those of the families."""
-    config, family = model.config, str(model.config.get("model_type"))
-    kinds = config.get("layer_types") or ()
+    family, kinds = str(model.config.get("model_type")), model.config.get("layer_types") or ()
     if not isinstance(kinds, list | tuple):
         raise UsageError(f"{model.directory / 'config.json'}: layer_types must be a list, is {kinds!r}")
     count = sum(kind in (LINEAR, CONVOLUTION) for kind in kinds)
@@ -149,11 +119,13 @@ def _recurrent(model: Checkpoint, width: int, layers: int) -> tuple[int, Recurre
         inputs, window = 2 * queries + values, model.count("linear_conv_kernel_dim", 4)
         own = RecurrentSizes(key_dim * values + (window - 1) * inputs, 2 * inputs - queries + 2 * heads)
     else:
-        full = config.get("full_attn_idxs")
-        if family == "lfm2" and not kinds and isinstance(full, list):
-            count = layers - len(set(map(str, full)))
-        own = RecurrentSizes((model.count("conv_L_cache", 3) - 1) * width, width)
+        own = convolution_sizes(model, width)
     return layers - count, RecurrentSizes(count * own.state, count * own.change)
+
+
+def convolution_sizes(model: Checkpoint, width: int) -> RecurrentSizes:
+    """Return the sizes of a layer with a short convolution, which keeps its last inputs."""
+    return RecurrentSizes((model.count("conv_L_cache", 3) - 1) * width, width)
 
 
 def weights(model: Checkpoint) -> int:

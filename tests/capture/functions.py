@@ -51,11 +51,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3 0.6B": _llama(1024, 3072, 28, 16, 8, 151936, **_QWEN, tie_word_embeddings=True),
     "Qwen3 32B": _llama(5120, 25600, 64, 64, 8, 151936, **_QWEN),
     "Gemma 3 1B": _llama(1152, 6912, 26, 4, 1, 262144, **_GEMMA, hidden_activation="gelu_pytorch_tanh"),
-    "GPT-2 XL": {
-        "model_type": "gpt2",
-        **{"hidden_size": 1600, "num_attention_heads": 25, "num_hidden_layers": 48, "vocab_size": 50257},
-        "max_position_embeddings": 1024,
-    },
     "EAGLE-3 for 8B": _llama(4096, 14336, 1, 32, 8, 128256, draft_vocab_size=32000, model_type=HEAD),
 }
 """The sizes of these checkpoints' config.json. A head has one layer, whatever is asked for."""

@@ -1,23 +1,28 @@
-"""Texts of every mode in the situations that go wrong elsewhere: `python -m tests.exactness.situations` prints a table.
+"""Texts of every mode in the situations that go wrong elsewhere.
 
+`python -m tests.exactness.situations [MODULE:FAMILIES ...]` prints a table.
 A situation returns the ids that a speculating engine gave, and the expected ids. A cold start is compared with
 transformers; the other situations are compared with plain decoding in another engine."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ssd.config.params import Mode, SamplingParams, Speculation
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
 from tests.models.knobs import FAMILIES as ATTENDING
-from tests.models.knobs import RECURRENT
+from tests.models.knobs import RECURRENT, Knobs
 
 MODES: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd")
-FAMILIES = ("gemma4_text", "gpt_oss", "lfm2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+FAMILIES = {
+    name: (ATTENDING | RECURRENT)[name] for name in ("gpt_oss", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+}
 PROMPTS = [tiny.token_ids(length, seed=7 * length) for length in (1, 3, 5, 17, 40)]
 TALKS = 39
 
@@ -27,8 +32,7 @@ Ids = list[list[int]]
 class World:
     """A tiny checkpoint, drafts that are right, half right and wrong, and transformers' answers."""
 
-    def __init__(self, folder: Path, family: str) -> None:
-        kind, knobs = (ATTENDING | RECURRENT)[family]
+    def __init__(self, folder: Path, kind: str, knobs: dict[str, Any]) -> None:
         directory = tiny.model(kind, folder / "target", seed=3, **knobs)
         wrong = tiny.model(kind, folder / "wrong", seed=4, **knobs)
         half = tiny.noisy_copy(directory, folder / "half", noise=0.004)
@@ -121,13 +125,13 @@ def differing(found: Ids, expected: Ids) -> tuple[int, int]:
     return sum(a != b for a, b in pairs), len(pairs)
 
 
-def table() -> Iterator[str]:
+def table(families: Knobs) -> Iterator[str]:
     """Yield the lines of a Markdown table: tokens that differ, of how many, over all modes."""
     yield "| family | " + " | ".join(one.__name__.replace("_", " ") for one in SITUATIONS) + " |"
     yield "|---" * (1 + len(SITUATIONS)) + "|"
-    for family in FAMILIES:
+    for family in families:
         with tempfile.TemporaryDirectory() as folder:
-            world, cells = World(Path(folder), family), []
+            world, cells = World(Path(folder), *families[family]), []
             for situation in SITUATIONS:
                 counts = [differing(*situation(world, mode)) for mode in MODES]
                 cells.append(" of ".join(str(sum(column)) for column in zip(*counts, strict=True)))
@@ -135,5 +139,6 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for line in table():
-        print(line, flush=True)
+    for name in sys.argv[1:] or ["tests.exactness.situations:FAMILIES"]:
+        for line in table(resolve_name(name)):
+            print(line, flush=True)

@@ -17,7 +17,7 @@ from tests.exactness.situations import FAMILIES, MODES, PROMPTS, World, cold, dr
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("world"), request.param)
+    return World(tmp_path_factory.mktemp("world"), *FAMILIES[request.param])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,14 +58,14 @@ def test_an_engine_without_a_draft_says_the_same_with_and_without_overlap(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "gemma4_text"])
-def test_a_family_says_the_same_in_every_mode(family: str, device: torch.device, tmp_path: Path) -> None:
-    """Sinks beside windows, or keys of two sizes, in the target's verifications and in the draft's tree."""
-    kind, knobs = FAMILIES[family]
-    sizes = {"vocab_size": 300, "max_position_embeddings": 512}
-    sizes |= {"vocab_size_per_layer_input": 300} if kind == "gemma4_text" else {}
-    target = tiny.model(kind, tmp_path / "target", **knobs | sizes)
-    draft = tiny.noisy_copy(target, tmp_path / "draft", noise=0.003)
+def test_a_family_says_the_same_in_every_mode(device: torch.device, tmp_path: Path) -> None:
+    """Sinks beside windows, in the target's verifications and in the draft's tree."""
+    check_family(*FAMILIES["gpt_oss"], device, tmp_path)
+
+
+def check_family(kind: str, knobs: dict[str, Any], device: torch.device, folder: Path) -> None:
+    target = tiny.model(kind, folder / "target", **knobs | {"vocab_size": 300, "max_position_embeddings": 512})
+    draft = tiny.noisy_copy(target, folder / "draft", noise=0.003)
     room = {"max_num_seqs": 4, "max_model_len": 256, "gpu_memory_utilization": 0.5, "dtype": "float32"}
     room |= {"enforce_eager": kind == "gpt_oss"}  # which experts run is read by the host
     places = {"device": str(device), "draft_device": str(device), "draft_dtype": "float32"}

@@ -45,7 +45,7 @@ def batches() -> list[list[Row]]:
     ]
 
 
-@pytest.mark.parametrize("family", [name for name, (kind, _) in FAMILIES.items() if kind != "gemma4_text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
     check_two_ranks(*FAMILIES[family], tmp_path)
 
@@ -63,12 +63,6 @@ def check_two_ranks(kind: str, knobs: dict[str, Any], folder: Path) -> None:
     for ours, theirs in zip(side_by_side(2, logits)[0], expected, strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() <= TOLERANCE
-
-
-def test_a_family_that_is_not_split_says_so(tmp_path: Path) -> None:
-    directory = tiny.model("gemma4_text", tmp_path, **FAMILIES["gemma4_text"][1])
-    with pytest.raises(UsageError, match="use --tensor-parallel-size 1"):
-        side_by_side(2, lambda ranks: part(directory, ranks))
 
 
 def test_neighbours_share_key_heads_that_are_fewer_than_ranks(tmp_path: Path) -> None:
@@ -178,11 +172,15 @@ def test_a_rank_reads_its_part_only(tmp_path: Path) -> None:
 
 
 def test_dummy_weights_are_parts_of_the_same_model(tmp_path: Path) -> None:
-    checkpoint = inspect(tiny.model("gpt2", tmp_path), weights=False)
+    check_dummy_parts(tiny.llama(tmp_path))
+
+
+def check_dummy_parts(directory: Path) -> None:
+    checkpoint = inspect(directory, weights=False)
     rows = batches()[0]
 
     def logits(ranks: Ranks) -> Tensor:
-        runner = part(tmp_path, ranks)
+        runner = part(directory, ranks)
         runner.model = registry.load(checkpoint, torch.float32, tiny.CPU, 256, dummy=True, ranks=ranks)
         return runner.forward(rows)
 
@@ -196,16 +194,18 @@ def test_dummy_weights_are_parts_of_the_same_model(tmp_path: Path) -> None:
         (3, "llama", {}, "num_attention_heads 4 cannot be divided among 3 ranks"),
         (3, "llama", SIX | {"num_key_value_heads": 2}, "num_key_value_heads 2 cannot be divided among 3 ranks"),
         (2, "llama", {"intermediate_size": 51}, "intermediate_size 51 cannot be divided among 2 ranks"),
-        (2, "gpt2", {"n_inner": 51}, "n_inner 51 cannot be divided among 2 ranks"),
         (2, "llama", {"vocab_size": 1}, "a vocabulary of 1 cannot be divided among 2 ranks"),
     ],
 )
 def test_what_cannot_be_split_is_refused(
     size: int, kind: str, knobs: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    checkpoint = inspect(tiny.model(kind, tmp_path, **knobs))
+    check_undivided(tiny.model(kind, tmp_path, **knobs), size, message)
+
+
+def check_undivided(directory: Path, size: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        registry.load(checkpoint, torch.float32, tiny.CPU, 64, ranks=Ranks(0, size))
+        registry.load(inspect(directory), torch.float32, tiny.CPU, 64, ranks=Ranks(0, size))
 
 
 def test_a_family_says_itself_how_it_is_split(tmp_path: Path) -> None:

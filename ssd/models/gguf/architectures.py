@@ -4,23 +4,26 @@ Sources: gguf-py's `tensor_mapping` for names of tensors, llama.cpp's convert_hf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ssd.models.layer_kinds import FULL, LINEAR, SLIDING
+from ssd.system import registered
+
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors that divide the frequencies of rotary embeddings: in every text, in long ones, in short ones."""
-_EPS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+EPS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_ATTENTION = {
+ATTENTION = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -44,6 +47,26 @@ class Names(NamedTuple):
     class_name: str
 
 
+class Metadata:
+    """Metadata below an architecture's name. Floats are fp32 (1e-05: 9.999999747e-06); 7 digits are kept."""
+
+    def __init__(self, fields: Mapping[str, Any], kind: str) -> None:
+        self._fields, self._kind = fields, kind
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._fields[self.key(name)]
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return default if self.key(name) not in self._fields else self[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self._fields
+
+    def key(self, name: str) -> str:
+        return f"{self._kind}.{name}"
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One architecture: its config and the names of its tensors in Hugging Face's terms.
@@ -54,7 +77,7 @@ class Architecture:
 
     names: Names
     layer: Mapping[str, str]  # {} in a name is the number of an expert in a stack
-    fields: Mapping[str, str] = field(default_factory=lambda: _EPS)
+    fields: Mapping[str, str] = field(default_factory=lambda: EPS)
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     as_without: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
@@ -74,19 +97,77 @@ class Architecture:
     partly: bool = False  # heads may be rotated in part
     pattern: int = 0  # every n-th layer sees all tokens, the others a window
     large: int = 0  # with this many layers, Gemma's scores are scaled by hidden_size / heads
+    own: Own | None = None  # the config's fields that are neither copied nor constant
 
 
-_LLAMA = Architecture(
+Own = Callable[[Mapping[str, Any], Metadata, Architecture], dict[str, Any]]
+
+
+def _gemma(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return windows, caps and scale; llama.cpp derives missing ones from the model's depth."""
+    layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    pattern = said.get("attention.sliding_window_pattern", arch.pattern)
+    slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
+    scalar = hidden / heads if layers == arch.large else config["head_dim"]
+    own: dict[str, Any] = {"sliding_window": said["attention.sliding_window"]}
+    own["layer_types"] = [SLIDING if slide else FULL for slide in slides]
+    own["query_pre_attn_scalar"] = said["attention.scale"] ** -2 if "attention.scale" in said else scalar
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        own[cap] = config.get(cap) or None
+    return own
+
+
+def _gemma2(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's defaults
+    return _gemma({**caps, **config}, said, arch)
+
+
+def _gemma3(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, unscaled."""
+    base = said.get("rope.freq_base_swa", 10000.0)
+    rope = dict(config["rope_parameters"])
+    if "rope.freq_base" not in said:
+        rope["rope_theta"] = 1e6
+    sliding = {"rope_type": "default", "rope_theta": base}
+    return {
+        **_gemma(config, said, arch),
+        "rope_theta": rope["rope_theta"],
+        "rope_local_base_freq": base,
+        "rope_parameters": {FULL: rope, SLIDING: sliding},
+    }
+
+
+def _gpt_oss(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    window = said["attention.sliding_window"]
+    return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
+
+
+def _phi3(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    """Return the window (0 in a file: none) and a padding token that fits small vocabularies."""
+    return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
+
+
+def _qwen35(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
+    layers, every = config["num_hidden_layers"] - said.get("nextn_predict_layers", 0), said["full_attention_interval"]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": [LINEAR if (layer + 1) % every else FULL for layer in range(layers)],
+        "linear_value_head_dim": said["ssm.inner_size"] // config["linear_num_value_heads"],
+        "partial_rotary_factor": said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+    }
+
+
+LLAMA = Architecture(
     Names("llama", "llama", "LlamaForCausalLM"),
-    _NORMS | _ATTENTION | _FEED_FORWARD,
+    _NORMS | ATTENTION | FEED_FORWARD,
     as_without={"logit_scale": 1.0},
-    optional=dict.fromkeys(_ATTENTION, "attention_bias") | dict.fromkeys(_FEED_FORWARD, "mlp_bias"),
+    optional=dict.fromkeys(ATTENTION, "attention_bias") | dict.fromkeys(FEED_FORWARD, "mlp_bias"),
     permuted=True,
     freq_factors=True,
 )
 _QWEN2 = Architecture(
     Names("qwen2", "qwen2", "Qwen2ForCausalLM"),
-    _NORMS | _ATTENTION | _FEED_FORWARD,
+    _NORMS | ATTENTION | FEED_FORWARD,
     constants={"hidden_act": "silu", "use_sliding_window": False},
     biased=frozenset(("attn_q", "attn_k", "attn_v")),
     freq_factors=True,
@@ -94,16 +175,16 @@ _QWEN2 = Architecture(
 _QWEN3 = replace(
     _QWEN2,
     names=Names("qwen3", "qwen3", "Qwen3ForCausalLM"),
-    layer=_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
+    layer=_NORMS | HEAD_NORMS | ATTENTION | FEED_FORWARD,
     constants={**_QWEN2.constants, "attention_bias": False},
     biased=frozenset(),
 )
 _QWEN3_MOE = replace(
     _QWEN3,
     names=Names("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"),
-    layer=_NORMS | _HEAD_NORMS | _ATTENTION | _EXPERTS,
+    layer=_NORMS | HEAD_NORMS | ATTENTION | _EXPERTS,
     fields={
-        **_EPS,
+        **EPS,
         "expert_count": "num_experts",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
@@ -114,9 +195,9 @@ _QWEN3_MOE = replace(
 )
 _GEMMA2 = Architecture(
     Names("gemma2", "gemma2", "Gemma2ForCausalLM"),
-    _GEMMA_NORMS | _ATTENTION | _FEED_FORWARD,
+    _GEMMA_NORMS | ATTENTION | FEED_FORWARD,
     fields={
-        **_EPS,
+        **EPS,
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
         "attention.sliding_window": "sliding_window",
@@ -125,40 +206,15 @@ _GEMMA2 = Architecture(
     norm_offset=1.0,
     pattern=2,
     large=46,
+    own=_gemma2,
 )
 _GEMMA3 = replace(
     _GEMMA2,
     names=Names("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
-    layer=_GEMMA_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD,
+    layer=_GEMMA_NORMS | HEAD_NORMS | ATTENTION | FEED_FORWARD,
     pattern=6,
     large=62,
-)
-_GPT2 = Architecture(
-    Names("gpt2", "gpt2", "GPT2LMHeadModel"),
-    {
-        "attn_norm": "ln_1",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-    },
-    fields={
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-        "feed_forward_length": "n_inner",
-        "context_length": "n_positions",
-    },
-    constants={"activation_function": "gelu_new"},
-    top={
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-        "output": "lm_head",
-    },
-    layers="transformer.h",
-    biased=frozenset(("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down", "output_norm")),
-    transposed=frozenset(("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
-    rope=False,
+    own=_gemma3,
 )
 _PHI3 = Architecture(
     Names("phi3", "phi3", "Phi3ForCausalLM"),
@@ -169,32 +225,22 @@ _PHI3 = Architecture(
         "ffn_up": "mlp.gate_up_proj",
         "ffn_down": "mlp.down_proj",
     },
-    fields={**_EPS, "attention.sliding_window": "sliding_window"},
+    fields={**EPS, "attention.sliding_window": "sliding_window"},
     long_factors=True,
     partly=True,
-)
-_OLMO2 = Architecture(
-    Names("olmo2", "olmo2", "Olmo2ForCausalLM"),
-    {
-        **_ATTENTION,
-        **_HEAD_NORMS,
-        **_FEED_FORWARD,
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-    constants={"hidden_act": "silu", "attention_bias": False},
+    own=_phi3,
 )
 _GPT_OSS = Architecture(
     Names("gpt-oss", "gpt_oss", "GptOssForCausalLM"),
     {
-        **_ATTENTION,
+        **ATTENTION,
         **_EXPERTS,
         "attn_norm": "input_layernorm",
         "post_attention_norm": "post_attention_layernorm",
         "ffn_gate_inp": "mlp.router",
     },
     fields={
-        **_EPS,
+        **EPS,
         "attention.sliding_window": "sliding_window",
         "expert_count": "num_experts",
         "expert_used_count": "num_experts_per_tok",
@@ -202,20 +248,8 @@ _GPT_OSS = Architecture(
     },
     biased=frozenset(("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
     bare={"attn_sinks.weight": "self_attn.sinks"},
-    optional=dict.fromkeys(_ATTENTION, "attention_bias"),
-)
-_GRANITE = replace(
-    _LLAMA,
-    names=Names("granite", "granite", "GraniteForCausalLM"),
-    fields={
-        **_EPS,
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    },
-    as_without={"rope.scaling.finetuned": True},  # llama.cpp's name for "positions are rotated" here
-    freq_factors=False,
+    optional=dict.fromkeys(ATTENTION, "attention_bias"),
+    own=_gpt_oss,
 )
 
 _SHARED_EXPERT = {
@@ -232,14 +266,14 @@ _DELTA = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
-    **_ATTENTION,
-    **_HEAD_NORMS,
+    **ATTENTION,
+    **HEAD_NORMS,
 }
 _QWEN35 = Architecture(
     Names("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM"),
-    _DELTA | _FEED_FORWARD | {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"},
+    _DELTA | FEED_FORWARD | {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"},
     fields={
-        **_EPS,
+        **EPS,
         "ssm.conv_kernel": "linear_conv_kernel_dim",
         "ssm.state_size": "linear_key_head_dim",
         "ssm.group_count": "linear_num_key_heads",
@@ -253,11 +287,12 @@ _QWEN35 = Architecture(
     deep={"ssm_conv1d": 3, "ffn_gate_inp_shexp": 2},
     known=frozenset(("ssm.inner_size", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections")),
     partly=True,
+    own=_qwen35,
 )
 _QWEN35_MOE = replace(
     _QWEN35,
     names=Names("qwen35moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
-    layer={**{part: name for part, name in _QWEN35.layer.items() if part not in _FEED_FORWARD}, **_EXPERTS}
+    layer={**{part: name for part, name in _QWEN35.layer.items() if part not in FEED_FORWARD}, **_EXPERTS}
     | _SHARED_EXPERT,
     fields={
         **_QWEN35.fields,
@@ -271,36 +306,19 @@ _QWEN3_NEXT = replace(
     layer=_DELTA | _EXPERTS | _SHARED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba"},
     constants={**_QWEN3_MOE.constants, "use_sliding_window": False},
 )
-_LFM2 = Architecture(
-    Names("lfm2", "lfm2", "Lfm2ForCausalLM"),
-    {
-        **_ATTENTION,
-        "attn_output": "self_attn.out_proj",
-        "attn_q_norm": "self_attn.q_layernorm",
-        "attn_k_norm": "self_attn.k_layernorm",
-        "attn_norm": "operator_norm",
-        "ffn_norm": "ffn_norm",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_down": "feed_forward.w2",
-        "ffn_up": "feed_forward.w3",
-        "shortconv.conv": "conv.conv",
-        "shortconv.in_proj": "conv.in_proj",
-        "shortconv.out_proj": "conv.out_proj",
-    },
-    fields={"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
-    constants={"conv_bias": False, "block_auto_adjust_ff_dim": False},
-    top={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
-    deep={"shortconv.conv": 3},
-)
 
 _ALL = (
-    *(_LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT2, _GPT_OSS, _PHI3, _OLMO2, _GRANITE),
-    *(_QWEN35, _QWEN35_MOE, _QWEN3_NEXT, _LFM2),
+    *(LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT_OSS, _PHI3),
+    *(_QWEN35, _QWEN35_MOE, _QWEN3_NEXT),
 )
-ARCHITECTURES: Mapping[str, Architecture] = {one.names.kind: one for one in _ALL}
-"""`general.architecture` of a GGUF -> its table."""
+_OURS = {one.names.kind: one for one in _ALL}
+
+
+def architectures() -> dict[str, Architecture]:
+    """Return the table of each `general.architecture` of a GGUF: the core's, then those of `ssd.gguf_architectures`."""
+    return _OURS | registered.load_all(registered.ARCHITECTURES) | _OURS
 
 
 def architecture_of(model_type: object) -> Architecture:
     """Return the architecture of a config's `model_type`; llama if no other has it."""
-    return next((one for one in ARCHITECTURES.values() if one.names.model_type == model_type), _LLAMA)
+    return next((one for one in architectures().values() if one.names.model_type == model_type), LLAMA)

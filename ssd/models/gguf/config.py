@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ssd.errors import UsageError
-from ssd.models.gguf.architectures import ARCHITECTURES, FREQS, LONG, SHORT, Architecture
+from ssd.models.gguf.architectures import FREQS, LONG, SHORT, Architecture, Metadata, architectures
 from ssd.models.gguf.header import ByteSpan, Header
-from ssd.models.layer_kinds import CONVOLUTION, FULL, LINEAR, SLIDING
 
 # Metadata below the architecture's name that is read, or that does not change the computation.
 _SIZES = {
@@ -34,26 +33,6 @@ _BETAS = ("beta_fast", "beta_slow")
 _TOKENS = (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
 
 
-class _Metadata:
-    """Metadata below an architecture's name. Floats are fp32 (1e-05: 9.999999747e-06); 7 digits are kept."""
-
-    def __init__(self, fields: Mapping[str, Any], kind: str) -> None:
-        self._fields, self._kind = fields, kind
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._fields[self.key(name)]
-        return float(f"{value:.7g}") if isinstance(value, float) else value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return default if self.key(name) not in self._fields else self[name]
-
-    def __contains__(self, name: str) -> bool:
-        return self.key(name) in self._fields
-
-    def key(self, name: str) -> str:
-        return f"{self._kind}.{name}"
-
-
 def config_of(header: Header, tensors: Sequence[tuple[Path, ByteSpan]]) -> dict[str, Any]:
     """Return the config.json of the model with this header; its `tensors` may be in several files.
 
@@ -61,15 +40,15 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, ByteSpan]]) -> dict[
     for metadata that describes no model."""
     fields = header.fields
     kind = fields.get("general.architecture")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise UsageError(f"GGUF architecture {kind!r} is not supported ({known} are)")
+    known = architectures()
+    if not isinstance(kind, str) or kind not in known:
+        raise UsageError(f"GGUF architecture {kind!r} is not supported ({', '.join(known)} are)")
     for key, count in {"split.tensors.count": len(tensors), "split.no": 0}.items():
         if fields.get(key, count) != count:
             raise UsageError(f"{key} {fields[key]!r} is not that of the files: {count}")
-    arch = ARCHITECTURES[kind]
+    arch = known[kind]
     _refuse_what_is_not_read(fields, arch)
-    said = _Metadata(fields, kind)
+    said = Metadata(fields, kind)
     shapes = {tensor.name: list(tensor.shape) for _, tensor in tensors}
     hidden, heads, layers = said["embedding_length"], said["attention.head_count"], said["block_count"]
     turned = said.get("rope.dimension_count", hidden // heads)
@@ -107,11 +86,10 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, ByteSpan]]) -> dict[
         config |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
         if trained := rope.get("original_max_position_embeddings"):
             config["original_max_position_embeddings"] = trained
-    own = _OWN.get(kind)
-    return config | own(config, said, arch) if own is not None else config
+    return config if arch.own is None else config | arch.own(config, said, arch)
 
 
-def _inner(said: _Metadata) -> str:
+def _inner(said: Metadata) -> str:
     names = "feed_forward_length", "expert_feed_forward_length"
     return next((name for name in names if name in said), names[0])
 
@@ -132,7 +110,7 @@ def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> N
             raise UsageError(f"{key} {value!r} is not supported")
 
 
-def _check_sizes(said: _Metadata, shapes: Mapping[str, list[int]], arch: Architecture, head_dim: int) -> None:
+def _check_sizes(said: Metadata, shapes: Mapping[str, list[int]], arch: Architecture, head_dim: int) -> None:
     layers = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
     sizes = {
         "attention.value_length": head_dim,
@@ -147,14 +125,14 @@ def _check_sizes(said: _Metadata, shapes: Mapping[str, list[int]], arch: Archite
             raise UsageError(f"{said.key(name)} {value!r} is not supported: by the rest of the file it is {size}")
 
 
-def _check_eps(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> None:
+def _check_eps(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> None:
     for name, ours in arch.fields.items():
         if name.endswith("epsilon") and ours not in config:
             raise KeyError(said.key(name))
 
 
 def _rope(
-    tensors: Sequence[tuple[Path, ByteSpan]], said: _Metadata, arch: Architecture, head_dim: int
+    tensors: Sequence[tuple[Path, ByteSpan]], said: Metadata, arch: Architecture, head_dim: int
 ) -> dict[str, Any]:
     """Return the `rope_parameters` of the metadata.
 
@@ -206,73 +184,3 @@ def _factors(tensors: Sequence[tuple[Path, ByteSpan]], name: str, turned: int) -
     if not all(0 < value < math.inf for value in values):
         raise UsageError(f"tensor {name!r} has a factor that is not positive")
     return list(values)
-
-
-def _gemma(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return windows, caps and scale; llama.cpp derives missing ones from the model's depth."""
-    layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    pattern = said.get("attention.sliding_window_pattern", arch.pattern)
-    slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
-    scalar = hidden / heads if layers == arch.large else config["head_dim"]
-    own: dict[str, Any] = {"sliding_window": said["attention.sliding_window"]}
-    own["layer_types"] = [SLIDING if slide else FULL for slide in slides]
-    own["query_pre_attn_scalar"] = said["attention.scale"] ** -2 if "attention.scale" in said else scalar
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        own[cap] = config.get(cap) or None
-    return own
-
-
-def _gemma2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's defaults
-    return _gemma({**caps, **config}, said, arch)
-
-
-def _gemma3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, unscaled."""
-    base = said.get("rope.freq_base_swa", 10000.0)
-    rope = dict(config["rope_parameters"])
-    if "rope.freq_base" not in said:
-        rope["rope_theta"] = 1e6
-    sliding = {"rope_type": "default", "rope_theta": base}
-    return {
-        **_gemma(config, said, arch),
-        "rope_theta": rope["rope_theta"],
-        "rope_local_base_freq": base,
-        "rope_parameters": {FULL: rope, SLIDING: sliding},
-    }
-
-
-def _gpt_oss(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    window = said["attention.sliding_window"]
-    return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
-
-
-def _phi3(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the window (0 in a file: none) and a padding token that fits small vocabularies."""
-    return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
-
-
-def _granite(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    scales = {"attention_multiplier": config["head_dim"] ** -0.5, "embedding_multiplier": 1.0}
-    scales |= {"residual_multiplier": 1.0, "logits_scaling": 1.0}
-    return {name: config.get(name) or default for name, default in scales.items()}  # llama.cpp takes 0 as missing
-
-
-def _qwen35(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    layers, every = config["num_hidden_layers"] - said.get("nextn_predict_layers", 0), said["full_attention_interval"]
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": [LINEAR if (layer + 1) % every else FULL for layer in range(layers)],
-        "linear_value_head_dim": said["ssm.inner_size"] // config["linear_num_value_heads"],
-        "partial_rotary_factor": said.get("rope.dimension_count", config["head_dim"]) / config["head_dim"],
-    }
-
-
-def _lfm2(config: Mapping[str, Any], said: _Metadata, arch: Architecture) -> dict[str, Any]:
-    heads = said["attention.head_count_kv"]
-    return {"layer_types": [FULL if count else CONVOLUTION for count in heads], "num_key_value_heads": max(heads)}
-
-
-_OWN = {"gemma2": _gemma2, "gemma3": _gemma3, "gpt-oss": _gpt_oss, "phi3": _phi3, "granite": _granite}
-_OWN |= {**dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _qwen35), "lfm2": _lfm2}
-"""Architecture -> the fields of its config that are neither copied nor constant."""

@@ -23,9 +23,9 @@ from ssd.models.families.qwen3_moe import Experts
 from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import FULL, SLIDING
-from ssd.models.sizes import gemma4_sizes
 from ssd.models.split import VOCABULARY, Splits
 from ssd.models.weights import Weights
+from ssd.plugins.families.sizes import gemma4_layers
 from ssd.system.fields import Config, count, flag, mapping, number, refuse
 
 _INPUT = "hidden_size_per_layer_input"
@@ -144,7 +144,7 @@ class Gemma4(Predicting):
         _check(config)
         if weights.share.ranks.size > 1:
             raise UsageError("layers of different sizes are not split over ranks: use --tensor-parallel-size 1")
-        kinds, sizes = gemma4_sizes(config)
+        kinds, sizes = gemma4_layers(config)
         self.dtype, self.device, self._kinds = dtype, device, kinds
         heads, dim = sizes[0]
         config = {**config, "num_key_value_heads": heads, "head_dim": dim}

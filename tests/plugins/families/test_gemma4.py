@@ -16,8 +16,9 @@ from ssd.execution.runner import attention_backend
 from ssd.execution.tables import table_context
 from ssd.models.checkpoint import inspect
 from ssd.models.sizes import ModelSizes
-from tests.models import tiny
-from tests.models.knobs import FAMILIES, FULL, GEMMA4
+from tests.models import knobs, tiny
+from tests.models.knobs import FULL
+from tests.plugins.families.knobs import FAMILIES, GEMMA4
 
 TEXT = tiny.token_ids(60, 0)
 ROWS = [Row(TEXT, 0, range(64), outputs=len(TEXT))]
@@ -49,8 +50,8 @@ def test_sizes_may_be_named_by_kind_of_layer(family: str, fields: dict[str, Any]
 @pytest.mark.parametrize("family", ["llama", "gemma4_text", "gemma4_text of one size", "gemma4_text keys as values"])
 def test_the_memory_is_that_of_each_layers_own_size(family: str, tmp_path: Path) -> None:
     """Of layers that store keys and values, and no others; planned by the config alone."""
-    kind, knobs = FAMILIES[family]
-    directory = tiny.model(kind, tmp_path, **knobs)
+    kind, options = (knobs.FAMILIES | FAMILIES)[family]
+    directory = tiny.model(kind, tmp_path, **options)
     sizes, shape = ModelSizes.of(inspect(directory)), tiny.runner(directory).model.shape
     expected = {
         "llama": 2 * 2 * 16,
