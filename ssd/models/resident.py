@@ -1,4 +1,4 @@
-"""Computes the bytes of memory that a model's weights take, from its config and headers alone.
+"""Adds up the bytes of memory that a model's weights take, from its config and headers alone.
 
 On a CPU quantised weights (`ssd.kernels.form`) and 16-bit numbers keep their bits. A float32 tensor takes half as much
 if 16 bits hold all its numbers."""
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from ssd.kernels import build
 from ssd.kernels.form import Form
@@ -43,39 +43,74 @@ _NAMED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.
 _FOUND_AGAIN = ("Q4_0", "Q4_1", "Q8_0")
 _LIGHT = Form(4, 32, 2, 1)  # of `ssd.kernels.groups.rounded_to_4_bits`, whose span is all inputs
-_EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
 # Layers that are stacked into one weight: all become floats if one of them is in floats.
 _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_EMBEDDINGS, _OUTPUTS = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
 
 
 def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -> int:
     """Return an upper bound on the bytes of a model's weights in the memory of a CPU.
 
     `dtype`: float32, float16 or bfloat16. `quantize`: of linear layers; `light`: to 4 bits, with a short head."""
-    int8, light = quantize != "none", quantize == "light"
     item, count = 4 if dtype == "float32" else 2, weights(model)
     if not model.tensors:  # random ones
         sizes = ModelSizes.of(model)
-        return count + item * sizes.vocab_size * sizes.width if int8 else item * count
+        return item * count if quantize == "none" else count + item * sizes.vocab_size * sizes.width
     if not registry.has_file(model):
         return item * count
-    if light and (ids := short_list(model)):
+    if quantize == "light" and (ids := short_list(model)):
         model = replace(model, config=model.config | {DRAFT_VOCAB: len(ids)})
-    rule = _Rule(item, dtype == "float32" and build.expected(), int8, light)
-    matrices = {name: info for name, info in model.tensors.items() if len(info.shape) == 2}
-    embeddings = [name for name in matrices if name.endswith(_EMBEDDINGS)]
-    outputs = next((name for name in matrices if name.endswith(_OUTPUTS)), embeddings[-1] if embeddings else None)
-    total = sum(item * math.prod(info.shape) for name, info in model.tensors.items() if name not in matrices)
-    for name, info in matrices.items():
-        if name == outputs:
-            total += _predicting(model, info, rule, name in embeddings and not rule.shares(info, dtype))
-        elif name in embeddings:
-            total += _rows(model, rule.table(info))
-        elif all(rule.form(matrices[other]) is not None for other in _beside(name) if other in matrices):
-            total += rule.linear(info)
+    packs = dtype == "float32" and build.expected()
+    forms = {name: _form(info) for name, info in model.tensors.items() if packs}
+    tables = [name for name, info in model.tensors.items() if len(info.shape) == 2 and name.endswith(_EMBEDDINGS)]
+    last = next((name for name in model.tensors if name.endswith(_OUTPUTS)), tables[-1] if tables else "")
+    ids, total = model.translation, 0
+    more = (1, 1) if ids is None else (len(ids.own), ids.known)
+    for name, info in model.tensors.items():
+        form, rows = forms.get(name), info.shape[0] if info.shape else 1
+        packed = all(forms.get(other) for other in _beside(name) if other in model.tensors)
+        layer = _nbytes(info, form if packed else None, item, packs, quantize)
+        predicted = model.config.get(DRAFT_VOCAB) if name == last else None
+        if type(predicted) is int and predicted < rows:
+            # A table has the rows of all ids, side by side with codes in 8 bits, and is the embedding, too.
+            wide = None if form is None else form._replace(bits=8, head_bytes=4, span=0)
+            total += layer * predicted // rows + _nbytes(info, wide, item, packs) * more[0] // more[1]
+        elif name in tables and name == last:
+            shared = dtype == "float16" or (packs and (form is not None or quantize == "none"))
+            total += layer if shared else layer + _nbytes(info, form, item, packs)
+        elif name in tables:
+            total += _nbytes(info, form, item, packs) * more[0] // more[1]
         else:
-            total += rule.dense(info)
+            total += layer
     return total
+
+
+def _beside(name: str) -> list[str]:
+    module, _, layer = name.removesuffix(".weight").rpartition(".")
+    return [f"{module}.{other}.weight" for stack in _STACKS if layer in stack for other in stack if other != layer]
+
+
+def _nbytes(info: TensorInfo, form: Form | None, item: int, packs: bool, quantize: Rounding = "none") -> int:
+    """Return the bytes of a tensor whose numbers take `item` each, unless they have a `form` or are rounded."""
+    if len(info.shape) != 2:
+        return item * math.prod(info.shape)
+    inputs = info.shape[1]
+    if quantize == "light" and packs and (form is None or form.bits > _LIGHT.bits) and inputs % _LIGHT.group == 0:
+        form = _LIGHT._replace(span=inputs)
+    elif form is None and quantize != "none":
+        form = Form(8, inputs, 1, 4)
+    if form is not None:
+        return form.nbytes(*info.shape)
+    return math.prod(info.shape) * (2 if packs and info.dtype in ("BF16", "F16") else item)
+
+
+def _form(info: TensorInfo) -> Form | None:
+    """Return the form in which our kernels keep a tensor's bits, or None if it becomes floats."""
+    if len(info.shape) != 2:
+        return None
+    if isinstance(info, GgufTensor):
+        return None if info.transposed and info.dtype not in _FOUND_AGAIN else GGUF_FORMS.get(info.dtype)
+    return _quantized(info) if isinstance(info, QuantizedTensor) else None
 
 
 def device_bytes(model: Checkpoint, item_bytes: int) -> int:
@@ -96,76 +131,6 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
         return count * item_bytes
 
     return repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
-
-
-def _beside(name: str) -> list[str]:
-    module, _, layer = name.removesuffix(".weight").rpartition(".")
-    return [f"{module}.{other}.weight" for stack in _STACKS if layer in stack for other in stack if other != layer]
-
-
-def _predicting(model: Checkpoint, info: TensorInfo, rule: _Rule, twice: bool) -> int:
-    """Return the bytes of the last layer; `twice`: and of the embedding, a second copy of its tensor.
-
-    If the layer predicts some ids only, a table has the rows of all ids, and is the embedding, too."""
-    predicted = model.config.get(DRAFT_VOCAB)
-    if type(predicted) is not int or predicted >= info.shape[0]:
-        return rule.linear(info) + (rule.table(info) if twice else 0)
-    return rule.linear(info, predicted) + _rows(model, rule.table(info, apart=True))
-
-
-def _rows(model: Checkpoint, nbytes: int) -> int:
-    ids = model.translation
-    return nbytes if ids is None else nbytes * len(ids.own) // ids.known
-
-
-class _Rule(NamedTuple):
-    """Computes the bytes that a tensor takes in memory.
-
-    `item`: bytes of a number in the model's type. `packs`: the type is float32, and our kernels run. `int8`: linear
-    layers are rounded to 8 bits; if `light`, to 4."""
-
-    item: int
-    packs: bool
-    int8: bool
-    light: bool
-
-    def linear(self, info: TensorInfo, outputs: int | None = None) -> int:
-        """Return the bytes of a linear layer, or of its first `outputs`."""
-        outputs, inputs = outputs or info.shape[0], info.shape[1]
-        if isinstance(info, GgufTensor) and info.transposed:
-            outputs, inputs = inputs, outputs
-        form = self.form(info)
-        as_it_is = form is not None and not (self.light and self.packs and form.bits > _LIGHT.bits)
-        return form.nbytes(outputs, inputs) if as_it_is and form else self.dense(info, outputs, inputs)
-
-    def dense(self, info: TensorInfo, outputs: int | None = None, inputs: int | None = None) -> int:
-        """Return the bytes of a linear layer that is read as floats, or of its first `outputs`."""
-        outputs, inputs = outputs or info.shape[0], inputs or info.shape[1]
-        if self.light and self.packs and inputs % _LIGHT.group == 0:
-            return _LIGHT._replace(span=inputs).nbytes(outputs, inputs)
-        return Form(8, inputs, 1, 4).nbytes(outputs, inputs) if self.int8 else self._floats(info, outputs * inputs)
-
-    def table(self, info: TensorInfo, apart: bool = False) -> int:
-        """Return the bytes of a table; if `apart`, a row's numbers lie side by side, with codes in 8 bits."""
-        rows, width = info.shape
-        if (form := self.form(info)) is None:
-            return self._floats(info, rows * width)
-        return rows * (4 * form.heads * (width // form.group) + width) if apart else form.nbytes(rows, width)
-
-    def shares(self, info: TensorInfo, dtype: str) -> bool:
-        """Return True if the last layer and the embedding, one tensor, are in memory once."""
-        return dtype == "float16" or (self.packs and (self.form(info) is not None or not self.int8))
-
-    def form(self, info: TensorInfo) -> Form | None:
-        """Return the form in which a tensor's bits are kept, or None if it becomes floats."""
-        if not self.packs:
-            return None
-        if isinstance(info, GgufTensor):
-            return None if info.transposed and info.dtype not in _FOUND_AGAIN else GGUF_FORMS.get(info.dtype)
-        return _quantized(info) if isinstance(info, QuantizedTensor) else None
-
-    def _floats(self, info: TensorInfo, count: int) -> int:
-        return count * (2 if self.packs and info.dtype in ("BF16", "F16") else self.item)
 
 
 def _quantized(info: QuantizedTensor) -> Form | None:
