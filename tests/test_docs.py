@@ -75,9 +75,11 @@ def test_every_known_failure_names_tests_that_exist() -> None:
     names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in sections]
     assert len(rows) > 12 and sorted(rows) == sorted(names)
     for heading, text in sections.items():
-        tests = re.findall(r"^- `(tests/\w+/test_\w+\.py)::(test_\w+)`$", text, re.MULTILINE)
+        tests = re.findall(r"^- `(tests/[\w/]+/test_\w+\.py)::(test_\w+)`$", text, re.MULTILINE)
         assert tests and len(tests) == text.count("::"), heading
         for file, test in tests:
+            if is_removed(file):
+                continue
             assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{heading}: {file}::{test}"
 
 

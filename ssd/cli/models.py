@@ -12,8 +12,9 @@ from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.kernels import build
 from ssd.launch.options import EngineOptions, chosen
-from ssd.models import hub, mtp, pairs, registry, sizes
+from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
+from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
 from ssd.models.gguf.architectures import architectures
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
@@ -23,19 +24,8 @@ _COMMON = (
     f"Built-in families are compared with transformers {TESTED_TRANSFORMERS}. Their weights may be floats or FP8, AWQ, "
     "GPTQ, compressed-tensors; those of gpt_oss MXFP4, too.\n"
 )
-_ANY, _BUILT_IN = "any", "built-in families, most of the fallback's"
-_DRAFTS = (
-    ("model", "--draft MODEL, of any family, with the target's tokens", _ANY),
-    ("cascade", "--draft SMALL --draft LARGER: each helps the next", _ANY),
-    ("EAGLE-3 head", "--draft HEAD, in SafeAILab's or speculators' layout", _BUILT_IN),
-    ("block drafter", "--draft DRAFTER, in the layout of DSpark, DFlash or speculators", _BUILT_IN),
-    (
-        "MTP head",
-        "--draft mtp: layers for it in the target's own checkpoint",
-        "qwen3_5_text, qwen3_5_moe_text, qwen3_next",
-    ),
-    ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing", _ANY),
-)
+_CASCADE = ("cascade", "--draft SMALL --draft LARGER: each helps the next", "any")
+_NGRAM = ("n-gram", "--backup ngram or auto, beside any draft, where it has nothing", "any")
 
 
 @click.command()
@@ -135,7 +125,7 @@ def _described(options: EngineOptions) -> dict[str, Any]:
 
 
 def _family(model: Checkpoint) -> str:
-    if (kind := pairs.draft_kind(model)) is not None:
+    if (kind := draft_kind(model)) is not PLAIN:
         return f"{kind.name}, a draft only"
     known = registry.families().get(str(model.config.get("model_type")))
     if known is not None:
@@ -156,15 +146,14 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: Checkpoint, name: str) -> str | None:
-    other = None if name == mtp.NAME else inspect(hub.resolve(name))
+    other = None if name in in_targets() else inspect(hub.resolve(name))
     try:
-        draft = other or registry.own_head(target)
-        if pairs.draft_kind(target) or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
+        draft = other or registry.own_draft(target, name)
+        if draft_kind(target) is not PLAIN or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):
             raise UsageError(f"{target.directory} can only be a draft: part of it is left to a target")
         pairs.check_pair(target, draft)
         pairs.borrowed(draft, target)
-        if (kind := pairs.draft_kind(draft)) is not None:
-            kind.layers(draft, target)
+        draft_kind(draft).layers(draft, target)
     except UsageError as error:
         return str(error)
     return None
@@ -184,7 +173,8 @@ def _list() -> None:
         known.append(("any other causal language model", other.offer(), ""))
     out.print(grid("model families", ("model_type", "from", "GGUF"), known, left=3))
     out.print(_COMMON)
-    out.print(grid("drafts", ("kind", "given by", "targets"), _DRAFTS, left=3))
+    drafts = [PLAIN.offer, _CASCADE, *(kind.offer for kind in kinds().values()), _NGRAM]
+    out.print(grid("drafts", ("kind", "given by", "targets"), drafts, left=3))
 
 
 @click.command()

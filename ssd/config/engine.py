@@ -82,8 +82,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hidden states that a draft reads: after `layers`, together `width` numbers a token."""
+    """The hidden states that a draft of a `kind` (`ssd.drafts`) reads: after `layers`, `width` numbers a token."""
 
+    kind: str
     layers: tuple[Annotated[int, Meta(ge=0, le=10_000)], ...]
     width: Positive
 

@@ -24,8 +24,6 @@ Sampler = Literal["coupled", "rejection"]
 Allocation = Literal["joint", "theorem", "pearl"]
 
 MAX_LOOKAHEAD = 16
-BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
-"""Most rows of a block drafter's block: the last committed token, K of the trunk, K + 1 of a chain, and a mask."""
 TARGET_REACH, DRAFT_REACH = 2 * (MAX_LOOKAHEAD + 1), 4 * (MAX_LOOKAHEAD + 1)
 """Tokens in a row whose changes are kept for a sequence, where layers have states.
 

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import resolve_name
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
-from ssd.draft.block import BlockDrafter
 from ssd.draft.cascade import Cascade
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import Drafter, PathRow
-from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.forward import forward, path_rows
 from ssd.draft.grammar import DraftGrammar
 from ssd.draft.publisher import Publisher
 from ssd.draft.rehearsal import Rehearsal
-from ssd.draft.static_shapes import StaticDrafter, StaticHeadDrafter, TreeRunner
+from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.pages import OutOfPages, PageTable
@@ -33,8 +32,8 @@ from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
-from ssd.models.block import BlockDraft
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.models.draft_kinds import kinds
 from ssd.speculation.noise import NoiseCache
 from ssd.system import failpoints
 
@@ -269,17 +268,13 @@ def _compiler(config: EngineConfig) -> GrammarCompiler:
 def _drafter(
     config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena | None = None
 ) -> Drafter:
-    known = noise, vocab_size
-    if isinstance(runner.model, BlockDraft):
-        assert features is not None, "a block drafter reads hidden states"
-        return BlockDrafter(config, runner, *known, features)
+    if config.features is not None and features is not None:
+        kind = resolve_name(kinds()[config.features.kind].drafter)
+        found: Drafter = kind(config, runner, noise, vocab_size, features)
+        return found
     if isinstance(runner, TreeRunner):
-        if features is not None:
-            return StaticHeadDrafter(config, runner, *known, features=features)
-        return StaticDrafter(config, runner, *known)
-    if features is not None:
-        return HeadDrafter(config, runner, *known, features)
-    return Drafter(config, runner, *known)
+        return StaticDrafter(config, runner, noise, vocab_size)
+    return Drafter(config, runner, noise, vocab_size)
 
 
 def _corrected(tree: Tree, chain: Chain, guesses: Sequence[Guess]) -> list[Guess]:

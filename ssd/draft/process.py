@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from operator import eq
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ import zmq
 
 from ssd.config.engine import EngineConfig, WeightFormat
 from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD
-from ssd.draft import block, eagle3
 from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
@@ -36,12 +36,11 @@ from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build, cpu
 from ssd.kernels.gpu import watch_compiles
-from ssd.models import mtp, registry
-from ssd.models.block import BlockDraft
+from ssd.models import registry
 from ssd.models.checkpoint import MAX_TOKENIZER, inspect, read_bounded
-from ssd.models.eagle3 import PairModel
+from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
 from ssd.models.head import with_list
-from ssd.models.pairs import SHARED, borrowed, check_pair, draft_kind, translated
+from ssd.models.pairs import SHARED, borrowed, check_pair, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
@@ -129,7 +128,7 @@ def _seconds(config: EngineConfig, runners: Sequence[Runner]) -> float:
     for sample in range(1, _TIMED_FORWARDS + 1):
         before = time.perf_counter()
         for runner in runners:
-            _warm_up(runner, _TIMED_TOKENS)
+            _warm_up(config, runner, _TIMED_TOKENS)
         now = time.perf_counter()
         least = min(least, now - before)
         if now - began > _TIMED_S and sample >= _LEAST_SAMPLES:
@@ -144,7 +143,7 @@ def _likeliest(config: EngineConfig, runner: Runner) -> list[int]:
 
     There are none if the draft has states or reads hidden ones, or if the target's tokenizer cannot be read."""
     model = runner.model
-    if isinstance(model, BlockDraft | PairModel) or model.shape.states:
+    if config.features is not None or model.shape.states:
         return []
     room = min(model.shape.max_position, runner.cache.pages * config.page_size)
     ids = _text_ids(config.target)[:room]
@@ -169,13 +168,11 @@ def _text_ids(target: str) -> list[int]:
         return []
 
 
-def _warm_up(runner: Runner, tokens: int) -> None:
-    if isinstance(runner.model, BlockDraft):
-        block.warm_up(runner, tokens)
-    elif isinstance(runner.model, PairModel) and not isinstance(runner, TreeRunner):
-        eagle3.warm_up(runner, tokens)
-    else:
+def _warm_up(config: EngineConfig, runner: Runner, tokens: int) -> None:
+    if config.features is None:
         runner.warm_up(tokens)
+    else:
+        resolve_name(kinds()[config.features.kind].warm_up)(runner, tokens)
 
 
 def _load(
@@ -183,12 +180,13 @@ def _load(
 ) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
-    if name == mtp.NAME:
-        checkpoint = registry.own_head(target := inspect(Path(config.target), not dummy))
+    if name in in_targets():
+        checkpoint = registry.own_draft(target := inspect(Path(config.target), not dummy), name)
     else:
         checkpoint = inspect(Path(name), not dummy)
-        lends = bool(checkpoint.config.get(SHARED)) or draft_kind(checkpoint) is not None
+        lends = bool(checkpoint.config.get(SHARED)) or draft_kind(checkpoint) is not PLAIN
         target = inspect(Path(config.target), lends and not dummy)
+    kind = draft_kind(checkpoint)
     if not dummy:
         checkpoint = with_list(borrowed(checkpoint, target))
     if vocabulary is None:
@@ -209,23 +207,18 @@ def _load(
         raise UsageError(f"{name} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
     if model.shape.states and config.cascade:
         raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
-    if (
-        device.type == "cuda"
-        and config.emulate is None
-        and not isinstance(model, BlockDraft)
-        and not model.shape.states
-    ):
+    if device.type == "cuda" and config.emulate is None and kind.static and not model.shape.states:
         runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
     else:
         room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
         sizes = config.draft_num_pages, config.page_size, config.deterministic
-        eight_bits = weights.quantize == "light" and draft_kind(checkpoint) is None and cpu.present(device)
+        eight_bits = weights.quantize == "light" and kind is PLAIN and cpu.present(device)
         cache_dtype = "int8" if eight_bits else "auto"
-        kind = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.depth)
-        runner = kind(model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
+        runs = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.depth)
+        runner = runs(model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
     try:
         sampling.warm_up(device)
-        _warm_up(runner, _WARM_UP_TOKENS)
+        _warm_up(config, runner, _WARM_UP_TOKENS)
     except UsageError as error:
         raise UsageError(f"the draft {name}: {error}") from error
     return runner

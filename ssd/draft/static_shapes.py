@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD
-from ssd.draft import eagle3
 from ssd.draft.drafter import (
     ChainRows,
     Drafter,
@@ -28,8 +27,8 @@ from ssd.draft.drafter import (
     reads_logits,
     wanted_of,
 )
-from ssd.draft.eagle3 import HeadDrafter
 from ssd.draft.tree import Guess
+from ssd.draft.tree_attention import joined
 from ssd.draft.tree_tensors import TreeCache, TreeRow, TreeTensors
 from ssd.execution.graph_shapes import LONGEST_ROW, GraphShape, draft_shapes, smallest_fitting
 from ssd.execution.graphs import GraphPool, once
@@ -37,7 +36,6 @@ from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.execution.tables import Tables, Upload
 from ssd.kernels.cpu import Ranked
-from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, drawing_of, highest, read_ids, warmed
@@ -117,8 +115,8 @@ class TreeRunner(Runner):
         found = MAX_LOOKAHEAD + 1, most, 1 + MAX_FAN_OUT
         self._kept_ids = torch.zeros(found, dtype=torch.int64, device=model.device)
         self._kept_scores = torch.zeros(found, dtype=torch.float32, device=model.device)
-        heads, width = (1, model.width) if isinstance(model, PairModel) else (0, 0)
-        self._kept_hidden = torch.zeros(heads, *found[:2], width, dtype=model.dtype, device=model.device)
+        width = model.shape.features
+        self._kept_hidden = torch.zeros(min(1, width), *found[:2], width, dtype=model.dtype, device=model.device)
         self._steps = {shape: _ShapeSteps(self, shape, self._kept) for shape in shapes}
 
     def rows(self, paths: Sequence[PathRow], chains: Sequence[ChainRows], more: Sequence[int] = ()) -> list[TreeRow]:
@@ -149,9 +147,9 @@ class TreeRunner(Runner):
     ) -> list[tuple[Ranked, Tensor | None]]:
         """Run a step; return for each of its forwards the likeliest ids after each token, best first.
 
-        A head also returns the features that it makes, [tokens, width]. Later forwards compute the tokens that follow
-        (`TreeRow.more`), and are launched before the host reads any; a token without a part in a forward has no
-        result."""
+        A draft that reads features also returns those that it makes, [tokens, width]. Later forwards compute the
+        tokens that follow (`TreeRow.more`), and are launched before the host reads any; a token without a part in a
+        forward has no result."""
         drawing, found = drawing_of(row.tree.law for row in rows), list[list[tuple[Ranked, Tensor | None]]]()
         for batch, shape, own in self._with_features(rows, parts):
             found.append(self._ranked(batch, shape, drawing, own, meanwhile))
@@ -191,7 +189,7 @@ class TreeRunner(Runner):
             kept[index].copy_(found)
 
     def _found(self, step: _RankedStep) -> list[Tensor]:
-        """Return a step's kept ids and scores [forwards, tokens, count], and a head's features."""
+        """Return a step's kept ids and scores [forwards, tokens, count], and the features that were made."""
         rows, count = step.ids.shape
         return [self._kept_ids[:, :rows, :count], self._kept_scores[:, :rows, :count], *self._kept_hidden[:, :, :rows]]
 
@@ -201,7 +199,7 @@ class TreeRunner(Runner):
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[TreeRow], parts: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor | None]:
-        """Run a step; return its logits [tokens, outputs] and, for a head, the features that it makes."""
+        """Run a step; return its logits [tokens, outputs] and the features, if the draft makes any."""
         logits, features = list[Tensor](), list[Tensor]()
         for batch, shape, own in self._with_features(rows, parts):
             _, count, made = self._run(batch, shape, Drawing.GREEDY, own)
@@ -212,7 +210,7 @@ class TreeRunner(Runner):
     def _with_features(
         self, rows: Sequence[TreeRow], parts: Sequence[Tensor]
     ) -> Iterator[tuple[list[TreeRow], GraphShape, Tensor | None]]:
-        features, first = eagle3.joined(parts) if parts else None, 0
+        features, first = joined(parts) if parts else None, 0
         for batch, shape in self.batches(rows):
             stop = first + sum(len(row.token_ids) for row in batch)
             yield batch, shape, None if features is None else features[first:stop]
@@ -221,11 +219,11 @@ class TreeRunner(Runner):
     def _run(
         self, rows: Sequence[TreeRow], shape: GraphShape, drawing: Drawing, features: Tensor | None = None
     ) -> tuple[_RankedStep, int, Tensor | None]:
-        """Launch a batch; return its step, the number of its tokens and, for a head, the features it makes."""
+        """Launch a batch; return its step, the number of its tokens and the features, if it makes any."""
         batch, step = self._steps[shape].batch, self._steps[shape].ranked[drawing]
         count = sum(len(row.token_ids) for row in rows)
         if features is not None:
-            assert batch.features is not None, "only heads have features"
+            assert batch.features is not None, "the draft reads features"
             batch.features[:count] = features
         batch.fill_rows(rows, self.tables, self.tree_cache, warm=drawing > Drawing.GREEDY)
         step.run()
@@ -308,7 +306,3 @@ class StaticDrafter(Drafter):
                 guesses = [possible(guess) for guess in guesses]
             steps.append(self._finished(guesses, made, wanted))
         return steps
-
-
-class StaticHeadDrafter(StaticDrafter, HeadDrafter):
-    """An EAGLE-3 head in static shapes."""

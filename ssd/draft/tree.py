@@ -34,7 +34,7 @@ class Guess(NamedTuple):
     """A prediction: the next `token`, and `candidates` for a bonus token, best first.
 
     `draft_probs` [V] drew the token; None if no rule needs them. A copied token need not be a candidate. `feature`
-    [width] is an EAGLE-3 head's."""
+    [width] is of a draft that reads features."""
 
     token: int
     candidates: list[int]

@@ -108,9 +108,9 @@ class TreeContext:
     per sequence."""
 
     parts: Sequence[Tensor] = ()
-    """Features that an EAGLE-3 head reads, one part after the other: [n, width], or [width] of one token."""
+    """Features that a draft reads beside tokens, one part after the other: [n, width], or [width] of one token."""
     made: Tensor | None = None
-    """The features that the head makes of the tokens, [n, width]."""
+    """The features that the draft makes of the tokens, [n, width]."""
     states: Recurs | None = None
     """The states of all rows, where layers have states."""
 
@@ -261,6 +261,11 @@ class TreeContext:
             max(counts),
             causal=False,
         )
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Join parts, [n, width] or [width], to the features of all tokens, [n, width]."""
+    return torch.cat([part if part.dim() == 2 else part[None] for part in parts])
 
 
 class _Places(NamedTuple):

@@ -20,7 +20,6 @@ from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
 from ssd.layers.attention import PLAIN, Scores
 from ssd.layers.paged import PagedAttention, PagedKeys, PagedRows
-from ssd.models.eagle3 import PairModel
 from ssd.models.interface import Model
 from ssd.speculation.noise import halves
 
@@ -105,16 +104,17 @@ def _cut(tree: Tree, pages: Sequence[int], longest: int, *columns: Sequence[int]
 class TreeTensors(BatchTensors):
     """The tensors of a step's rows in one shape.
 
-    `features` [tokens, width], for an EAGLE-3 head, are of the tokens before; rows lie one position earlier."""
+    `features` [tokens, width], where the draft reads any, are of the tokens before; rows lie one position earlier."""
 
     columns = (*BatchTensors.columns, "seen", "cells", "own")
 
     def __init__(self, tokens: int, rows: int, longest: int, model: Model) -> None:
         super().__init__(tokens, rows, longest, model.device)
         self.features: Tensor | None = None
-        self._ahead = 2 if isinstance(model, PairModel) else 1  # from a token's row to the position that it predicts
-        if isinstance(model, PairModel):
-            self.features = torch.zeros(tokens, model.width, dtype=model.dtype, device=model.device)
+        width = model.shape.features
+        self._ahead = 2 if width else 1  # from a token's row to the position that it predicts
+        if width:
+            self.features = torch.zeros(tokens, width, dtype=model.dtype, device=model.device)
 
     def fill_rows(self, rows: Sequence[TreeRow], tables: Tables, cache: TreeCache, warm: bool) -> None:
         """Write and send the rows and, if `warm`, the noise keys for the token after each token.

@@ -40,7 +40,7 @@ class Views:
 
 
 class DecoderLayer:
-    """A layer of `ssd.models.families.llama`, or with a `token_norm` of `ssd.models.eagle3`.
+    """A layer of `ssd.models.families.llama`, or with a `token_norm` of an EAGLE-3 head (`ssd.plugins.drafts`).
 
     `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
     `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: the feed-forward

@@ -43,7 +43,7 @@ class Ending(NamedTuple):
 
 
 class GuessStep:
-    """Runs a model of `ssd.models.families.llama`, `eagle3` or `block` (`ssd.models`), and ranks its logits.
+    """Runs a model of `ssd.models.families.llama` or `ssd.plugins.drafts`, and ranks its logits.
 
     `embedding` [V, width]. `norm`: weight and epsilon. `head` has a logit for each of `ids` int64 [n] (None: 0 to n -
     1). `table` [V, width]: rows for ids of a text. `mask` float32 [width]: the embedding of negative ids. `first` [V,

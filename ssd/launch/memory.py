@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from ssd.config.engine import ITEM_BYTES, DType, EngineConfig, WeightFormat
 from ssd.config.gpus import Gpu
-from ssd.config.params import BLOCK_ROWS, DRAFT_REACH, MAX_LOOKAHEAD, Speculation
+from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD, Speculation
 from ssd.errors import UsageError
 from ssd.execution.graph_shapes import draft_shapes, target_shapes
 from ssd.ipc.layouts import draft_probs_layout, feature_layout, on_gpus
 from ssd.launch.options import ChosenOptions
 from ssd.models import pairs
-from ssd.models.blocks import fields_of, is_block, path_cells
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.draft_kinds import StepRoom, draft_kind
 from ssd.models.resident import device_bytes, resident_bytes
 from ssd.models.sizes import STEP_BYTES, ModelSizes
 from ssd.system import cgroups
@@ -187,16 +187,12 @@ def _drafts_need(options: ChosenOptions, speculation: Speculation, target: Sized
     total = Need(0, 0, 0, CONTEXT)
     for draft in drafts:
         whole = _whole(draft.model, target.model)
-        logits, cells, depth = rows + chains, chains, MAX_LOOKAHEAD + 1
-        if is_block(draft.model):
-            # A pass has the rows of whole speculations, after every chain and every path.
-            paths = options.max_num_seqs * path_cells(fields_of(draft.model.config), MAX_LOOKAHEAD)
-            cells, depth = chains + paths, BLOCK_ROWS
-            logits = (chains + options.max_num_seqs) * (1 + speculation.longest)
+        plain = StepRoom(rows + chains, chains, MAX_LOOKAHEAD + 1)
+        room = draft_kind(draft.model).room(draft.model, plain, options.max_num_seqs, speculation.longest)
         # A draft keeps the logits of its largest shape only.
-        own = _need(Sized(whole, draft.dtype), options, logits, 1, [largest])
-        branches = own.page // options.page_size * cells * depth
-        own = own._replace(working=own.working + branches + state_bytes(options, whole, cells), context=0)
+        own = _need(Sized(whole, draft.dtype), options, room.logits, 1, [largest])
+        branches = own.page // options.page_size * room.cells * room.depth
+        own = own._replace(working=own.working + branches + state_bytes(options, whole, room.cells), context=0)
         total = Need(*map(sum, zip(total, own, strict=True)))
     return total
 

@@ -18,7 +18,8 @@ from ssd.launch import memory, mps
 from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
-from ssd.models import checkpoint, hub, mtp, pairs, registry
+from ssd.models import checkpoint, hub, pairs, registry
+from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import GGUF_FORMS, ROUNDINGS, resident_bytes
@@ -90,7 +91,7 @@ def _resolved(options: ChosenOptions, server: ServerOptions | None) -> EngineCon
     room = _room(options, speculation, pair, draft_probs, available, inline, apart)
     config = EngineConfig(
         target=str(target.directory),
-        draft=(mtp.NAME if mtp.is_mtp(drafts[-1]) else str(drafts[-1].directory)) if drafts else None,
+        draft=_draft(pair),
         cascade=tuple(str(draft.directory) for draft in drafts[:-1]),
         target_name=name,
         link=link,
@@ -172,7 +173,7 @@ def _with_host_draft(options: ChosenOptions, pair: _ModelPair, available: int) -
 
 def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _ModelPair) -> str | None:
     models = [pair.target, *pair.drafts]
-    kind = pairs.draft_kind(pair.drafts[-1]) if pair.drafts else None
+    kind = draft_kind(pair.drafts[-1]) if pair.drafts else PLAIN
     causes = {
         "mode ssd drafts ahead, in another process; give --mode sd or auto": speculation.mode == "ssd",
         "the sampler rejection needs a draft's probabilities": speculation.rule().needs_draft_probs,
@@ -181,7 +182,7 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Mod
         ),
         "the target has several ranks": options.tensor_parallel_size > 1,
         "there must be one draft on this machine": len(pair.drafts) != 1,
-        f"the draft is {kind.name if kind else 'a head'}": kind is not None or any(map(mtp.is_mtp, pair.drafts)),
+        f"the draft is {kind.name}": kind is not PLAIN,
         "the draft has another tokenizer": any(draft.translation is not None for draft in pair.drafts),
         "layers have states": any(ModelSizes.of(model).recurrent.change for model in models),
         "--mps is for two processes": options.mps,
@@ -268,17 +269,17 @@ def _pair(options: ChosenOptions, remote: bool) -> _ModelPair:
     names = () if remote or options.mode in ("ar", "ngram") else options.drafts
     weights = options.load_format == "auto"
     target = checkpoint.inspect(hub.ensure(options.target, options.revision), weights)
-    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or pairs.draft_kind(target):
+    if target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB) or draft_kind(target) is not PLAIN:
         raise UsageError(
             f"{target.directory} can only be a draft: its config.json leaves part of the model to a target"
         )
     if not names and not remote:
-        names = _own_head(options, target)
+        names = _own_draft(options, target)
     if not names and not remote and options.mode in DRAFTED:
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
-    named = zip(names, options.draft_revisions(len(names)), strict=True)
+    named, own = zip(names, options.draft_revisions(len(names)), strict=True), in_targets()
     drafts = [
-        registry.own_head(target) if name == mtp.NAME else checkpoint.inspect(hub.ensure(name, revision), weights)
+        registry.own_draft(target, name) if name in own else checkpoint.inspect(hub.ensure(name, revision), weights)
         for name, revision in named
     ]
     for draft in drafts if weights else ():
@@ -287,18 +288,28 @@ def _pair(options: ChosenOptions, remote: bool) -> _ModelPair:
     return _ModelPair(target, names, drafts, (), _features(options, drafts, target))
 
 
-def _own_head(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:
-    """Return the name of the MTP head in the target's checkpoint if it can draft, and none was asked for."""
-    unwanted = options.mode in ("ar", "ngram") or any(options.draft) or options.load_format != "auto"
-    try:
-        if unwanted or mtp.head_of(target) is None:
-            return ()
-        registry.own_head(target)
-    except UsageError as error:
-        log.warning("no draft: %s", error)
+def _draft(pair: _ModelPair) -> str | None:
+    """Return the draft of a configuration: a directory, or the name of a kind that is in the target's checkpoint."""
+    if not pair.drafts:
+        return None
+    return pair.names[-1] if pair.names[-1] in in_targets() else str(pair.drafts[-1].directory)
+
+
+def _own_draft(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:
+    """Return the name of the draft in the target's checkpoint if it can draft, and none was asked for."""
+    if options.mode in ("ar", "ngram") or any(options.draft) or options.load_format != "auto":
         return ()
-    log.info("the MTP head of %s drafts; --draft none leaves it out", target.directory)
-    return (mtp.NAME,)
+    for name, kind in in_targets().items():
+        try:
+            if kind.of_target(target) is None:
+                continue
+            registry.own_draft(target, name)
+        except UsageError as error:
+            log.warning("no draft: %s", error)
+            continue
+        log.info("the %s of %s drafts; --draft none leaves it out", kind.offer[0], target.directory)
+        return (name,)
+    return ()
 
 
 def _sampling(directory: Path) -> SamplingDefaults:
@@ -326,7 +337,7 @@ def _features(
     options: ChosenOptions, drafts: list[checkpoint.Checkpoint], target: checkpoint.Checkpoint
 ) -> Features | None:
     """Return the hidden states that a draft reads of the target, or None. Raises UsageError."""
-    found = next(((draft, kind) for draft in drafts if (kind := pairs.draft_kind(draft)) is not None), None)
+    found = next(((draft, kind) for draft in drafts if (kind := draft_kind(draft)) is not PLAIN), None)
     if found is None:
         return None
     draft, kind = found
@@ -338,7 +349,8 @@ def _features(
             "another --draft"
         )
     layers = kind.layers(draft, target)
-    return Features(layers=layers, width=len(layers) * target.count("hidden_size"))
+    name = next(name for name, one in kinds().items() if one is kind)
+    return Features(kind=name, layers=layers, width=len(layers) * target.count("hidden_size"))
 
 
 def _max_model_len(options: ChosenOptions, shape: ModelSizes, room: int) -> int:
@@ -365,8 +377,8 @@ def draft_formats(options: ChosenOptions, drafts: Sequence[checkpoint.Checkpoint
 
     Rounding a draft changes no token. Raises UsageError for an impossible format."""
     asked, on_cpu = options.draft_weights, options.draft_device == "cpu"
-    independent = not any(map(pairs.draft_kind, drafts))
-    on_host = on_cpu and options.device != "cpu" and independent and not any(map(mtp.is_mtp, drafts))
+    independent = all(draft_kind(draft) is PLAIN for draft in drafts)
+    on_host = on_cpu and options.device != "cpu" and independent
     dtype, usual = options.draft_dtype, "float32" if on_host else options.dtype
     if options.quantize == "int8" and asked == "auto" and dtype in (None, "float32") and on_cpu:
         asked = "int8"

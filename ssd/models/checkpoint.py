@@ -16,10 +16,10 @@ from ssd.errors import UsageError
 from ssd.models.gguf.header import read_header
 from ssd.models.gguf.tensors import gguf_files, sample_gguf, tensors_of
 from ssd.models.header import TensorInfo, check_safetensors, parse_object, sample
-from ssd.models.layouts import names_block, of_speculators
 from ssd.models.quantization import QUANTIZATION, check_quantization, named
 from ssd.models.stacks import unstacked
 from ssd.system import fields, files
+from ssd.system.registered import DRAFTS, load_all, names
 
 _MAX_JSON, MAX_TOKENIZER = 64 << 20, 512 << 20  # bytes
 # Our name of a field in config.json -> its names in other checkpoints.
@@ -31,8 +31,7 @@ _OLD_NAMES = {
     "num_experts": ("num_local_experts",),
 }
 
-# Families whose checkpoints have `auto_map` from before transformers supported them; block drafters have it, too. Its
-# code is never run.
+# Families whose checkpoints have `auto_map` from before transformers supported them. Its code is never run.
 _CODE_IS_OURS = ("phi3",)
 
 LIST_FILE = "draft_vocab.safetensors"
@@ -181,8 +180,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises UsageError for a bad file, for one with its own code, and for anything that is not supported."""
     file = directory / "config.json"
     config = read_json(file)
+    for kind in load_all(DRAFTS).values():
+        config = kind.read_config(config, file)
     if "speculators_model_type" in config:
-        config = of_speculators(config, file)
+        what = f"speculators of type {config['speculators_model_type']!r}"
+        raise UsageError(f"{file}: {what} are not supported by a kind of draft that is installed{_here()}")
     _refuse_what_is_not_read(config, file)
     if "text_config" in config:
         config = _text_part(config, file)
@@ -212,9 +214,10 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
             f"{file}: drafts of type {config['model_type']!r} are not supported: they attend to keys and values of "
             "their target, which another process has"
         )
-    block = names_block(config)
-    if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS and not block:
-        raise UsageError(f"{file} has auto_map: models that bring their own code are refused")
+    taken = any(kind.takes_config(config) for kind in load_all(DRAFTS).values())
+    if config.get("auto_map") is not None and config.get("model_type") not in _CODE_IS_OURS and not taken:
+        why = "" if names(DRAFTS) else f", and no kind of draft is installed that might read it{_here()}"
+        raise UsageError(f"{file} has auto_map: models that bring their own code are refused{why}")
     if config.get("compression_config") is not None:
         raise UsageError(f"{file} has compression_config: quantised weights are not read")
     if config.get(QUANTIZATION) is not None:
@@ -224,8 +227,12 @@ def _refuse_what_is_not_read(config: dict[str, Any], file: Path) -> None:
             raise UsageError(
                 f"{file} has {QUANTIZATION}: quantised weights are not read in this way: {error}"
             ) from None
-    if config.get("is_causal", True) is not True and not block:
+    if config.get("is_causal", True) is not True and not taken:
         raise UsageError(f"{file}: is_causal must be true: only models whose tokens see no later ones can generate")
+
+
+def _here() -> str:
+    return f" (entry points `{DRAFTS}`: {', '.join(names(DRAFTS)) or 'none'})"
 
 
 def safetensors_files(directory: Path) -> list[Path]:

@@ -11,13 +11,10 @@ from ssd.errors import UsageError
 from ssd.kernels.groups import Groups, outputs_of
 from ssd.layers.linear import Table
 from ssd.models.checkpoint import LIST_FILE, Checkpoint
+from ssd.models.draft_kinds import draft_kind
 from ssd.models.header import check_safetensors
-from ssd.models.heads import OUTPUTS, TARGET_EMBEDDING
-from ssd.models.interface import Shape
-from ssd.models.mtp import is_mtp
-from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
+from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import LISTED, LinearLayer, Weights
-from ssd.system.fields import Config
 
 
 class Head:
@@ -57,8 +54,7 @@ class Predicting:
 def with_list(draft: Checkpoint) -> Checkpoint:
     """Return `draft` with its folder's list of ids that it predicts. Raises UsageError for a wrong list."""
     file = draft.directory / LIST_FILE
-    reads_rows = draft_kind(draft) and not is_mtp(draft)  # of a table that `d2t` names
-    if not draft.tensors or reads_rows or not file.is_file():
+    if not draft.tensors or not draft_kind(draft).reads_list or not file.is_file():
         return draft
     found = check_safetensors(file)
     if found.keys() != {LISTED} or found[LISTED].dtype not in ("I32", "I64") or len(found[LISTED].shape) != 1:
@@ -81,30 +77,6 @@ def head_of(weights: Weights, weight: Tensor | Groups, outputs: int, vocab_size:
         check_ids(ids, vocab_size, LISTED)
     rows = outputs_of(weight, slice(outputs) if ids is None else ids)
     return Head(weights.linear(rows, None), ids, Table(weight, dots=True))
-
-
-def predicting(
-    config: Config, weights: Weights, shape: Shape, device: torch.device, embedding: Tensor | Groups, theirs: bool
-) -> tuple[Head, Table]:
-    """Return the head of a draft that reads hidden states, and the table of its embedding.
-
-    The head's rows are the draft's, or the target's. `d2t` has each predicted token's id less its place in the list.
-    `theirs`: the embedding is the target's."""
-    count, known, width = shape.outputs, shape.vocab_size, int(config["hidden_size"])
-    own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
-    if own:
-        rows = weights.whole(OUTPUTS, count, width)
-    elif weights.has(OUTPUTS):
-        rows = table = weights.whole(OUTPUTS, known, width)
-    else:
-        rows = table = embedding if theirs else weights.whole(TARGET_EMBEDDING, known, width)
-    if weights.has("d2t"):
-        ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(device)
-        check_ids(ids, known, "d2t")
-        rows = rows if own else outputs_of(rows, ids)
-    kept = None if table is None or count == known else Table(table, dots=True)
-    head = Head(weights.linear(rows, None), ids, kept)
-    return head, embedding_table(embedding, rows if table is None or kept is None else table, head)
 
 
 def embedding_table(embedding: Tensor | Groups, predicting: Tensor | Groups, head: Head) -> Table:

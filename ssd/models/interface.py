@@ -43,7 +43,7 @@ class ForwardContext(Protocol):
         """Return what tokens attend to; None if our kernels cannot compute all layers in one call."""
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
-        """Offer hidden states x [n, width] after `layers` layers; an EAGLE-3 head's target needs all calls."""
+        """Offer hidden states x [n, width] after `layers` layers; drafts that read them need all calls."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shape:
     A model reads ids below `vocab_size` and predicts `outputs` of them, fewer only in a draft. `max_position`: longest
     sequence in tokens. `layers` have keys and values; `states` are those of other layers. `no_rollback`: why draft
     tokens cannot be taken back and prefixes not be shared; empty if they can. `sizes`: (kv_heads, head_dim) of each of
-    the layers, if they differ."""
+    the layers, if they differ. `features`: width of what a draft reads and makes beside each token; 0 for none."""
 
     vocab_size: int
     outputs: int
@@ -65,6 +65,7 @@ class Shape:
     states: tuple[StateSize, ...] = ()
     no_rollback: str = ""
     sizes: tuple[tuple[int, int], ...] = ()
+    features: int = 0
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for sizes that no model has, before anything is allocated."""

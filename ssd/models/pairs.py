@@ -1,53 +1,17 @@
-"""The kinds of drafts that read hidden states, and checks that a draft fits its target.
-
-A draft of no kind in `KINDS` is an independent model. Reads configs and headers only."""
+"""Checks that a draft fits its target. Reads configs and headers only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from ssd.errors import UsageError
-from ssd.models import mtp
-from ssd.models.blocks import check_block, is_block
 from ssd.models.checkpoint import MAX_TOKENIZER, Checkpoint, read_bounded
-from ssd.models.heads import EMBEDDING, OUTPUTS, TARGET_EMBEDDING, check_head, is_head
+from ssd.models.draft_kinds import PLAIN, draft_kind
 from ssd.models.vocabularies import Vocabulary, readable, translation, vocabulary_of
 
 # Keys of a draft's config.json: tensors that it reads from its target's files; how many ids it predicts.
 SHARED, DRAFT_VOCAB = "shared_with_target", "draft_vocab_size"
 _FIRST, _LAST = 2**16, 2**11  # ids of a light draft, of both ends of the vocabulary
-
-
-class DraftKind(NamedTuple):
-    """A kind of draft that reads hidden states of its target.
-
-    `layers` returns after how many target layers it reads them; it raises UsageError if the draft does not fit.
-    `model`: module and class. `in_family`: the class takes that of the target's family as its first argument."""
-
-    name: str
-    recognises: Callable[[Checkpoint], bool]
-    layers: Callable[[Checkpoint, Checkpoint], tuple[int, ...]]
-    model: str
-    in_family: bool = False
-
-
-def _block_layers(draft: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
-    return check_block(draft, target).layers
-
-
-KINDS = (
-    DraftKind("an MTP head", mtp.is_mtp, mtp.check_mtp, "ssd.models.mtp_head:MTPHead", in_family=True),
-    DraftKind("a block drafter", is_block, _block_layers, "ssd.models.block:BlockDraft"),
-    DraftKind("an EAGLE-3 head", is_head, check_head, "ssd.models.eagle3:Eagle3"),
-)
-"""A draft is of the first kind that recognises it."""
-
-
-def draft_kind(model: Checkpoint) -> DraftKind | None:
-    """Return the kind of a draft that reads hidden states; None for an independent model."""
-    return next((kind for kind in KINDS if kind.recognises(model)), None)
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> Checkpoint:
@@ -73,7 +37,9 @@ def short_list(draft: Checkpoint) -> list[int] | None:
 
     BPE's first ids are the commonest tokens; tokenizers put added tokens, such as the end of a turn, last."""
     known = draft.count("vocab_size")
-    if known < 2 * _FIRST or DRAFT_VOCAB in draft.config or draft.translation is not None or draft_kind(draft):
+    if known < 2 * _FIRST or DRAFT_VOCAB in draft.config or draft.translation is not None:
+        return None
+    if draft_kind(draft) is not PLAIN:
         return None
     return [*range(_FIRST), *range(known - _LAST, known)]
 
@@ -87,7 +53,7 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, targ
     if vocabulary is None or ours is None or vocabulary == ours:
         return draft
     try:
-        if draft_kind(draft) or draft.config.get(SHARED):
+        if draft_kind(draft) is not PLAIN or draft.config.get(SHARED):
             differing = readable(min(vocabulary.items() ^ ours.items())[0])
             raise UsageError(f"it reads tensors of a model with the same tokenizer, but {differing} differs")
         found = translation(vocabulary, size, ours, draft.count("vocab_size"))
@@ -98,17 +64,13 @@ def translated(draft: Checkpoint, size: int, vocabulary: Vocabulary | None, targ
 
 
 def borrowed(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """Return `draft` with the tensors that it shares with `target`, named in its config.
+    """Return `draft` with the tensors that it shares with `target`: by its config and its kind.
 
-    An EAGLE-3 head without an embedding or `lm_head` gets the target's; a tied embedding serves as both. Raises
-    UsageError if the target lacks one."""
+    Raises UsageError if the target lacks one."""
     names = draft.config.get(SHARED, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{draft.directory / 'config.json'}: {SHARED} must be a list of names")
-    if draft_kind(draft) and not mtp.is_mtp(draft):
-        outputs = OUTPUTS if OUTPUTS in target.tensors else TARGET_EMBEDDING
-        lacking = {EMBEDDING: TARGET_EMBEDDING, OUTPUTS: outputs}
-        names = [*names, *(theirs for ours, theirs in lacking.items() if ours not in draft.tensors)]
+    names = [*names, *draft_kind(draft).borrows(draft, target)]
     for name in names:
         if name not in target.tensors:
             raise UsageError(f"draft {draft.directory} shares {name} with its target, which {target.directory} lacks")

@@ -9,8 +9,8 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd.errors import UsageError
-from ssd.models import mtp
-from ssd.models.pairs import DRAFT_VOCAB, draft_kind, short_list
+from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets
+from ssd.models.pairs import DRAFT_VOCAB, short_list
 from ssd.system.allocator import give_back_freed
 from ssd.system.registered import FALLBACKS, entries, load_all
 
@@ -76,17 +76,18 @@ def _source(entry: EntryPoint) -> str:
 
 def has_file(checkpoint: Checkpoint) -> bool:
     """Return True if a family, ours or a plugin's, takes the checkpoint; else a fallback must."""
-    return str(checkpoint.config.get("model_type")) in _entries() or draft_kind(checkpoint) is not None
+    return str(checkpoint.config.get("model_type")) in _entries() or draft_kind(checkpoint) is not PLAIN
 
 
-def own_head(target: Checkpoint) -> Checkpoint:
-    """Return the MTP head in a target's checkpoint, as a draft; raise UsageError if there is none."""
-    found = mtp.head_of(target)
+def own_draft(target: Checkpoint, name: str) -> Checkpoint:
+    """Return the draft in a target's checkpoint, of the kind `name` of `in_targets`. Raises UsageError without one."""
+    kind = in_targets()[name]
+    found = kind.of_target(target)
     if found is None:
-        raise UsageError(f"{target.directory} has no MTP head: give another --draft")
+        raise UsageError(f"{target.directory} has no {kind.offer[0]}: give another --draft")
     if not has_file(target):
         raise UsageError(
-            f"{target.directory}: an MTP head needs a family with a file; {target.config['model_type']!r} has none"
+            f"{target.directory}: {kind.name} needs a family with a file; {target.config['model_type']!r} has none"
         )
     return found
 
@@ -117,17 +118,19 @@ def load(
     from ssd.models import weights
     from ssd.models.split import Share
 
-    kind, known, hidden = str(checkpoint.config.get("model_type")), _entries(), draft_kind(checkpoint)
     if not has_file(checkpoint):
         if (other := fallback()) is None:
             raise unsupported(checkpoint, f"nothing that is installed runs others (entry points `{FALLBACKS}`)")
         return other.build(checkpoint, dtype, device, max_position, dummy, int8, ranks)
     parts = PARTS[activations]
     linear = partial(Int8Linear, parts=parts or 2, light=light) if int8 else partial(Linear, parts=parts)
-    family: Any = known[kind].load() if hidden is None or hidden.in_family else None
-    if hidden is not None:
-        own = resolve_name(hidden.model)
-        family = partial(own, family) if hidden.in_family else own
+    kind = draft_kind(checkpoint)
+    family: Any = None
+    if kind is PLAIN or kind.in_family:
+        family = _entries()[str(checkpoint.config.get("model_type"))].load()
+    if kind is not PLAIN:
+        own = resolve_name(kind.model)
+        family = partial(own, family) if kind.in_family else own
     try:
         share = Share.of(family, checkpoint.config, ranks)
         if dummy:

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.heads import EMBEDDING, OUTPUTS
+from ssd.models.draft_kinds import draft_kind
 from ssd.models.layer_kinds import CONVOLUTION, LINEAR
-from ssd.models.mtp import is_mtp
-from ssd.models.pairs import DRAFT_VOCAB, SHARED, draft_kind
 from ssd.system.registered import SIZES, load, names
 
 MOST = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 4096}
@@ -131,17 +129,4 @@ def convolution_sizes(model: Checkpoint, width: int) -> RecurrentSizes:
 def weights(model: Checkpoint) -> int:
     if not model.tensors:
         return ModelSizes.of(model).parameters()
-    return repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())
-
-
-def repeated(model: Checkpoint) -> int:
-    """Count the weights that are in memory twice.
-
-    An EAGLE-3 head that predicts with rows of its target's table has them packed, and in the table."""
-    names = model.tensors.keys()
-    if not draft_kind(model) or is_mtp(model) or (OUTPUTS in names and OUTPUTS not in model.config.get(SHARED, ())):
-        return 0
-    known = model.count("vocab_size")
-    predicted = model.count(DRAFT_VOCAB, known)
-    kept = predicted < known or not {OUTPUTS, EMBEDDING} & names
-    return model.count("hidden_size") * predicted if kept else 0
+    return draft_kind(model).repeated(model) + sum(math.prod(info.shape) for info in model.tensors.values())

@@ -181,7 +181,7 @@ def _pool(batch: Items[Scheduled], states: Tensor) -> None:
 
 
 class FeatureExport:
-    """Writes hidden states after `layers`, of every token, where an EAGLE-3 head reads them.
+    """Writes hidden states after `layers`, of every token, where a draft reads them.
 
     States of rejected tokens are written too, but never found."""
 

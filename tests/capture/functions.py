@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,7 @@ from ssd.ipc.board import BoardReader, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.process import memory_file
 from ssd.layers.triton_attention import TritonAttention
-from ssd.models.eagle3 import Eagle3
-from ssd.models.heads import EMBEDDING, OUTPUTS
+from ssd.models.draft_kinds import kinds
 from ssd.models.interface import Model
 from ssd.models.registry import GROUP
 from ssd.models.weights import Weights
@@ -51,8 +51,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3 0.6B": _llama(1024, 3072, 28, 16, 8, 151936, **_QWEN, tie_word_embeddings=True),
     "Qwen3 32B": _llama(5120, 25600, 64, 64, 8, 151936, **_QWEN),
     "Gemma 3 1B": _llama(1152, 6912, 26, 4, 1, 262144, **_GEMMA, hidden_activation="gelu_pytorch_tanh"),
-    "EAGLE-3 for 8B": _llama(4096, 14336, 1, 32, 8, 128256, draft_vocab_size=32000, model_type=HEAD),
 }
+if HEAD in kinds():
+    CONFIGS["EAGLE-3 for 8B"] = _llama(4096, 14336, 1, 32, 8, 128256, draft_vocab_size=32000, model_type=HEAD)
 """The sizes of these checkpoints' config.json. A head has one layer, whatever is asked for."""
 
 
@@ -67,15 +68,14 @@ def model_of(name: str, layers: int | None = None) -> Model:
     """A model in bfloat16, with its own number of layers or `layers`."""
     said = CONFIGS[name] | ({} if layers is None else {"num_hidden_layers": layers})
     said = {"max_position_embeddings": LONGEST, **said}
-    kind: Any = Eagle3
-    if said["model_type"] != HEAD:
-        (kind,) = [entry.load() for entry in entries(GROUP) if entry.name == said["model_type"]]
+    found = [entry.load for entry in entries(GROUP) if entry.name == said["model_type"]]
+    kind: Any = found[0]() if found else resolve_name(kinds()[HEAD].model)
 
     def read(name: str, shape: tuple[int, ...], piece: object = None) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META)
 
     longest = min(LONGEST, said["max_position_embeddings"])
-    names = [EMBEDDING, OUTPUTS] if kind is Eagle3 else []
+    names = [] if found else ["embed_tokens.weight", "lm_head.weight"]
     made: Model = kind(said, Weights(read, names=names), torch.bfloat16, META, longest)
     return made
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from ssd.cli.main import main
 from ssd.models import pairs, registry
-from tests.models import ggufs, heads, mtp, tiny
+from tests.models import ggufs, tiny
 from tests.models.knobs import FAMILIES
 
 
@@ -56,19 +56,6 @@ def test_a_gguf(tmp_path: Path) -> None:
     found = described(tmp_path / "x.gguf")
     assert found["model_type"] == "llama" and found["tensors"] == {"Q4_1": 16, "F32": 5}
     assert 5 < found["bits_per_weight"] < 5.5
-
-
-def test_an_eagle_head(tmp_path: Path) -> None:
-    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head")
-    assert described(head)["family"] == "an EAGLE-3 head, a draft only"
-    assert described(target, "--draft", head)["draft_fits"] is True
-    assert "can only be a draft" in described(head, "--draft", target)["draft_why_not"]
-
-
-def test_an_mtp_head(tmp_path: Path) -> None:
-    target = tiny.qwen3(tmp_path / "target")
-    assert "has no MTP head" in described(target, "--draft", "mtp")["draft_why_not"]
-    assert described(mtp.with_head(target), "--draft", "mtp")["draft_fits"] is True
 
 
 def test_families_that_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from ssd.config.engine import Features
 from ssd.config.params import Mode, Speculation
 from ssd.draft import vocabulary
 from ssd.draft.depth_policy import DepthPolicy
@@ -34,7 +33,6 @@ from ssd.law import Law
 from ssd.models import registry
 from ssd.models.checkpoint import LIST_FILE, inspect
 from ssd.models.head import with_list
-from ssd.models.heads import OUTPUTS
 from ssd.models.pairs import borrowed
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import filtered
@@ -43,10 +41,10 @@ from tests.draft.audit import PROMPTS
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget
 from tests.draft.steps import assert_alike, grown, trees_of
 from tests.exactness.plain import Plain
-from tests.models import blocks, heads, tiny
+from tests.models import tiny
 
 GREEDY, WARM = Law(), Law(temperature=0.8, seed=77)
-FILTERED = WARM._replace(top_k=9, top_p=0.9, min_p=0.01)
+FILTERED = replace(WARM, top_k=9, top_p=0.9, min_p=0.01)
 IDS = sorted(random.Random(4).sample(range(VOCABULARY), 40))
 OTHERS = [token for token in range(VOCABULARY) if token not in IDS]
 # A text with ids of both kinds, one that is not listed twice.
@@ -283,25 +281,6 @@ def test_one_call_says_what_single_calls_do(case: str, int8: bool, tmp_path: Pat
     assert found[0] == found[1] and len(calls) == len(found[0])
 
 
-HEADS: dict[str, dict[str, Any]] = {
-    "own rows": {},
-    "normed residual": {"norm_before_residual": True},
-    "rows of the target": {"shared": True},
-    "all": {"predicted": 131},
-}
-
-
-def head_in(folder: Path, predicted: int = 40, shared: bool = False, **fields: Any) -> tuple[Path, Path]:
-    """A random head, and its target; `shared`: its rows are those of the target's embedding."""
-    target = heads.target(folder / "target", tie_word_embeddings=True)
-    head = tiny.edit(heads.head(folder / "head", predicted), **fields)
-    if shared:
-        tensors = load_file(head / "model.safetensors")
-        del tensors[OUTPUTS]
-        save_file(tensors, head / "model.safetensors")
-    return head, target
-
-
 def played(draft: Draft, law: Law, trunks: list[Any] | None = None) -> list[Any]:
     """All that a draft says in some rounds, from hidden states of the target that are random; in `trunks` each trunk
     with the candidates before its tokens."""
@@ -335,73 +314,6 @@ def played(draft: Draft, law: Law, trunks: list[Any] | None = None) -> list[Any]
         if target.waiting:
             target.launch(4)
     return found
-
-
-@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
-@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize("case", HEADS)
-def test_one_call_of_a_head_says_what_single_calls_do(case: str, int8: bool, law: Law, tmp_path: Path) -> None:
-    directory, target = head_in(tmp_path, **HEADS[case])
-    features = Features(layers=heads.LAYERS, width=heads.WIDTH)
-    found = []
-    calls: list[int] = []
-    for once in (True, False):
-        runner = load(directory, torch.float32, int8, target)
-        draft = Draft(pair.config(settings().speculation, features=features), runner)
-        if once:
-            steps_of(draft.engine.drafter, calls)
-        else:
-            draft.engine.drafter._step = None
-        found.append(played(draft, law))
-        assert draft.forwards > 30
-    assert found[0] == found[1] and len(calls) >= draft.forwards - 1
-    said = {token for part in found[0][::2] for guess in part for token in guess.candidates}
-    ids = runner.model.head.ids
-    unlisted = said - set(range(VOCABULARY) if ids is None else ids.tolist())
-    assert bool(unlisted) == (case == "rows of the target")
-
-
-BLOCKS: dict[str, dict[str, Any]] = {
-    "few ids": {"predicted": 40, "layout": "specforge", "is_causal": True, "draft_vocab_size": 40},
-    "all": {"layout": "dspark", "is_causal": True},
-    "no first-order head": {
-        "predicted": 40,
-        "layout": "dflash",
-        "sample_from_anchor": True,
-        "is_causal": True,
-        "draft_vocab_size": 40,
-    },
-}
-
-
-@pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
-@pytest.mark.parametrize("law", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize("case", BLOCKS)
-def test_one_call_of_a_block_drafter_says_what_single_calls_do(case: str, int8: bool, law: Law, tmp_path: Path) -> None:
-    """Guesses in one call, then one after the other behind all layers in one call, then from single calls alone."""
-    target = heads.target(tmp_path / "target", tie_word_embeddings=True)
-    directory, width = blocks.block(tmp_path / "draft", **BLOCKS[case]), len(blocks.LAYERS) * tiny.SIZES["hidden_size"]
-    features = Features(layers=blocks.LAYERS, width=width)
-    found = []
-    calls: list[int] = []
-    for way in ("one call", "layers", "single calls"):
-        runner = load(directory, torch.float32, int8, target)
-        draft = Draft(pair.config(settings().speculation, features=features), runner)
-        if way == "one call":
-            steps_of(draft.engine.drafter, calls)
-        else:
-            draft.engine.drafter._step = None
-        if way == "single calls":
-            runner.model._decoder = None
-        found.append(played(draft, law))
-    assert found[0] == found[1] == found[2] and len(calls) > 12
-    guesses = [guess for part in found[0][::2] for guess in part]
-    ids = runner.model.head.ids
-    unlisted = {token for guess in guesses for token in guess.candidates}
-    unlisted -= set(range(VOCABULARY) if ids is None else ids.tolist())
-    assert bool(unlisted) == (case != "all") and len({guess.token for guess in guesses}) > 20
 
 
 @pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")

@@ -25,7 +25,7 @@ from ssd.ipc.process import memory_file
 from tests.draft.pair import Pair, config, params
 from tests.exactness.plain import Plain
 from tests.faults.engine import descriptors, gone
-from tests.models import heads, tiny
+from tests.models import tiny
 
 SIZE = 64 * 2**20
 WORDS = SIZE // 8
@@ -212,6 +212,8 @@ def test_hidden_states_cross_on_the_device(
 ) -> None:
     """A head that has learnt one answer by heart says it again from the target's states, and so does the one that
     takes its place when it is killed."""
+    from tests.plugins.drafts import heads
+
     # Of so many layers that it pays to wait for the head, which the engine goes by.
     target = tiny.tokenizer(heads.target(tmp_path / "target", vocab_size=300, num_hidden_layers=24))
     alone = Pair(config(Speculation("ar"), vocab_size=300), tiny.runner(target)).run([PROMPT], params(1, TOKENS)).ids[0]

@@ -39,7 +39,7 @@ CONFIG = EngineConfig(
     page_size=4,
     num_pages=6,
     vocab_size=3,
-    features=Features(layers=(0, 1, 2), width=3),
+    features=Features(kind="", layers=(0, 1, 2), width=3),
 )
 KEY = Key(epoch=1, request=7, round=2, base=9, accepted=1, token=4)
 TAGS: list[int] = []

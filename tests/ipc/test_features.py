@@ -23,7 +23,7 @@ CONFIG = EngineConfig(
     max_model_len=12,
     page_size=PAGE_SIZE,
     num_pages=PAGES,
-    features=Features(layers=(0, 1, 2), width=WIDTH),
+    features=Features(kind="", layers=(0, 1, 2), width=WIDTH),
 )
 TEXT = [7, 7, 3, 9, 1, 0, 5]
 

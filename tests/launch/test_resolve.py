@@ -24,7 +24,7 @@ from ssd.models.pull import BUILTIN
 from ssd.models.resident import device_bytes
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups, registered
-from tests.models import heads, tiny
+from tests.models import tiny
 from tests.scripted_engine import MODEL
 
 # The built-in target: 30 layers, 3 KV heads of 64, 8192 positions.
@@ -189,53 +189,6 @@ def test_draft_probs_that_lie_on_the_gpu_take_room_there(cards: list[Gpu]) -> No
     assert pages(draft_device="cpu", sampler="rejection") == pages(draft_device="cpu")
 
 
-def test_hidden_states_that_lie_on_the_gpu_take_room_there(
-    cards: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And none in the memory of the host, which may have less."""
-    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
-    page = 16 * 4 * ModelSizes.of(inspect(target)).kv_values_per_token
-    states = 16 * 4 * heads.WIDTH
-
-    def pages(draft_device: str, given: int | None = None) -> int:
-        asked: dict[str, Any] = OF_CPU | {"device": "cuda", "draft_device": draft_device}
-        asked |= {"kv_cache_memory_bytes": given}
-        return resolve(
-            EngineOptions(target=str(target), draft=(str(head),), gpu_memory_utilization=1, **asked)
-        ).num_pages
-
-    cards[0] = Gpu(3 * GIB // 2, 3 * GIB // 2)
-    room = pages("cpu") * page
-    assert abs(pages("cuda:1") - room // (page + states)) <= 1
-    assert pages("cuda:1", room // 4) == pages("cpu", room // 4)
-    with pytest.raises(UsageError, match="the target has no room on cuda:0"):
-        pages("cuda:1", room)
-    monkeypatch.setattr(cgroups, "available_bytes", lambda: 2**20)
-    monkeypatch.setattr(memory, "check_room", lambda *_: None)
-    assert pages("cuda:1") > 0
-    with pytest.raises(UsageError, match="a draft that reads hidden states needs"):
-        pages("cpu")
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"device": "cuda:2"}, "--device cuda:2 needs cuda:2: no such GPU, there are 2 here"),
-        ({"draft_device": "cuda:7"}, "--draft-device cuda:7: no such GPU, there are 2 here; cpu is always there"),
-        ({"device": "cuda:1", "tensor_parallel_size": 2}, "--tensor-parallel-size 2 needs cuda:2: no such GPU"),
-        ({"device": "cuda", "gpu_memory_utilization": 0.05}, "the target has no room on cuda:0"),
-        ({"draft_device": "cuda", "gpu_memory_utilization": 0.05}, "the draft has no room on cuda:0"),
-        ({"device": "gpu"}, "no device 'gpu'; give cpu, cuda or cuda:N"),
-        ({"draft_device": "cuda:-1"}, "no device 'cuda:-1'"),
-        ({"device": "cuda", "kv_cache_memory_bytes": 15 * GIB}, "the target has no room on cuda:0"),
-    ],
-    ids=str,
-)
-def test_a_gpu_that_is_not_there_or_too_small_is_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        config(**asked)
-
-
 def test_where_nobody_tells_of_gpus_the_cache_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "present", lambda: None)
     with pytest.raises(UsageError, match=r"^--device cuda: no GPU is found here.* give --kv-cache-memory-bytes"):
@@ -315,12 +268,6 @@ def test_a_host_without_room_for_a_second_draft_limits_nothing(
         assert found.max_model_len == 8192 and (found.inline_num_pages or found.draft_num_pages) == 8 * (8192 // 16 + 1)
         assert found.draft_num_pages >= 8192 // 16 + 1
     assert caplog.text.count("mode ssd is not served: the host has no room for a draft") == 2
-
-
-def test_a_draft_of_another_kind_has_a_process(tmp_path: Path) -> None:
-    target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
-    with pytest.raises(UsageError, match="--inline-draft on: the draft is an EAGLE-3 head"):
-        config(**ONE_GPU, target=str(target), draft=(str(head),), max_model_len=100, inline_draft="on")
 
 
 def test_who_shares_a_gpu_is_told_how_to_share_it_well(

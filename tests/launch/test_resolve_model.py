@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
 
 from ssd.config.engine import WeightFormat
 from ssd.config.params import SamplingDefaults
@@ -22,7 +20,6 @@ from ssd.launch.memory import Sized
 from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
-from ssd.models import pairs
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
 from ssd.models.resident import resident_bytes
@@ -30,20 +27,6 @@ from ssd.system import cgroups
 from tests.launch.test_resolve import GIB, MIB, PAGE_BYTES, TARGET, cards, config, no_weights
 
 __all__ = ["cards", "no_weights"]
-
-
-def test_a_scripted_target_has_no_hidden_states_for_a_head(tmp_path: Path) -> None:
-    """The head of this folder is read so far before it is loaded: it has neither `lm_head` nor embedding."""
-    fields = inspect(BUILTIN["smollm2-draft"].directory).config | {"architectures": ["LlamaForCausalLMEagle3"]}
-    del fields[pairs.SHARED]
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 1, "draft_vocab_size": 16384}))
-    tensors = {"d2t": torch.zeros(16384, dtype=torch.long), "fc.weight": torch.zeros(576, 3 * 576)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    found = config(target="smollm2", draft=(str(tmp_path),))
-    assert found.features is not None and (found.features.layers, found.features.width) == ((2, 15, 27), 3 * 576)
-    asked: dict[str, Any] = {"target": "smollm2", "load_format": "dummy", "synthetic_acceptance_length": 2.0}
-    with pytest.raises(UsageError, match=r"is an EAGLE-3 head, .* --synthetic-acceptance-length needs another --draft"):
-        config(draft=(str(tmp_path),), num_speculative_tokens=4, fan_out=(3,), **asked)
 
 
 def test_the_model_says_how_it_is_sampled_unless_nobody_asks_it(

@@ -29,7 +29,7 @@ from ssd.tuning import knowledge
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge
 from ssd.tuning.tuner import Tuning
-from tests.models import blocks, ggufs, tiny
+from tests.models import ggufs, tiny
 from tools.distill import job, report, training, writing
 from tools.distill.__main__ import main
 from tools.distill.card import card
@@ -462,14 +462,6 @@ def test_a_table_of_prompts_that_are_all_too_long_is_refused(target: Path, draft
     file.write_text(json.dumps({"prompt": "x " * 2000}) + "\n")
     done = CliRunner().invoke(report.main, [str(target), str(draft), "--evaluate-on", str(file)])
     assert done.exit_code == 1 and "no prompt of 'long' leaves room" in done.stderr
-
-
-def test_a_draft_that_cannot_be_evaluated_is_named(tmp_path: Path) -> None:
-    target = tiny.tokenizer(blocks.target(tmp_path / "target"))
-    drafter = blocks.block(tmp_path / "draft")
-    runner = load_runner(str(target), torch.float32, tiny.CPU, 64)
-    with pytest.raises(UsageError, match=f"{drafter} is a block drafter: .* EAGLE-3 heads are evaluated"):
-        report._draft(str(target), str(drafter), runner)
 
 
 def test_an_independent_draft_has_its_own_embedding(target: Path, draft: Path, tmp_path: Path) -> None:

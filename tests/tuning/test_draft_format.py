@@ -24,7 +24,7 @@ from ssd.models.checkpoint import Checkpoint
 from ssd.models.interface import Model
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
 from ssd.tuning import draft_format
-from tests.models import heads, tiny
+from tests.models import tiny
 
 FORMATS = FLOAT32, INT8, LIGHT = WeightFormat(), WeightFormat(quantize="int8"), WeightFormat(quantize="light")
 # Milliseconds of a draft's step on a Xeon with AMX, and on an EPYC with AVX-512 and VNNI.
@@ -73,17 +73,13 @@ def test_the_fastest_is_taken_and_timed_until_two_starts_agree(
     assert chosen_here(config) == best
 
 
-def test_only_a_light_draft_keeps_keys_and_values_in_8_bits(config: EngineConfig, tmp_path: Path) -> None:
-    """Not a head, which reads the states of the target."""
+def stored(config: EngineConfig, weights: WeightFormat) -> torch.dtype:
+    (runner,) = load(msgspec.structs.replace(config, draft_formats=(weights,)))
+    return runner.cache.keys.dtype
 
-    def stored(config: EngineConfig, weights: WeightFormat) -> torch.dtype:
-        (runner,) = load(msgspec.structs.replace(config, draft_formats=(weights,)))
-        return runner.cache.keys.dtype
 
+def test_only_a_light_draft_keeps_keys_and_values_in_8_bits(config: EngineConfig) -> None:
     assert [stored(config, one) for one in FORMATS] == [torch.float32, torch.float32, torch.int8]
-    target, head = heads.target(tmp_path / "deep"), heads.head(tmp_path / "head")
-    other = resolve(EngineOptions(target=str(target), draft=(str(head),), draft_weights="light"))
-    assert stored(other, LIGHT) == torch.float32
 
 
 def test_a_fast_format_that_drafts_otherwise_is_not_taken(config: EngineConfig) -> None:

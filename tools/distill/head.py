@@ -19,11 +19,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner
 from ssd.models.checkpoint import Checkpoint, inspect
+from ssd.models.draft_kinds import kinds
 from ssd.models.head import check_ids
-from ssd.models.heads import FUSED, LAYER_IDS, LAYER_NAMES, check_head, is_head
 from ssd.models.pairs import DRAFT_VOCAB
 from ssd.models.weights import from_checkpoint
-from tools.distill.layouts import Layout, speculators
+from tools.distill.layouts import EAGLE3, LAYER_IDS, LAYER_NAMES, Layout, speculators
 from tools.distill.shards import Conversation
 from tools.distill.student import EMBEDDING, HEAD, SIZES, Store, check_same_shape, frequent, write_folder
 from tools.distill.teacher import hidden
@@ -166,7 +166,7 @@ class HeadStudent(Learner):
         super().__init__()
         width = config.hidden_size
         self.config, self.plan, self._target = config, plan, target
-        self.fc = nn.Linear(FUSED * embedding.shape[1], width, bias=False)
+        self.fc = nn.Linear(len(plan.layers) * embedding.shape[1], width, bias=False)
         self.midlayer = PairLayer(config)
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, len(ids), bias=False).requires_grad_(plan.own_head)
@@ -245,9 +245,9 @@ class HeadStudent(Learner):
         Rows of an `lm_head` are matched by token id; tokens that `draft` does not predict keep the target's rows.
         Raises UsageError if it is no head of the same shape."""
         checkpoint = inspect(draft)
-        if not is_head(checkpoint):
+        if not kinds()[EAGLE3].recognises(checkpoint):
             raise UsageError(f"--begin: {draft} is a decoder, the student is an EAGLE-3 head")
-        if (layers := check_head(checkpoint, inspect(target))) != self.plan.layers:
+        if (layers := kinds()[EAGLE3].layers(checkpoint, inspect(target))) != self.plan.layers:
             raise UsageError(f"--begin: {draft} reads hidden states after {layers} layers, not {self.plan.layers}")
         if checkpoint.config.get("norm_before_residual"):
             raise UsageError(f"--begin: {draft} has norm_before_residual, which is not trained")
@@ -310,7 +310,7 @@ def load(target: Path, draft: Path, runner: Runner) -> HeadStudent:
     checkpoint = inspect(draft)
     if EMBEDDING.removeprefix("model.") in checkpoint.tensors:
         raise UsageError(f"{draft} has an embedding of its own; heads are evaluated over their target's")
-    layers = check_head(checkpoint, inspect(target))
+    layers = kinds()[EAGLE3].layers(checkpoint, inspect(target))
     ids = _predicted(checkpoint)
     plan = HeadPlan(layers, len(ids), 0, checkpoint.count("intermediate_size"), own_head=HEAD in checkpoint.tensors)
     student = _over(target, plan, runner, ids)
@@ -324,7 +324,7 @@ def build(target: Path, plan: HeadPlan, runner: Runner, data: Sequence[Example])
     It predicts the tokens that are frequent in the answers of `data`. Raises UsageError for a plan that does not fit
     the target."""
     fields = _config_of(target).to_dict() | ({LAYER_IDS: list(plan.layers)} if plan.layers else {})
-    layers = check_head(Checkpoint(Path("to be trained"), fields, {}, 0, ""), inspect(target))
+    layers = kinds()[EAGLE3].layers(Checkpoint(Path("to be trained"), fields, {}, 0, ""), inspect(target))
     ids = _to_predict(target, layers, plan.vocab, runner, data)
     student = _over(target, replace(plan, layers=layers), runner, ids)
     if data:

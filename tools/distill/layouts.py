@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.heads import LAYER_IDS
 from ssd.models.pairs import DRAFT_VOCAB
 
+EAGLE3 = "eagle3"
+"""The name of the kind of a head (`ssd.models.draft_kinds.kinds`)."""
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+LAYER_NAMES = "midlayer", "layers.0"
+"""A head's layer in the two layouts."""
 Layout = Literal["sglang", "speculators"]
 _BESIDE_THE_LAYER = (DRAFT_VOCAB, LAYER_IDS)
 

@@ -29,9 +29,8 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.models.draft_kinds import PLAIN, draft_kind, kinds
 from ssd.models.families.llama import Llama
-from ssd.models.heads import is_head
-from ssd.models.pairs import draft_kind
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read
@@ -39,6 +38,7 @@ from tools.distill import head
 from tools.distill.card import table
 from tools.distill.corpus import LONGEST, longest_text, within
 from tools.distill.evaluation import RULES, Answer, Draft, Tally, agreement, evaluate, paths
+from tools.distill.layouts import EAGLE3
 from tools.distill.shards import Conversation
 from tools.distill.teacher import load_runner, score
 
@@ -145,8 +145,8 @@ def _draft(target: str, draft: str, target_runner: Runner) -> Draft:
     """Return the draft that a folder has, in the form that the evaluation calls. `target_runner` runs the target."""
     device = target_runner.model.device
     folder = hub.resolve(draft)
-    if (kind := draft_kind(checkpoint := inspect(folder))) is not None:
-        if not is_head(checkpoint):
+    if (kind := draft_kind(inspect(folder))) is not PLAIN:
+        if kind is not kinds().get(EAGLE3):
             raise UsageError(
                 f"{folder} is {kind.name}: of drafts that read hidden states, only EAGLE-3 heads are evaluated"
             )

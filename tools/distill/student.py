@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from ssd.errors import UsageError
 from ssd.layers.int8 import LEVELS, round_to_int8
 from ssd.models.checkpoint import LIST_FILE, Checkpoint, inspect
+from ssd.models.draft_kinds import PLAIN, draft_kind
 from ssd.models.head import LISTED
-from ssd.models.heads import is_head
 from ssd.models.pairs import SHARED
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import Weights, from_checkpoint, scaled
@@ -91,8 +91,8 @@ class Student(Learner):
     def begin_with(self, draft: Path) -> None:
         """Copy the weights of the folder `draft`. Raises UsageError if it is no decoder of the same shape."""
         checkpoint = inspect(draft)
-        if is_head(checkpoint):
-            raise UsageError(f"--begin: {draft} is an EAGLE-3 head, the student is a decoder")
+        if (kind := draft_kind(checkpoint)) is not PLAIN:
+            raise UsageError(f"--begin: {draft} is {kind.name}, the student is a decoder")
         check_same_shape(checkpoint, self.model.config.to_dict(), (*SIZES, "num_hidden_layers"))
         weights = from_checkpoint(checkpoint, torch.float32, torch.device("cpu"))
         for name, parameter in self.named_trainable():

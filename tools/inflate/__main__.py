@@ -22,7 +22,7 @@ import torch
 from ssd.errors import SsdError, UsageError
 from ssd.models import hub
 from ssd.models.checkpoint import Checkpoint, inspect
-from ssd.models.heads import is_head
+from ssd.models.draft_kinds import PLAIN, draft_kind
 from ssd.models.pairs import SHARED, borrowed
 from ssd.models.quantization import QUANTIZATION
 from ssd.models.weights import from_checkpoint
@@ -87,8 +87,8 @@ def main(
 def _opened(source: str, lender: str | None) -> Checkpoint:
     """Open the source, with the tensors that it reads from its lender's files."""
     checkpoint = inspect(hub.ensure(source))
-    if is_head(checkpoint):
-        raise UsageError(f"{source} is an EAGLE-3 head, which reads its target's hidden states: it cannot be inflated")
+    if (kind := draft_kind(checkpoint)) is not PLAIN:
+        raise UsageError(f"{source} is {kind.name}, which reads its target's hidden states: it cannot be inflated")
     if checkpoint.config.get(SHARED):
         if lender is None:
             raise UsageError(f"{source} shares tensors with its target: name that with --lender")

@@ -18,6 +18,7 @@ from ssd.launch.options import EngineOptions, chosen, display_name
 from ssd.launch.resolve import draft_formats
 from ssd.launch.server import ServerOptions, resolve_server, tcp_host
 from ssd.models import checkpoint, hub, pairs
+from ssd.models.draft_kinds import PLAIN, draft_kind
 from ssd.models.pull import BUILTIN
 from ssd.models.sizes import ModelSizes
 from ssd.speculation.rules import acceptance_rule
@@ -66,7 +67,7 @@ def remote_draft(
     options = chosen(asked)
     check_address(connect, folder, flags)
     draft = checkpoint.inspect(hub.ensure(model))
-    if (kind := pairs.draft_kind(draft)) is not None:
+    if (kind := draft_kind(draft)) is not PLAIN:
         raise UsageError(f"{model} is {kind.name}, which reads the target's hidden states: it must be beside it")
     shares = bool(draft.config.get(pairs.SHARED))
     if shares and target is None:

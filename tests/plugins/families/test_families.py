@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tools.test_distill_head import HEAD
 
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner, attention_backend
+from ssd.law import Law
 from ssd.models import registry
-from ssd.speculation.sampling import Law
 from tests.draft import test_static_shapes as static_shapes
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config, params
 from tests.draft.test_families import check_always_right, check_chains, check_right_in_8_bits
@@ -33,7 +34,6 @@ from tests.models.test_split import check_dummy_parts, check_two_ranks, check_un
 from tests.plugins.families.knobs import FAMILIES, GEMMA4, RECURRENT
 from tests.ranks import part, side_by_side
 from tests.tools.test_distill import distill
-from tests.tools.test_distill_head import HEAD
 
 GRANITE = {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 2.0}
 

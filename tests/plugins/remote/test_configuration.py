@@ -23,7 +23,8 @@ from ssd.plugins.remote import link as n
 from ssd.plugins.remote.configuration import remote_draft
 from ssd.system import registered
 from tests.ipc.test_messages import ALL, DIRECTIONS
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 
 BIND = "tcp://127.0.0.1:5556"
 

@@ -18,10 +18,10 @@ from ssd.kernels.guess import GuessStep
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import Attention, FeedForward, check_activation, guess_step, shape_of
-from ssd.models.head import predicting
-from ssd.models.heads import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.weights import Weights
+from ssd.plugins.drafts.eagle3_config import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
+from ssd.plugins.drafts.predicting import predicting
 from ssd.system.fields import Config, flag, number
 
 
@@ -57,9 +57,9 @@ class Eagle3(PairModel):
     ) -> None:
         check_activation(config)
         shape = shape_of(config, max_position)
-        self.shape = replace(shape, layers=1)
-        self.dtype, self.device = dtype, device
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
+        self.shape = replace(shape, layers=1, features=width)
+        self.dtype, self.device = dtype, device
         self._rotary = Rotary(frequencies(shape.head_dim, config, max_position), max_position, dtype, device)
         own = weights.has(EMBEDDING)
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)

@@ -26,11 +26,12 @@ from ssd.ipc.messages import Admit
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.law import Law
-from ssd.models.blocks import check_block, fields_of
 from ssd.models.checkpoint import inspect
+from ssd.plugins.drafts.block_config import check_block, fields_of
 from tests.draft import pair
 from tests.exactness.plain import Plain
-from tests.models import blocks, heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import blocks, heads
 
 TEXT = tiny.token_ids(12, 12)
 TRUNK = tiny.token_ids(3, 13)
@@ -48,7 +49,7 @@ class Drafted:
     """A drafter of the engine and its tree of TEXT, of which the target has shown the hidden states."""
 
     def __init__(self, runner: Runner, of: Path) -> None:
-        features = Features(layers=blocks.LAYERS, width=WIDTH)
+        features = Features(kind="block", layers=blocks.LAYERS, width=WIDTH)
         self.speculation = Speculation("ssd", 4, (130,), "jit")  # all tokens but one are candidates, with their scores
         draft = pair.Draft(pair.config(self.speculation, features=features), runner)
         draft.engine.handle(Admit(0, 0, 0, TEXT, Law(), self.speculation))
@@ -134,7 +135,7 @@ def test_the_fields_of_each_layout_are_read(target: Path, tmp_path: Path) -> Non
         assert (fields.layers, fields.block, fields.mask) == (blocks.LAYERS, blocks.BLOCK, blocks.MASK)
         assert (fields.causal, fields.from_anchor, fields.rank > 0) == (False, has.from_anchor, has.markov)
         options = EngineOptions(target=str(target), draft=(str(tmp_path / layout),))
-        assert resolve(options).features == Features(layers=blocks.LAYERS, width=WIDTH)
+        assert resolve(options).features == Features(kind="block", layers=blocks.LAYERS, width=WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ BROKEN: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = {
         "specforge",
         {},
         {"architectures": ["OtherDraftModel"]},
-        "tensor model.embed_tokens.weight is missing",
+        "is of no kind of draft that is installed",
     ),
     "layers": ("dspark", {}, {"num_hidden_layers": 3, "layer_types": None}, "layers.2.* is missing"),
 }

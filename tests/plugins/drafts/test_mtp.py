@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssd.draft.eagle3 import HeadContext
 from ssd.draft.process import load as load_drafts
 from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
@@ -20,13 +19,15 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
-from ssd.models import mtp, registry
+from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.sizes import weights
+from ssd.plugins.drafts import mtp_config
+from ssd.plugins.drafts.head_drafter import HeadContext
 from ssd.verifier.loading import load as load_target
-from tests.models import mtp as heads
 from tests.models import tiny
 from tests.models.knobs import RECURRENT
+from tests.plugins.drafts import mtp as heads
 
 TEXT = tiny.token_ids(12, 12)
 FAMILIES = {"qwen3": ("qwen3", {"head_dim": 8}), "qwen3 tied": ("qwen3", {"head_dim": 8, "tie_word_embeddings": True})}
@@ -105,7 +106,7 @@ def test_it_drafts_unless_another_draft_or_none_is_asked_for(tmp_path: Path, cap
 def test_it_is_counted_once_and_loaded_without_weights(tmp_path: Path) -> None:
     for family in ("qwen3", "qwen3 tied"):
         directory = checkpoint(tmp_path / family, family)
-        target, head = inspect(directory), registry.own_head(inspect(directory))
+        target, head = inspect(directory), registry.own_draft(inspect(directory), "mtp")
         layers = [info.shape for name, info in target.tensors.items() if name.startswith("model.layers.")]
         assert weights(head) == weights(target) - sum(map(prod, layers))
     assert resolved(directory, draft=("mtp",), load_format="dummy").draft == "mtp"
@@ -148,7 +149,7 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, case: str) -> None:
 def test_heads_of_other_families_are_named(tmp_path: Path, kind: str) -> None:
     directory = tiny.edit(tiny.qwen3(tmp_path / "target"), model_type=kind, num_nextn_predict_layers=1)
     with pytest.raises(UsageError, match=f"the MTP head of {kind} is not supported: its layer"):
-        mtp.head_of(inspect(directory))
+        mtp_config.head_of(inspect(directory))
 
 
 def test_without_a_head_there_is_none(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from ssd.config.params import Speculation
 from tests.draft.pair import Pair, config, params
 from tests.exactness.plain import Plain
 from tests.faults.engine import gone
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 
 PROMPT, TOKENS = tiny.token_ids(30, 30), 60
 

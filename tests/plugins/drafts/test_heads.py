@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ssd.config.engine import WeightFormat
-from ssd.draft.eagle3 import HeadContext
 from ssd.draft.process import load as load_drafts
 from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
@@ -23,13 +22,15 @@ from ssd.launch.memory import Sized, host_weights
 from ssd.launch.options import EngineOptions, chosen
 from ssd.launch.resolve import resolve
 from ssd.models.checkpoint import inspect
-from ssd.models.eagle3 import Eagle3
-from ssd.models.heads import check_head
 from ssd.models.pairs import borrowed
 from ssd.models.sizes import weights
+from ssd.plugins.drafts.eagle3_config import check_head
+from ssd.plugins.drafts.eagle3_model import Eagle3
+from ssd.plugins.drafts.head_drafter import HeadContext
 from ssd.verifier.loading import load as load_target
 from tests.exactness.plain import Plain
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 
 TEXT = tiny.token_ids(12, 12)
 

@@ -24,12 +24,13 @@ from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
-from tests.models import blocks, heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import blocks, heads
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
 LENGTH = 13 + TOKENS
-FEATURES = Features(layers=blocks.LAYERS, width=len(blocks.LAYERS) * tiny.SIZES["hidden_size"])
+FEATURES = Features(kind="block", layers=blocks.LAYERS, width=len(blocks.LAYERS) * tiny.SIZES["hidden_size"])
 
 
 def config(mode: Mode, **fields: object) -> EngineConfig:

@@ -17,7 +17,8 @@ from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import borrowed
 from tests.exactness.plain import Plain
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 
 LAYERS = (1, 3)  # of the target, after which hidden states are read
 BLOCK, MASK, RANK, DEPTH = 5, 7, 8, 2

@@ -19,26 +19,28 @@ from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.engine import DraftEngine
 from ssd.draft.forward import pending
-from ssd.draft.static_shapes import StaticHeadDrafter, TreeRunner
+from ssd.draft.static_shapes import TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Admit, Rehearse, Verified
 from ssd.ipc.public import Metrics
 from ssd.law import Law
-from ssd.models.eagle3 import Eagle3
+from ssd.plugins.drafts.eagle3_model import Eagle3
+from ssd.plugins.drafts.head_drafter import StaticHeadDrafter
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import perturbed
 from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
 LENGTH = 13 + TOKENS  # of the texts that a head is trained on
-FEATURES = Features(layers=heads.LAYERS, width=heads.WIDTH)
+FEATURES = Features(kind="eagle3", layers=heads.LAYERS, width=heads.WIDTH)
 
 
 def config(mode: Mode, **fields: Any) -> EngineConfig:

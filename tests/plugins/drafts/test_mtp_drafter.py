@@ -19,10 +19,10 @@ from ssd.models.checkpoint import inspect
 from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
-from tests.draft.test_eagle3 import Auditor
-from tests.models import mtp as heads
 from tests.models import tiny
 from tests.models.knobs import RECURRENT
+from tests.plugins.drafts import mtp as heads
+from tests.plugins.drafts.test_head_drafter import Auditor
 
 PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
 TOKENS, LOOKAHEAD = 32, 3
@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config(speculation: Speculation, layers: int) -> EngineConfig:
-    return pair.config(speculation, features=Features(layers=(layers,), width=tiny.SIZES["hidden_size"]))
+    return pair.config(speculation, features=Features(kind="mtp", layers=(layers,), width=tiny.SIZES["hidden_size"]))
 
 
 def params(temperature: float, count: int = len(PROMPTS)) -> list[SamplingParams]:

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.layer_kinds import FULL
-from ssd.models.layouts import names_block
 from ssd.system.fields import count, flag
+
+BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
+"""Most rows of a block: the last committed token, K of the trunk, K + 1 of a chain, and a mask."""
 
 # Families whose layers a block drafter may have; SpecForge and `speculators` name their own drafts, which have Qwen3's.
 _FAMILIES = ("llama", "qwen3", "dspark", "dflash")
@@ -65,10 +68,6 @@ def path_cells(fields: BlockFields, longest: int) -> int:
 
     If the anchor predicts nothing, each output after a known token is a block that ends in a mask."""
     return 1 if fields.from_anchor else longest + 2
-
-
-def is_block(model: Checkpoint) -> bool:
-    return names_block(model.config)
 
 
 def fields_of(config: Mapping[str, Any]) -> BlockFields:

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
-from ssd.config.params import BLOCK_ROWS, MAX_LOOKAHEAD
+from ssd.config.params import MAX_LOOKAHEAD
 from ssd.draft.drafter import ChainRows, LogitRows, PathRow, cells, ranked_guesses
-from ssd.draft.eagle3 import FeatureDrafter
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
 from ssd.execution.meanwhile import Task, nothing
@@ -25,8 +24,9 @@ from ssd.execution.runner import Runner
 from ssd.ipc.features import FeatureArena
 from ssd.kernels.decoder import Views
 from ssd.kernels.guess import GuessStep
-from ssd.models.block import MASK, BlockDraft
-from ssd.models.blocks import path_cells
+from ssd.plugins.drafts.block_config import BLOCK_ROWS, path_cells
+from ssd.plugins.drafts.block_model import MASK, BlockDraft
+from ssd.plugins.drafts.head_drafter import FeatureDrafter
 from ssd.speculation.noise import NoiseCache
 
 

@@ -13,8 +13,6 @@ from ssd.models.checkpoint import Checkpoint
 from ssd.models.layer_kinds import FULL
 from ssd.system.fields import flag
 
-NAME = "mtp"
-"""The name that `--draft` and the configuration have for the head of the target's own checkpoint."""
 TARGET_NORM = "target_norm.weight"
 """The head's name of its target's last norm."""
 _ARCHITECTURE = "MTPHead"
@@ -70,7 +68,3 @@ def head_of(target: Checkpoint) -> Checkpoint | None:
         if name in target.tensors
     }
     return replace(found, tensors=tensors, nbytes=sum(tensor.nbytes for tensor in tensors.values()))
-
-
-def check_mtp(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
-    return (target.count("num_hidden_layers"),)

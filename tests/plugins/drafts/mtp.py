@@ -16,7 +16,7 @@ from ssd.execution.runner import Runner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from tests.models import tiny
-from tests.models.heads import fit
+from tests.plugins.drafts.heads import fit
 
 PARTS = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight")
 
@@ -35,7 +35,7 @@ def with_head(directory: Path, seed: int = 5) -> Path:
 
 def runner(directory: Path, dtype: torch.dtype = torch.float32) -> Runner:
     """The engine's own way from a folder to its head."""
-    head = registry.own_head(inspect(directory))
+    head = registry.own_draft(inspect(directory), "mtp")
     return Runner(registry.load(head, dtype, tiny.CPU, tiny.MAX_POSITION), 512, 4)
 
 

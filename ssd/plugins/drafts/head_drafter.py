@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
+from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext, joined
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.paged import PagedContext
@@ -26,7 +27,7 @@ from ssd.execution.tables import TableContext
 from ssd.ipc.features import FeatureArena, extend_tags
 from ssd.layers.norm import Residual
 from ssd.layers.paged import PagedAttention
-from ssd.models.eagle3 import PairModel
+from ssd.plugins.drafts.eagle3_model import PairModel
 from ssd.speculation.noise import NoiseCache
 
 
@@ -53,13 +54,11 @@ class HeadContext(TreeContext):
         self.made = x if isinstance(x, Tensor) else x.value
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Join parts, [n, width] or [width], to the features of all tokens, [n, width]."""
-    return torch.cat([part if part.dim() == 2 else part[None] for part in parts])
-
-
 def warm_up(runner: Runner, rows: int) -> None:
     """Do `Runner.warm_up` for a head, from hidden states that are zero."""
+    if isinstance(runner, TreeRunner):
+        runner.warm_up(rows)
+        return
     head = cast(PairModel, runner.model)
     chain_cache = ChainCache.new(head.shape, 1, 1, head.dtype, head.device)
     for count in (1, rows):
@@ -139,6 +138,18 @@ class HeadDrafter(FeatureDrafter):
     def _finished(self, guesses: list[Guess], made: Tensor | None, wanted: Sequence[int]) -> list[Guess]:
         assert made is not None
         return [guess._replace(feature=made[index]) for guess, index in zip(guesses, wanted, strict=True)]
+
+
+class StaticHeadDrafter(StaticDrafter, HeadDrafter):
+    """A head's drafter in static shapes."""
+
+
+def drafter(
+    config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena
+) -> HeadDrafter:
+    if isinstance(runner, TreeRunner):
+        return StaticHeadDrafter(config, runner, noise, vocab_size, features=features)
+    return HeadDrafter(config, runner, noise, vocab_size, features)
 
 
 def _own(tree: Tree, tokens: ChainTokens) -> list[Tensor]:

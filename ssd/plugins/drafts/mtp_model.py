@@ -1,19 +1,20 @@
 """The MTP head of a target's checkpoint: one layer of its family, with its embedding and last layer.
 
-It reads pairs, as `ssd.models.eagle3` does: x = fc(norm(embedding of a token), norm(features of the token before)).
+It reads pairs, as `eagle3_model.py` does: x = fc(norm(embedding of a token), norm(features of the token before)).
 Features are hidden states, the target's or the head's own, after the last norm."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.models.eagle3 import FeatureContext, PairModel
-from ssd.models.mtp import TARGET_NORM
 from ssd.models.weights import Weights
+from ssd.plugins.drafts.eagle3_model import FeatureContext, PairModel
+from ssd.plugins.drafts.mtp_config import TARGET_NORM
 from ssd.system.fields import Config, number
 
 
@@ -26,8 +27,9 @@ class MTPHead(PairModel):
         model = self._model = family(config, weights, dtype, device, max_position)
         if not hasattr(model, "_embed") or not hasattr(model, "_norm"):
             raise UsageError(f"an MTP head of family {config['model_type']!r} is not supported")
-        self.shape, self.dtype, self.device, self.head = model.shape, dtype, device, getattr(model, "head", None)
         self.width = self.fused = width = int(config["hidden_size"])
+        self.shape, self.dtype, self.device = replace(model.shape, features=width), dtype, device
+        self.head = getattr(model, "head", None)
         eps, norm = number(config, "rms_norm_eps", 1e-6), type(model._norm)
         self.fuse, self._token_norm, self._feature_norm = (
             norm(weights(name, width), eps)

@@ -18,7 +18,6 @@ from ssd.kernels.guess import GuessStep
 from ssd.layers.linear import Table
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.blocks import fields_of
 from ssd.models.families.llama import (
     Attention,
     FeedForward,
@@ -32,10 +31,12 @@ from ssd.models.families.llama import (
     through_layers,
 )
 from ssd.models.families.qwen3 import Qwen3Attention
-from ssd.models.head import Predicting, predicting
-from ssd.models.heads import EMBEDDING, TARGET_EMBEDDING
+from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext
 from ssd.models.weights import LinearLayer, Weights
+from ssd.plugins.drafts.block_config import fields_of
+from ssd.plugins.drafts.eagle3_config import EMBEDDING, TARGET_EMBEDDING
+from ssd.plugins.drafts.predicting import predicting
 from ssd.system.fields import Config, number
 
 MASK = -1

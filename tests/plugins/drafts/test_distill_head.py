@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ssd.config.engine import Features
 from ssd.config.params import Speculation
-from ssd.draft.eagle3 import HeadContext
 from ssd.draft.tree_attention import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
@@ -26,10 +25,12 @@ from ssd.launch.resolve import resolve
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import borrowed
+from ssd.plugins.drafts.head_drafter import HeadContext
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
-from tests.models import heads, tiny
+from tests.models import tiny
+from tests.plugins.drafts import heads
 from tests.tools.test_distill import FLAGS, distill
 from tools.distill import head
 from tools.distill.corpus import CorpusPlan, Workers, write_corpus
@@ -118,7 +119,7 @@ def test_it_speculates_well_where_it_was_untrained_not_at_all(target: Path, trai
     alone = run(runner, prompts, Speculation("ar")).ids
     accepted = {}
     for folder in (trained, untrained):
-        features = Features(layers=LAYERS, width=heads.WIDTH)
+        features = Features(kind="eagle3", layers=LAYERS, width=heads.WIDTH)
         settings = pair.config(Speculation("sd", LOOKAHEAD, (3,), "jit"), vocab_size=300, features=features)
         found = run(runner, prompts, settings.speculation, Draft(settings, heads.runner(folder, target)))
         assert found.ids == alone
