@@ -1,6 +1,7 @@
 """Drafts for a draft (a cascade): the largest decides what is published, smaller ones guess it.
 
-The larger draft verifies guesses in its next forward: a cascade changes when tokens are drafted, never which."""
+The larger draft verifies guesses in its next forward: a cascade (Chen et al., arXiv 2312.11462) changes when tokens are
+drafted, never which. Drafts share noise: a guess is accepted if it is the larger draft's own token."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from typing import NamedTuple
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
 from ssd.draft.forward import chain_room, chain_rows, confirmed, path_room, reserved, wanted
-from ssd.draft.gains import best_length
 from ssd.draft.tree import Guess, Tree
 from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import PATH_TOKENS
 from ssd.execution.meanwhile import Task
 from ssd.execution.pages import OutOfPages, PageTable
-from ssd.speculation.prefix import common_prefix_length
+from ssd.speculation.acceptance import common_prefix_length
+from ssd.speculation.theory import LinearCost, expected_tokens
 from ssd.tuning.estimates import LinearFit, Mean
 
 log = logging.getLogger("ssd.draft")
@@ -55,45 +56,28 @@ class Frontier:
         return self.most - len(self.guessed)
 
 
-class Cascade:
-    """Owns the smaller drafts of `drafter`, smallest first."""
-
-    def __init__(self, drafter: Drafter, smaller: Sequence[Drafter]) -> None:
-        self._drafter = drafter
-        self.smaller: list[SmallerDraft] = []
-        for each in smaller:
-            self.smaller.append(SmallerDraft(each, self.smaller[-1] if self.smaller else None))
-
-    def forward(
-        self, trees: Collection[Tree], paths: Sequence[PathRow], growing: Sequence[Growing], meanwhile: Task
-    ) -> list[list[Guess]]:
-        """Do `ssd.draft.forward.forward`, with guesses of a smaller draft at all frontiers."""
-        meanwhile()  # the forwards of smaller drafts come first
-        at_paths = [Frontier(path.tree, [], path_room(self._drafter, path)) for path in paths]
-        at_chains = [
-            Frontier(tree, chain.tokens, chain_room(self._drafter, tree, chain), chain.fork, chain.cell)
-            for tree, chains in growing
-            for chain in chains
-        ]
-        self.smaller[-1].propose(trees, [*at_paths, *at_chains])
-        guessed = [_guessed_row(*pair) for pair in zip(paths, at_paths, strict=True)]
-        work = [(row.outputs, end.guessed) for (_, row), end in zip(paths, at_paths, strict=True)]
-        work += [(1, end.guessed) for end in at_chains]
-        rows = chain_rows(growing, [end.guessed for end in at_chains])
-        return _verified(self._drafter, self.smaller[-1], guessed, rows, work)
-
-    def promote(self, tree: Tree, cell: int, tokens: Sequence[int]) -> None:
-        """Copy the winning chain in `cell` to the paths of the smaller drafts."""
-        for draft in self.smaller:
-            draft.promote(tree, cell, tokens)
-
-    def forget_chains(self, cells: Sequence[int]) -> None:
-        for draft in self.smaller:
-            draft.forget_chains(cells)
-
-    def release(self, request: int) -> None:
-        for draft in self.smaller:
-            draft.release(request)
+def forward_with_guesses(
+    drafter: Drafter,
+    smaller: SmallerDraft,
+    trees: Collection[Tree],
+    paths: Sequence[PathRow],
+    growing: Sequence[Growing],
+    meanwhile: Task,
+) -> list[list[Guess]]:
+    """Do `ssd.draft.forward.forward`, with guesses of a smaller draft at all frontiers."""
+    meanwhile()  # the forwards of smaller drafts come first
+    at_paths = [Frontier(path.tree, [], path_room(drafter, path)) for path in paths]
+    at_chains = [
+        Frontier(tree, chain.tokens, chain_room(drafter, tree, chain), chain.fork, chain.cell)
+        for tree, chains in growing
+        for chain in chains
+    ]
+    smaller.propose(trees, [*at_paths, *at_chains])
+    guessed = [_guessed_row(*pair) for pair in zip(paths, at_paths, strict=True)]
+    work = [(row.outputs, end.guessed) for (_, row), end in zip(paths, at_paths, strict=True)]
+    work += [(1, end.guessed) for end in at_chains]
+    rows = chain_rows(growing, [end.guessed for end in at_chains])
+    return _verified(drafter, smaller, guessed, rows, work)
 
 
 def _guessed_row(path: PathRow, frontier: Frontier) -> PathRow:
@@ -301,3 +285,16 @@ class SmallerDraft:
     def _start(self, frontier: Frontier) -> int:
         assert frontier.cell is not None
         return min(common_prefix_length(self._chains.get(frontier.cell, []), frontier.text), len(frontier.text) - 1)
+
+
+def drafting_speed(length: int, acceptance: float, forward: LinearCost, chains: int, token_s: float) -> float:
+    """Return each chain's tokens per second, if a forward verifies `length` guesses of each.
+
+    `forward` is the larger draft's time by rows of the batch, `token_s` the seconds of one more guess for all
+    chains."""
+    return expected_tokens(acceptance, length) / (forward.at(chains * (1 + length)) + length * token_s)
+
+
+def best_length(acceptance: float, forward: LinearCost, chains: int, token_s: float, most: int) -> int:
+    """Return the length, 0 to `most`, with the highest `drafting_speed`."""
+    return max(range(most + 1), key=lambda length: drafting_speed(length, acceptance, forward, chains, token_s))

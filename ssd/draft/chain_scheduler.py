@@ -13,7 +13,7 @@ from ssd.draft.chances import Chances, Node
 from ssd.draft.gains import gain, outcome_probability, worth_growing
 from ssd.draft.tree import Chain, Tree, copied_after
 from ssd.draft.tree_attention import ChainCache
-from ssd.speculation import forks as outcomes
+from ssd.speculation import fan_out as outcomes
 from ssd.tuning.estimates import Learner, LinearFit
 
 _NEXT = -1  # the entry of a chain that waits

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_CHAINS
-from ssd.draft.cascade import Cascade
+from ssd.draft.cascade import SmallerDraft, forward_with_guesses
 from ssd.draft.chain_scheduler import ChainScheduler, Growing
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import Drafter, PathRow
@@ -67,19 +67,18 @@ class DraftEngine:
         """Take `runners`, smallest first; the last one decides what is published."""
         self._board, self._epoch, self._trace, self._team = board, epoch, trace, team
         noise = NoiseCache(vocab_size, runners[-1].model.device)
-        smaller = [_drafter(config, runner, noise, vocab_size) for runner in runners[:-1]]
         self.drafter = _drafter(config, runners[-1], noise, vocab_size, features)
-        self.cascade = Cascade(self.drafter, smaller)
+        self.smaller: list[SmallerDraft] = []  # of a cascade, smallest first
+        for runner in runners[:-1]:
+            below = self.smaller[-1] if self.smaller else None
+            self.smaller.append(SmallerDraft(_drafter(config, runner, noise, vocab_size), below))
         self._publisher = Publisher(board, draft_probs, runners[-1])
         self.trees: dict[int, Tree] = {}
         self._depths = DepthPolicy(self.drafter.ends)
         self._rehearsal: Rehearsal | None = None
         self._grammars = BackgroundCompiler(lambda: _compiler(config))
         self._scheduler = ChainScheduler(
-            self.drafter.chain_cache,
-            self.drafter.max_position,
-            self.cascade.forget_chains,
-            self.most_chains,
+            self.drafter.chain_cache, self.drafter.max_position, self._forget_cells, self.most_chains
         )
 
     def prepare(self) -> None:
@@ -155,7 +154,8 @@ class DraftEngine:
         tree.table.grow(tree.computed + winner.computed)
         self.drafter.promote(tree.table, tree.computed, winner.cell, winner.computed, tree.slot)
         tree.computed += winner.computed
-        self.cascade.promote(tree, winner.cell, winner.tokens)
+        for smaller in self.smaller:
+            smaller.promote(tree, winner.cell, winner.tokens)
 
     def _forget_chains(self, tree: Tree) -> None:
         self._publisher.forget(tree)
@@ -164,14 +164,19 @@ class DraftEngine:
     def _give_back(self, chains: Sequence[Chain]) -> None:
         cells = [chain.cell for chain in chains if chain.cell is not None]
         self.drafter.chain_cache.give_back(cells)
-        self.cascade.forget_chains(cells)
+        self._forget_cells(cells)
+
+    def _forget_cells(self, cells: Sequence[int]) -> None:
+        for smaller in self.smaller:
+            smaller.forget_chains(cells)
 
     def _drop(self, request: int) -> None:
         tree = self.trees.pop(request, None)
         if tree is not None:
             tree.table.free()
             self._forget_chains(tree)
-            self.cascade.release(request)
+            for smaller in self.smaller:
+                smaller.release(request)
 
     # -- work -------------------------------------------------------------------------------------------------------
 
@@ -190,8 +195,9 @@ class DraftEngine:
         self._use_cores(all(tree.speculation.mode == "sd" for tree in self.trees.values()))
         self._trace.enter(*_busy_with(paths, growing))
         failpoints.reach("draft.step")
-        if self.cascade.smaller:
-            found, depths = self.cascade.forward(self.trees.values(), paths, growing, self._publisher.post), 1
+        if self.smaller:
+            trees, post, depths = self.trees.values(), self._publisher.post, 1
+            found = forward_with_guesses(self.drafter, self.smaller[-1], trees, paths, growing, post)
         else:
             depths = self.drafter.block or 1
             if self.drafter.goes_on:

@@ -1,12 +1,10 @@
-"""Computes the gain of more draft tokens: of chains, and of a smaller draft's guesses.
-
-A cascade (Chen et al., arXiv 2312.11462) shares noise: a guess is accepted if it is the larger draft's own token."""
+"""Computes the gain of more draft tokens in chains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssd.speculation.theory import LinearCost, expected_tokens
+from ssd.speculation.theory import LinearCost
 
 
 def outcome_probability(
@@ -38,16 +36,3 @@ def worth_growing(gains: Sequence[float], step: LinearCost) -> int:
         if rate >= most:
             best, most = count, rate
     return best
-
-
-def drafting_speed(length: int, acceptance: float, forward: LinearCost, chains: int, token_s: float) -> float:
-    """Return each chain's tokens per second, if a forward verifies `length` guesses of each.
-
-    `forward` is the larger draft's time by rows of the batch, `token_s` the seconds of one more guess for all
-    chains."""
-    return expected_tokens(acceptance, length) / (forward.at(chains * (1 + length)) + length * token_s)
-
-
-def best_length(acceptance: float, forward: LinearCost, chains: int, token_s: float, most: int) -> int:
-    """Return the length, 0 to `most`, with the highest `drafting_speed`."""
-    return max(range(most + 1), key=lambda length: drafting_speed(length, acceptance, forward, chains, token_s))

@@ -21,8 +21,8 @@ from ssd.draft.grammar import DraftGrammar
 from ssd.execution.pages import PageTable
 from ssd.ipc.board import Key
 from ssd.ipc.messages import Admit, Launch, Verified
+from ssd.speculation.acceptance import common_prefix_length
 from ssd.speculation.ngram import LONGEST, SHORTEST, Copied, PromptLookup
-from ssd.speculation.prefix import common_prefix_length
 from ssd.speculation.rules import AcceptanceRule
 from ssd.tuning.estimates import Mean
 

@@ -1,8 +1,9 @@
-"""Decides the outcome (k, t*) of a verification."""
+"""Decides the outcome (k, t*) of a verification, and compares texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -14,6 +15,12 @@ class Outcome(NamedTuple):
 
     accepted: int
     token: int
+
+
+def common_prefix_length(one: Sequence[int], other: Sequence[int], sure: int = 0) -> int:
+    """Return how many leading tokens two texts share; the first `sure` are known to be equal."""
+    pairs = zip(one[sure:], other[sure : len(one)], strict=False)
+    return sure + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def coupled(speculation: Sequence[int], own: Sequence[int]) -> Outcome:

@@ -1,9 +1,11 @@
-"""Spreads chains over accepted lengths: Theorem 12 of arXiv 2603.03251, or PEARL (arXiv 2408.11850)."""
+"""Chooses the outcomes to prepare: Theorem 12 of arXiv 2603.03251, or PEARL's single chain (arXiv 2408.11850)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+
+from ssd.speculation.acceptance import Outcome
 
 MOST = 16  # candidates prepared for one accepted length
 
@@ -56,6 +58,18 @@ def fan_out_at(accepted: int, in_flight: int, fan_out: Sequence[int]) -> int:
     if accepted < in_flight:
         return fan_out[min(accepted, max(0, last - 1))]
     return max(fan_out[-1], fan_out[min(in_flight, last)])
+
+
+def forks(
+    accepted: int, speculation: Sequence[int], candidates: Sequence[int], fan_out: Sequence[int]
+) -> list[Outcome]:
+    """Return the outcomes to prepare with exactly `accepted` draft tokens: the F_k likeliest bonus tokens.
+
+    `candidates`: the next tokens, likeliest first, without the one in flight: as the target's own it would be
+    accepted."""
+    excluded = speculation[accepted] if accepted < len(speculation) else -1
+    wanted = fan_out_at(accepted, len(speculation), fan_out)
+    return [Outcome(accepted, token) for token in candidates if token != excluded][:wanted]
 
 
 def most_candidates(fan_out: Sequence[int]) -> int:

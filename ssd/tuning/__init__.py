@@ -1,1 +1,1 @@
-"""Chooses settings while the engine runs: lookahead, fan-out, backup, eviction, cascade and overlap."""
+"""Measures the pair, and chooses from that: plan, number of cores, format of the draft."""

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from ssd.config.params import DRAFTED, Mode
-from ssd.tuning.predictor import Setting, SpeculationPlan
+from ssd.tuning.plan import Plan
 
 # Standard deviations: of a mode's part of the error before any measurement; of a plan's own part; of a window's
 # measured speed, by its seconds, and by its tokens if it had one token (with n tokens, divided by the root of n).
@@ -20,7 +20,7 @@ _MODE_ERROR: dict[Mode, float] = {"ngram": 0.01, "sd": 0.05, "ssd": 0.07}
 _PLAN_ERROR, _WINDOW_ERROR, _TOKEN_ERROR = 0.02, 0.03, 0.6
 # The error of `_CHAINS_UNIT` chains of a row, its mean and deviation before any measurement. A cost table knows the
 # forwards, not what else a chain costs; and of plans that are nearly alike, the one with the fewest chains is best.
-CHAINS, _CHAINS_UNIT, _CHAINS_MEAN, _CHAINS_ERROR = "chains", 32, -0.02, 0.1
+_CHAINS, _CHAINS_UNIT, _CHAINS_MEAN, _CHAINS_ERROR = "chains", 32, -0.02, 0.1
 # Each window adds this variance to the beliefs about all plans, since speeds change.
 _FORGETTING = 1e-5
 # Candidates are the first plans by expectation, without those expected to be slower than the best by this share.
@@ -63,8 +63,8 @@ class Chooser:
     def __init__(self, dice: Random | None = None, like: Chooser | None = None) -> None:
         self._dice = dice
         self._common: dict[str, Belief] = {mode: Belief(error) for mode, error in _MODE_ERROR.items()}
-        self._common[CHAINS] = Belief(_CHAINS_ERROR, _CHAINS_MEAN)
-        self._plans: dict[Setting, Belief] = {}
+        self._common[_CHAINS] = Belief(_CHAINS_ERROR, _CHAINS_MEAN)
+        self._plans: dict[Plan, Belief] = {}
         for name, error in like.errors() if like is not None else ():
             self.recall(name, error)
 
@@ -75,38 +75,36 @@ class Chooser:
     def errors(self) -> list[tuple[str, float]]:
         return [(name, belief.mean) for name, belief in self._common.items()]
 
-    def expected(self, plan: SpeculationPlan) -> float:
+    def expected(self, plan: Plan) -> float:
         return plan.speed * math.exp(sum(share * belief.mean for share, belief in self._parts(plan)))
 
-    def candidates(self, plans: Sequence[SpeculationPlan], present: Setting | None) -> list[SpeculationPlan]:
+    def candidates(self, plans: Sequence[Plan], present: Plan | None) -> list[Plan]:
         """Return the present plan, the first few by expected speed, and each mode's first, if not hopeless."""
-        modes, found = set[Mode](), list[SpeculationPlan]()
+        modes, found = set[Mode](), list[Plan]()
         speeds = {plan: self.expected(plan) for plan in plans}
         plans = sorted(plans, key=speeds.__getitem__, reverse=True)
         for rank, plan in enumerate(plans):
             first = rank < _CANDIDATES or plan.mode not in modes
-            if plan.setting == present or (first and speeds[plan] >= (1 - _HOPELESS) * speeds[plans[0]]):
+            if plan == present or (first and speeds[plan] >= (1 - _HOPELESS) * speeds[plans[0]]):
                 found.append(plan)
             modes.add(plan.mode)
         return found
 
-    def choose(
-        self, plans: Sequence[SpeculationPlan], present: Setting | None, memory: MemoryShare = NO_MEMORY
-    ) -> SpeculationPlan:
+    def choose(self, plans: Sequence[Plan], present: Plan | None, memory: MemoryShare = NO_MEMORY) -> Plan:
         """Return the plan to follow next; plans' speeds are those without the suffix memory."""
         drawn = {belief: belief.drawn(self._dice) for belief in self._common.values()}
 
-        def promise(plan: SpeculationPlan) -> float:
+        def promise(plan: Plan) -> float:
             parts = self._parts(plan)
             error = sum(share * (drawn[b] if b in drawn else b.drawn(self._dice)) for share, b in parts)
-            margin = _STAY * (plan.setting == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
+            margin = _STAY * (plan == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
             return margin - math.log(memory.seconds + memory.other_tokens / plan.speed * math.exp(-error))
 
         return max(plans, key=promise)
 
-    def note(self, plan: SpeculationPlan, speed: float, tokens: int) -> None:
+    def note(self, plan: Plan, speed: float, tokens: int) -> None:
         """Learn that rounds of a plan brought `tokens` tokens, at `speed` a second."""
-        self._plans.setdefault(plan.setting, Belief(_PLAN_ERROR))
+        self._plans.setdefault(plan, Belief(_PLAN_ERROR))
         for belief in (*self._common.values(), *self._plans.values()):
             belief.forget()
         parts = self._parts(plan)
@@ -118,7 +116,7 @@ class Chooser:
             belief.mean += weight * surprise
             belief.variance *= 1 - share * weight
 
-    def _parts(self, plan: SpeculationPlan) -> list[tuple[float, Belief]]:
-        own = self._plans.get(plan.setting) or Belief(_PLAN_ERROR)
-        chains = sum(plan.fan_out) / _CHAINS_UNIT if plan.mode == "ssd" else 0.0
-        return [(1.0, self._common[plan.mode]), (1.0, own), (chains, self._common[CHAINS])]
+    def _parts(self, plan: Plan) -> list[tuple[float, Belief]]:
+        own = self._plans.get(plan) or Belief(_PLAN_ERROR)
+        chains = plan.chains / _CHAINS_UNIT if plan.mode == "ssd" else 0.0
+        return [(1.0, self._common[plan.mode]), (1.0, own), (chains, self._common[_CHAINS])]

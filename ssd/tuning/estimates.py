@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ssd.config.params import Mode
 from ssd.speculation.fan_out import miss_law
 from ssd.speculation.theory import Cost, LinearCost, acceptance_rate, expected_tokens_by_position
 from ssd.tuning.costs import Costs
 from ssd.tuning.knowledge import Agreement, Knowledge
+from ssd.tuning.plan import Plan
 
 _SMOOTHING, _SLOPE = 0.01, 0.01
 _POSITIONS, _RANKS = 8, 16
@@ -29,9 +29,6 @@ _LONGEST_STEP_S = 60.0
 _BOUNDS = (0.0, 0.7)
 KINDS = len(_BOUNDS) + 1
 
-Setting = tuple[Mode, int, int]
-"""Mode, K and the number of chains; it identifies a plan."""
-
 
 class DraftTelemetry(NamedTuple):
     """Counters: `progress` of the draft's loop, tree steps, their seconds, tokens appended to chains.
@@ -49,8 +46,8 @@ class DecodingRound(NamedTuple):
     """A round of `batch` decoding rows, without prefill.
 
     Verifying `tokens` tokens took `seconds` and brought `brought` new ones, after `waited` seconds for the draft.
-    `beside`: the draft worked ahead meanwhile. `in_turn`: rows waited for all their draft tokens. `setting`: that of
-    all rows, or None. `remembered`: the suffix memory brought over a quarter of the new tokens. `busy`: the draft may
+    `beside`: the draft worked ahead meanwhile. `in_turn`: rows waited for all their draft tokens. `plan`: that of all
+    rows, or None. `remembered`: the suffix memory brought over a quarter of the new tokens. `busy`: the draft may
     have worked meanwhile, so that the time says nothing of the target."""
 
     batch: int
@@ -60,7 +57,7 @@ class DecodingRound(NamedTuple):
     brought: int
     beside: bool
     in_turn: bool
-    setting: Setting | None
+    plan: Plan | None
     remembered: bool = False
     busy: bool = False
 

@@ -8,28 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ssd.config.params import DRAFTED, Mode
+from ssd.config.params import DRAFTED
 from ssd.speculation.fan_out import MOST, fan_out_at, hit_rate, optimal_fan_out, single_chain
-from ssd.tuning.estimates import AfterMiss, Measurements, Setting
+from ssd.tuning.estimates import AfterMiss, Measurements
+from ssd.tuning.plan import Choices, Plan
 
 # Rounds differ in length, as shares of the mean: some have time for more tree steps, some for fewer.
 _SPREAD = (0.75, 1.0, 1.25)
 # K where the draft ends a speculation by itself. With the token before them a row has eight tokens, which our kernels
 # for CPUs take at once; a GPU loses little by it.
 _MOST_ENDING = 7
-
-
-class SpeculationPlan(NamedTuple):
-    """A mode, K (0 without a draft) and F_0..F_K. `speed`: predicted tokens per second."""
-
-    mode: Mode
-    lookahead: int
-    fan_out: tuple[int, ...]
-    speed: float
-
-    @property
-    def setting(self) -> Setting:
-        return self.mode, self.lookahead, sum(self.fan_out)
 
 
 class WorkAhead(NamedTuple):
@@ -100,38 +88,27 @@ def predicted_plain(measured: Measurements, batch: int) -> float:
     return batch * (1 + gain.accepted) / measured.alone_s(batch * (1 + gain.verified))
 
 
-def speed_of(measured: Measurements, batch: int, plan: SpeculationPlan) -> float:
+def speed_of(measured: Measurements, batch: int, plan: Plan) -> float:
     if plan.mode == "ssd":
         return predicted(measured, batch, plan.lookahead, plan.fan_out)
     return predicted_sd(measured, batch, plan.lookahead) if plan.mode == "sd" else predicted_plain(measured, batch)
 
 
-class Choices(NamedTuple):
-    """The plans that a request leaves open: `modes`, K among `lookaheads`, and fan-outs.
-
-    Without a fixed `fan_out` a sequence may have at most `chains` chains."""
-
-    modes: tuple[Mode, ...]
-    lookaheads: tuple[int, ...]
-    fan_out: tuple[int, ...] = ()
-    chains: int = 32
-
-
-def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
+def ranked_plans(measured: Measurements, batch: int, choices: Choices) -> list[Plan]:
     """Return the plans of each mode and K, in `ssd` by number of chains, fastest first."""
     found = []
     for mode in choices.modes:
         if mode not in DRAFTED:
-            found.append(SpeculationPlan(mode, 0, (), predicted_plain(measured, batch)))
+            found.append(Plan(mode, speed=predicted_plain(measured, batch)))
         elif mode == "sd":
             numbers = choices.lookaheads
             if measured.ends and batch == 1 and len(numbers) > 1:
                 numbers = (min(numbers[-1], _MOST_ENDING),)
-            speeds = ((k, predicted_sd(measured, batch, k)) for k in numbers)
-            found += [SpeculationPlan("sd", k, choices.fan_out or (1,) * (k + 1), speed) for k, speed in speeds]
+            lists = ((k, choices.fan_out or (1,) * (k + 1)) for k in numbers)
+            found += [Plan("sd", k, sum(f), f, predicted_sd(measured, batch, k)) for k, f in lists]
         else:
             lists = ((k, fan_out) for k in choices.lookaheads for fan_out in _fan_outs(measured, choices, k))
-            found += [SpeculationPlan("ssd", k, f, predicted(measured, batch, k, f)) for k, f in lists]
+            found += [Plan("ssd", k, sum(f), f, predicted(measured, batch, k, f)) for k, f in lists]
     return sorted(found, key=lambda plan: plan.speed, reverse=True)
 
 

@@ -22,7 +22,7 @@ class CoreChoice:
         if self._team.alone:
             self._team.limit(self._count.cores(tokens))
         if self._tuning is not None:
-            self._tuning.on_trial = self._team.alone and self._count.trying
+            self._tuning.try_cores(self._team.alone and self._count.trying)
 
     def end(self, seconds: float) -> None:
         if not self._team.alone:

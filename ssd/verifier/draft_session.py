@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from ssd.config.params import DRAFTED, Mode
+from ssd.execution.core_team import CoreTeam
 from ssd.ipc.board import BoardReader, Cached, Key
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.messages import Admit, DraftState, Leave, Rejoin, Release
@@ -104,7 +105,7 @@ class TrackedRequests:
         tracked = self._tracked.get(request)
         return 0.0 if tracked is None or tracked.shown_at is None else now - tracked.shown_at
 
-    def showed(self, request: int, anything: bool, waited: float, now: float) -> bool:
+    def note_shown(self, request: int, anything: bool, waited: float, now: float) -> bool:
         """Note if the draft had anything after `waited` seconds; return False if the request is given up."""
         tracked = self._tracked[request]
         if anything:
@@ -126,7 +127,8 @@ class TrackedRequests:
 class DraftSession:
     """Owns the connection to the draft. The proposer and its missed rows call it.
 
-    `send` posts a message without blocking and returns True if it went out. The draft serves the `modes`."""
+    `send` posts a message without blocking and returns True if it went out. The draft serves the `modes`. With a `team`
+    both models share cores: the draft hears of a sequence with the first outcome, else when the sequence begins."""
 
     def __init__(
         self,
@@ -134,8 +136,9 @@ class DraftSession:
         send: Callable[[Message], bool],
         draft_probs: DraftProbsArena | None = None,
         modes: tuple[Mode, ...] = DRAFTED,
+        team: CoreTeam | None = None,
     ) -> None:
-        self.board, self._send, self._draft_probs, self.modes = board, send, draft_probs, modes
+        self.board, self._send, self._draft_probs, self.modes, self.team = board, send, draft_probs, modes, team
         self.epoch: int | None = None
         self.tracked, self.seen = TrackedRequests(), Seen()
         self.breaker = Breaker()
@@ -202,19 +205,18 @@ class DraftSession:
             self._hears = False
             self.tracked.clear()
 
-    def track(self, sequence: Sequence, awaited: bool, round: int | None = None, length: int | None = None) -> bool:
+    def _track(self, sequence: Sequence, awaited: bool, back: int = 0) -> bool:
         """Tell the draft of a sequence whose next verification has no draft tokens; return True if told.
 
-        `awaited`: see `TrackedRequest`. `round`, `length`: send the text before that verification, of `length`
-        tokens."""
+        `awaited`: see `TrackedRequest`. `back` 1: as the sequence was before its last outcome, of one token."""
         if not self._hears or not self.breaker.admits(len(self.tracked)) or not self.tracked.read(sequence.owner):
             return False
         self.tell(
             Admit(
                 request=sequence.request,
                 slot=sequence.slot,
-                round=sequence.round if round is None else round,
-                token_ids=sequence.tokens[:length],
+                round=sequence.round - back,
+                token_ids=sequence.tokens[: len(sequence.tokens) - back],
                 law=sequence.law,
                 speculation=sequence.speculation,
                 cache_salt=sequence.params.cache_salt,
@@ -233,18 +235,38 @@ class DraftSession:
         if released := [request for request in requests if remove(request)]:
             self.tell(Release(released))
 
-    def untracked(self, sequences: Items[Sequence]) -> Sequence | None:
-        """Return the next sequence to tell of, or None: one at a time, as the draft computes its text.
+    def admit(self, sequence: Sequence) -> None:
+        """Tell the draft of a sequence that begins to use it, unless they share cores."""
+        if self.team is None:
+            # In mode `sd` the draft publishes only while the target waits.
+            self._track(sequence, sequence.round == 0 or sequence.speculation.mode == "sd")
 
-        A draft that has lost messages is told to start over instead."""
-        if self._hears:
-            # A draft that knows committed tokens alone cannot follow a verification of draft tokens.
-            found = (s for s in sequences if s.speculation.mode in self.modes and not s.proposal)
-            found = (s for s in found if self.tracked.read(s.owner))
-            return next((s for s in found if self.tracked.may_return(s.request, self._now)), None)
-        if self.epoch is not None and not self._told_to_rejoin:
-            self._told_to_rejoin = self._send(Rejoin())
+    def admit_one(self, sequences: Items[Sequence]) -> Sequence | None:
+        """Tell the draft of the next sequence as it was before its present outcome; return that sequence.
+
+        One at a time, as the draft computes its text. None of the `sequences` may be in verification with draft tokens,
+        which a draft that knows committed tokens alone cannot follow. A draft that has lost messages is told to start
+        over instead."""
+        if not self._hears:
+            if self.epoch is not None and not self._told_to_rejoin:
+                self._told_to_rejoin = self._send(Rejoin())
+            return None
+        for sequence in sequences:
+            serves = sequence.speculation.mode in self.modes and self.tracked.read(sequence.owner)
+            if serves and not sequence.proposal and self.tracked.may_return(sequence.request, self._now):
+                if not self._track(sequence, sequence.speculation.mode == "sd", back=1):
+                    return None
+                sequence.cache = "first_round"
+                return sequence
         return None
+
+    def works_ahead(self, sequences: Items[Sequence]) -> bool:
+        """Return True if the draft works ahead in the next verification; else use its cores too."""
+        drafts = self.breaker.state != "open"
+        ahead = drafts and any(s.request in self.tracked and s.speculation.mode == "ssd" for s in sequences)
+        if self.team is not None:
+            self.team.use(all_cores=not ahead)
+        return ahead
 
     # -- what the draft shows -------------------------------------------------------------------------------------
 
@@ -264,10 +286,10 @@ class DraftSession:
             sequence.proposal, sequence.draft_probs = ids, probs
         return found
 
-    def showed(self, request: int, anything: bool, waited: float = 0.0) -> None:
+    def note_shown(self, request: int, anything: bool, waited: float = 0.0) -> None:
         """Note if the draft had anything for a request; one given up is released, and told again later."""
         self.seen.shown |= anything
-        if self.breaker.state != "open" and not self.tracked.showed(request, anything, waited, self._now):
+        if self.breaker.state != "open" and not self.tracked.note_shown(request, anything, waited, self._now):
             self.tell(Release([request]))
 
     def note_wait(self, seconds: float, in_vain: bool) -> None:
@@ -275,7 +297,7 @@ class DraftSession:
         self.seen.lost = seconds
         self._silent_since = self.board.telemetry().progress if in_vain else None
 
-    def judge(self, now: float, verify_s: float) -> None:
+    def end_round(self, now: float, verify_s: float) -> None:
         """End a round: tell the breaker what it showed. A verification takes `verify_s` seconds.
 
         If the breaker is open, release all requests, unless the draft is stalled: it has their texts."""
@@ -301,10 +323,8 @@ class DraftSession:
             if self._now < self._next_warning:
                 return
             self._next_warning = self._now + _WARNING_S
-            if state == "open":
-                log.warning("goes on without the draft: %s", self.breaker.reason)
-            else:
-                log.warning("the draft is of use again")
+            reason = f"goes on without the draft: {self.breaker.reason}"
+            log.warning("%s", reason if state == "open" else "the draft is of use again")
         else:
             log.info("the draft is %s, was %s", state, before)
         self._announced = state

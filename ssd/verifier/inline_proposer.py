@@ -24,11 +24,11 @@ from ssd.speculation.theory import expected_tokens
 from ssd.tuning.estimates import Mean
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.loading import load_draft
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import GuessedTokens, forced_tokens
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
 from ssd.verifier.proposer import AskedDraft, Counters, Proposer, Result
 from ssd.verifier.sequence import Sequence
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification
 
 log = logging.getLogger("ssd.target")

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import takewhile
 from typing import NamedTuple
 
-from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode
-from ssd.execution.meanwhile import Task
-from ssd.ipc.board import Key
-from ssd.ipc.messages import Launch, Launched, Outcomes, Verified
-from ssd.ipc.trace_ring import Mark, State, TraceRing
+from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode, Speculation
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
 from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for, expected_tokens, tokens_worth_verifying
 from ssd.tuning.estimates import KINDS, Estimates, Mean, recent
-from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
 
-# Least seconds between two looks at the board, and as a share of a draft token's: looking takes time from a draft on
-# the same cores.
-_POLL_S, _POLL_SHARE = 20e-6, 1 / 64
-# Seconds without anything new after which the draft is not waited for any more.
-_LONGEST_SILENCE_S = 0.2
 # Initial chances: that a proposal's first token is accepted, the gain of each degree of evidence, and that each later
 # token is if those before it are. They count as `_SAMPLES` rounds; each kind of law above greedy has `_WARM` of them.
 _FIRST, _EVIDENCE, _NEXT, _WARM, _SAMPLES, _SMOOTHING = 0.2, 0.07, 0.85, 0.7, 10, 0.02
@@ -98,17 +86,9 @@ class WaitCosts:
         """Return by request the draft tokens worth waiting for. A row that does not wait brings `otherwise`."""
         longest, known = max((sequence.lookahead for sequence in rows), default=0), self.estimates
         verify = known.costs.of("verify_beside") or LinearCost(known.verify_s.value, 0.0)
-        wait = depth_worth_waiting_for(
-            self.ready,
-            len(rows),
-            longest,
-            known.acceptance.value,
-            verify,
-            known.token_s.value,
-            otherwise,
-            known.speed(self.batch),
-            self.away_s,
-        )
+        speed, away_s = known.speed(self.batch), self.away_s
+        by = known.acceptance.value, verify, known.token_s.value, otherwise, speed, away_s
+        wait = depth_worth_waiting_for(self.ready, len(rows), longest, *by)
         rate = wait.gain / wait.seconds if wait.seconds > 0 else 0.0
         figures = wait.weighed, wait.gain, 1e3 * wait.seconds, rate, wait.speed, len(rows), 1e3 * known.token_s.value
         self.weighed |= dict.fromkeys((sequence.request for sequence in rows), figures)
@@ -129,8 +109,6 @@ class MissPolicy:
     One instance serves all requests of its name. A plugin subclasses `JustInTime` or this, and registers the class
     under `ssd.backups`. The whole batch waits for its methods, and they must not raise."""
 
-    uses_draft = True  # False: the target works without a draft, and K is no bound
-    uses_cache = True  # False: outcomes are not looked up, as the draft works in turn with the target
     decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
@@ -174,7 +152,7 @@ class JustInTime(MissPolicy):
 class WaitForK(MissPolicy):
     """Mode `sd`: every outcome waits for K draft tokens, or until the draft has ended."""
 
-    uses_cache, decides_later = False, True
+    decides_later = True
 
     def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
         return {sequence.request: sequence.lookahead for sequence in rows}
@@ -200,7 +178,7 @@ class _Guesser:
 
 
 class ModelFree(MissPolicy):
-    """`ngram` and plugins' speculators: verifies what the speculator proposes, without waiting.
+    """Mode `ngram`, and speculators by `--backup`: verifies what the speculator proposes, without waiting.
 
     `make` returns a new speculator. A request whose speculator raises goes on without it. Tokens that a grammar forces
     come first: they are always right."""
@@ -303,16 +281,32 @@ class Auto(ModelFree):
         return without | costs.depths([s for s in rows if s.request in ideas], self.tokens.value)
 
 
-class Lookup(ModelFree):
-    """Mode `ngram`: verifies what prompt lookup proposes, without a draft."""
+class Policies:
+    """Owns the miss policies in use, by mode and `--backup`."""
 
-    uses_cache = uses_draft = False
+    def __init__(self) -> None:
+        self._policies: dict[tuple[Mode, str], MissPolicy] = {}
+
+    def of(self, speculation: Speculation) -> MissPolicy:
+        name = speculation.mode, "" if speculation.mode in ("sd", "ngram") else speculation.backup
+        if name not in self._policies:
+            self._policies[name] = load_policy(*name)
+        return self._policies[name]
+
+    def need_times(self, sequence: Sequence) -> bool:
+        """Return True if the row's policy or plan uses measured times."""
+        mode = sequence.speculation.mode
+        return sequence.tuned or mode == "ar" or self.of(sequence.speculation).decides_later
+
+    def forget(self, request: int) -> None:
+        for policy in self._policies.values():
+            policy.forget(request)
 
 
 def load_policy(mode: Mode, backup: str) -> MissPolicy:
     """Return a policy for a mode, or for `--backup` in mode `ssd`; a plugin that fails becomes `none`."""
     if mode in ("sd", "ngram"):
-        return WaitForK() if mode == "sd" else Lookup()
+        return WaitForK() if mode == "sd" else ModelFree()
     built_in: dict[str, Callable[[], MissPolicy]] = {"auto": Auto, "jit": JustInTime, "none": MissPolicy}
     try:
         make = built_in.get(backup) or load(BACKUPS, backup)
@@ -320,168 +314,3 @@ def load_policy(mode: Mode, backup: str) -> MissPolicy:
     except Exception:
         log.exception("the backup %s failed; requests go without it", backup)
         return MissPolicy()
-
-
-class MissedRow(NamedTuple):
-    """A row without draft tokens, the key of the draft's answer, and the memory's guess.
-
-    `held`: its outcome, if the draft has not been told that yet."""
-
-    sequence: Sequence
-    key: Key
-    policy: MissPolicy
-    guess: GuessedTokens | None = None
-    held: Verified | None = None
-
-
-class MissedRows:
-    """Owns the rows of a round that missed, from their outcomes to their launch. The proposer calls it.
-
-    By request: `rows`; seconds `waited` by rows whose draft works ahead; policies `asked` to propose."""
-
-    def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
-        self._session, self._costs, self._trace = session, costs, trace
-        self.rows: dict[int, MissedRow] = {}
-        self.waited: dict[int, float] = {}
-        self.asked: dict[int, MissPolicy] = {}
-        self._silent_at = 0.0  # when a wait in vain ended
-
-    def forget(self, request: int) -> None:
-        for known in (self.rows, self.waited, self.asked):
-            known.pop(request, None)
-
-    def note_reason(self, request: int, reason: Mark, *figures: float) -> None:
-        self._trace.note(reason, request, *figures)
-
-    def needs_no_draft(self, request: int) -> bool:
-        """Return True if a row in `sd` has a guess, and probably does not wait."""
-        row = self.rows.get(request)
-        return row is not None and row.guess is not None and not row.policy.uses_cache
-
-    def hold(self, outcomes: Items[Verified]) -> None:
-        """Keep outcomes of rows that need no draft until their launch.
-
-        Told at once, a draft on the same cores would read the new text while the target verifies the guess."""
-        for outcome in outcomes:
-            self.rows[outcome.request] = self.rows[outcome.request]._replace(held=outcome)
-
-    def _tell_held(self) -> None:
-        if held := [row.held for row in self.rows.values() if row.held is not None]:
-            self._session.tell(Outcomes(held))
-            self.rows = {request: row._replace(held=None) for request, row in self.rows.items()}
-
-    def settle(self, sequences: Items[Sequence], meanwhile: Task, began: float) -> None:
-        """Wait as long as it pays; tell the draft what the missed rows verify now."""
-        depths = self._depths(sequences, began)
-        if depths:
-            self._tell_held()
-        if depths and self._session.stalled:
-            for request, depth in depths.items():
-                self.note_reason(request, Mark.STALLED, 1e3 * (began - self._silent_at), depth)
-        elif depths:
-            self._trace.enter(State.WAIT_FOR_DRAFT, max(depths.values()))
-            meanwhile()
-            self._wait(depths, began)
-            self._trace.enter(State.OTHER)
-        waited = time.perf_counter() - began
-        launches = [self._launch(row) for row in self.rows.values()]
-        self._tell_held()
-        ahead = (row.sequence for row in self.rows.values() if row.policy.uses_cache)
-        self.waited |= dict.fromkeys((s.request for s in ahead if s.source != "memory"), waited)
-        self.rows.clear()
-        if told := [launch for launch in launches if launch.request in self._session.tracked]:
-            self._session.tell(Launched(told))
-
-    def _depths(self, sequences: Items[Sequence], began: float) -> dict[int, int]:
-        """Return how many tokens each row waits for; empty when waiting does not pay."""
-        costs, tracked = self._costs, self._session.tracked
-        costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
-        costs.verified = len(sequences) + sum(costs.ready)
-        link = self._session.board.link()
-        costs.away_s = 0.0 if link is None else link.rtt / 1e9
-        costs.weighed = {}
-        missed: dict[MissPolicy, list[Sequence]] = {}
-        for row in (row for row in self.rows.values() if row.policy.decides_later):
-            if tracked.worth_waiting(row.sequence.request):
-                missed.setdefault(row.policy, []).append(row.sequence)
-            elif row.policy.uses_draft:
-                request = row.sequence.request
-                self.note_reason(request, Mark.UNSEEN, request in tracked, 1e3 * tracked.unseen_s(request, began))
-        depths: dict[int, int] = {}
-        for policy, rows in missed.items():
-            depths |= policy.depths(rows, costs)
-        for row in self.rows.values():
-            request, guess = row.sequence.request, row.guess
-            if guess is not None and depths.get(request):
-                depths[request] = min(depths[request], costs.depths([row.sequence], 1 + guess.accepted)[request])
-        step = costs.estimates.costs.of("step_beside")
-        if missed and step is not None and not any(depths.values()):
-            # Nothing is measured without a wait. So a slow answer fades: the mean moves to the time of a draft step.
-            costs.estimates.token_s.note(step.at(sum(map(len, missed.values()))))
-        for request in (request for request, depth in depths.items() if depth == 0):
-            self.note_reason(request, Mark.NO_GAIN, *costs.weighed.get(request, ()))
-        return {request: depth for request, depth in depths.items() if depth > 0}
-
-    def _wait(self, depths: dict[int, int], began: float) -> None:
-        """Poll the board until every row has all its tokens or nothing comes any more."""
-        known, away_s, deepest = self._costs.estimates, self._costs.away_s, max(depths.values())
-        expected_s = 4 * deepest * known.token_s.value * self._session.breaker.patient
-        patience, limit = max((known.verify_s.value, 0), (expected_s, 1))  # as `Mark.SILENT` numbers the limits
-        patience, limit = min((patience + away_s, limit), (_LONGEST_SILENCE_S, 2))
-        waiting = left = [(self.rows[request], depth) for request, depth in depths.items()]
-        arrived = began
-        while True:
-            rest = []
-            for row, wanted in left:
-                before = len(row.sequence.proposal)
-                found = self._session.find(row.sequence, row.key, wanted)
-                if len(row.sequence.proposal) > before:
-                    arrived = time.perf_counter()
-                if len(row.sequence.proposal) < wanted and not (found and found.ended):
-                    rest.append((row, wanted))
-            left, now = rest, time.perf_counter()
-            if not left or now >= arrived + patience:
-                for row, wanted in left:
-                    came = len(row.sequence.proposal)
-                    self.note_reason(row.sequence.request, Mark.SILENT, 1e3 * patience, came, wanted, limit)
-                break
-            time.sleep(max(_POLL_S, _POLL_SHARE * known.token_s.value))
-        got = max(len(row.sequence.proposal) for row, _ in waiting)
-        _, gain, ms, rate, speed, *_ = self._costs.weighed.get(waiting[0][0].sequence.request, (0.0,) * 5)
-        figures = rate, got, deepest, 1e3 * (now - began), gain, ms, speed, 1e3 * known.token_s.value
-        self._trace.note(Mark.WAITED, len(waiting), *figures)
-        known.token_s.note(max(0.0, arrived - began - away_s) / got if got else patience / deepest)
-        self._judge([row for row, _ in waiting], got, began)
-
-    def _judge(self, waiting: Items[MissedRow], got: int, began: float) -> None:
-        """Note what a wait since `began` showed of the draft; a row got at most `got` tokens."""
-        session, known, seconds = self._session, self._costs.estimates, time.perf_counter() - began
-        if not got:
-            self._silent_at = began + seconds
-            seconds = min(seconds, _LONGEST_SILENCE_S)  # time beyond that was the target's own delay
-        for row in waiting:
-            if row.sequence.request in session.tracked:  # one that is given up may show that all are
-                session.showed(row.sequence.request, bool(row.sequence.proposal), seconds)
-        # A wait that brings something loses only its time beyond one verification. It loses nothing where a row must
-        # wait: in turn with the draft (mode `sd`), or for a new request, whose text the draft computes first.
-        ahead = all(row.key.round > 0 and row.policy.uses_cache for row in waiting)
-        paid = 0.0 if not got else max(known.verify_s.value, known.last_verify_s) if ahead else seconds
-        session.note_wait(max(0.0, seconds - paid), in_vain=not got)
-
-    def _launch(self, row: MissedRow) -> Launch:
-        """Return what a row verifies: the draft's tokens, else the memory's or its policy's."""
-        sequence, own = row.sequence, list[int]()
-        sequence.source = "draft" if sequence.proposal else "lookup"  # `propose` may name another one
-        if not sequence.proposal:
-            vocab_size, most = self._session.board.vocab_size, min(sequence.acceptable, MAX_LOOKAHEAD)
-            asks = row.policy.decides_later and (row.guess is None or sequence.cache != "hit")
-            found = row.policy.propose(sequence, self._costs)[:most] if asks else []
-            gain = row.policy.gain(sequence.request)
-            if row.guess is not None and (not found or (gain is not None and row.guess.gain > gain)):
-                found, sequence.source, sequence.cache = list(row.guess.tokens), "memory", ""
-            # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
-            own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
-            self._costs.verified += len(own)
-            self.asked[sequence.request] = row.policy
-            sequence.proposal = own
-        return Launch(sequence.request, sequence.round, len(sequence.proposal), own)

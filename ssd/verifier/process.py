@@ -24,15 +24,16 @@ from ssd.kernels.gpu import watch_compiles
 from ssd.layers.ranks import SINGLE
 from ssd.system import failpoints
 from ssd.tuning.costs import CostTable
+from ssd.verifier.board_proposer import BoardProposer
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
 from ssd.verifier.loading import load
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
-from ssd.verifier.proposer import BoardProposer, Proposer
+from ssd.verifier.proposer import Proposer
 from ssd.verifier.ranks import Leader, follow, meet
 from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import FeatureExport, PlainVerification
 
 log = logging.getLogger("ssd.target")

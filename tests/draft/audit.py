@@ -92,7 +92,7 @@ class Auditor:
             self._check_cache(tree)
             self._check_candidates(tree)
             self._check_published(tree)
-        for smaller in engine.cascade.smaller:
+        for smaller in engine.smaller:
             self._check_smaller(smaller, engine)
 
     def _check_cache(self, tree: Tree) -> None:

@@ -34,12 +34,13 @@ from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, Metrics, pack, unpack
 from ssd.ipc.trace_ring import NO_TRACE, TraceRing
 from ssd.law import Law
-from ssd.verifier import draft_session, misses, proposer
+from ssd.verifier import board_proposer, draft_session, missed_rows, round_evidence
+from ssd.verifier.board_proposer import BoardProposer
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import Ask, DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import BoardProposer, Proposer
+from ssd.verifier.proposer import Proposer
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import FeatureExport, PlainVerification
 from tests.boards import lookup
 
@@ -140,7 +141,7 @@ class Draft:
     def assert_empty(self) -> None:
         """No sequence, no page and no cell is left in use, and none is counted twice."""
         assert not self.engine.trees
-        for drafter in (self.engine.drafter, *(smaller.drafter for smaller in self.engine.cascade.smaller)):
+        for drafter in (self.engine.drafter, *(smaller.drafter for smaller in self.engine.smaller)):
             drafter.pool.check()
             assert drafter.pool.live == 0
         assert cells_of(self.engine) == self.cells == list(range(len(self.cells)))
@@ -319,7 +320,7 @@ class Clock:
 
 def use_clock(clock: Any) -> None:
     """The target takes the draft's times by this clock, or by the module `time` again."""
-    for module in (misses, proposer, draft_session):
+    for module in (missed_rows, board_proposer, round_evidence, draft_session):
         module.time = clock
 
 

@@ -22,7 +22,7 @@ from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean
 from ssd.tuning.knowledge import Knowledge
 from ssd.verifier import misses
 from ssd.verifier import sequence as sequences
-from ssd.verifier.misses import Lookup, ModelFree, WaitCosts
+from ssd.verifier.misses import ModelFree, WaitCosts
 from ssd.verifier.proposer import Result
 from tests.draft.audit import Auditor, World, plainly, world_in
 from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
@@ -171,7 +171,7 @@ def test_repeated_text_is_not_cut_short_by_what_the_draft_has_time_for(
 def test_a_row_looks_nothing_up_where_nothing_can_pay() -> None:
     submit = Submit(0, [5, 6, 7, 8, 9, 10] * 3, SamplingParams(max_tokens=100, seed=0))
     sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
-    lookup, rounds = Lookup(), []
+    lookup, rounds = ModelFree(), []
     for sequence.round in range(1, 33):
         rounds += [sequence.round] if not lookup.hopeless(sequence, priced(0.8)) else []
     assert rounds == [16, 32]  # to learn whether it still is so
@@ -188,7 +188,7 @@ def test_a_row_whose_lookups_bring_less_than_they_cost_asks_seldom() -> None:
     """Until a text begins to repeat itself."""
     submit = Submit(0, [*range(30)], SamplingParams(max_tokens=100, seed=0))
     sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
-    lookup, asked = Lookup(), []
+    lookup, asked = ModelFree(), []
     costs = priced(0.1, seconds=1 / 500)
     for sequence.round in range(1, 97):
         if not lookup.hopeless(sequence, costs):
@@ -252,7 +252,7 @@ def test_what_was_not_verified_is_learned_from_too() -> None:
     """A guess that did not pay is compared with what came: once it is right often enough, it pays."""
     submit = Submit(0, [9, 10, 1, 2, 3, 9, 10], SamplingParams(max_tokens=100, seed=0))
     sequence = sequences.Sequence(submit, Speculation("ngram", 0, (), "jit"), 200, PageTable(PagePool(8, 4)), 0.0)
-    lookup, costs = Lookup(), priced(0.8)
+    lookup, costs = ModelFree(), priced(0.8)
     assert lookup.propose(sequence, costs) == []
     for _ in range(200):
         lookup.note(0, 0, [1])

@@ -122,7 +122,7 @@ def test_the_ratio_rule_gets_the_same_tokens_and_draft_probs(
 def test_a_level_without_pages_helps_no_more_and_harms_no_one(world: World, smaller: list[Runner]) -> None:
     speculation = Speculation("ssd", 4, (3,), "jit")
     draft = Draft(config(speculation), smaller[-1], world.draft)
-    (below,) = draft.engine.cascade.smaller
+    (below,) = draft.engine.smaller
     pool = below.drafter.pool
     held = [pool.allocate() for _ in range(pool.count - 9)]
     audit = Auditor(world, draft)

@@ -17,7 +17,8 @@ from ssd.ipc.trace_ring import Mark
 from ssd.law import Law
 from ssd.tuning.estimates import kind_of
 from ssd.verifier.draft_session import DraftSession
-from ssd.verifier.misses import MissedRows, WaitCosts
+from ssd.verifier.missed_rows import MissedRows
+from ssd.verifier.misses import WaitCosts
 from tests.draft.audit import GREEDY, PROMPTS, World, plainly, world_in
 from tests.draft.pair import Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny

@@ -18,8 +18,9 @@ from ssd.ipc.public import Message
 from ssd.law import Law
 from ssd.speculation.theory import DraftWait
 from ssd.tuning.estimates import Mean
-from ssd.tuning.predictor import SpeculationPlan
+from ssd.tuning.plan import Plan
 from ssd.tuning.tuner import Tuning
+from ssd.verifier.plan_follower import PlanFollower
 from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, drive, plainly, play, world_in
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -315,14 +316,15 @@ def test_any_plan_after_any_other(
     dice = random.Random(f"{backup} {elastic} {temperature}")
     plans = set()
 
-    def thrown(*_: Any) -> SpeculationPlan:
+    def thrown(*_: Any) -> Plan:
         mode = dice.choice(MODES)
         lookahead = dice.choice((1, 2, 4, 8)) if mode in DRAFTED else 0
         plans.add((mode, lookahead))
-        return SpeculationPlan(mode, lookahead, tuple(dice.randint(1, 4) for _ in range(lookahead + 1)), 1.0)
+        fan_out = tuple(dice.randint(1, 4) for _ in range(lookahead + 1))
+        return Plan(mode, lookahead, sum(fan_out), fan_out, 1.0)
 
     monkeypatch.setattr(Tuning, "plan", thrown)
-    monkeypatch.setattr(Tuning, "current", Tuning._filled)  # which remembers nothing
+    monkeypatch.setattr(PlanFollower, "planned", lambda plans, row, _: plans._tuning.current(row.asked, row.kind))
     settings = config(Speculation("auto", 0, (), backup, budget=40))
     draft = Draft(settings, world.draft, steps=6)
     Auditor(world, draft, mixed=True)
@@ -360,11 +362,10 @@ def test_a_draft_that_hears_of_a_request_with_its_first_outcome(
 def test_a_shrinking_batch_does_not_wake_the_draft_on_its_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One or two rows would speculate; two are left for four rounds, then one for many."""
 
-    def planned(tuning: Tuning, _: object) -> SpeculationPlan:
-        return SpeculationPlan("ssd", 2, (1, 1, 1), 1.0) if tuning._batch <= 2 else SpeculationPlan("ngram", 0, (), 1.0)
+    def planned(tuning: Tuning, *_: object) -> Plan:
+        return Plan("ssd", 2, 3, (1, 1, 1), 1.0) if tuning._batch <= 2 else Plan("ngram", speed=1.0)
 
     monkeypatch.setattr(Tuning, "plan", planned)
-    monkeypatch.setattr(Tuning, "current", Tuning._filled)
     settings = config(Speculation("auto", 0, (), "jit"))
     draft = Draft(settings, world.draft)
     pair = Pair(settings, world.target, draft, elastic=True)

@@ -1,4 +1,4 @@
-"""Another choice of the outcomes to prepare for is another `ssd/speculation/forks.py`."""
+"""Another choice of the outcomes to prepare for is another `ssd.speculation.fan_out.forks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ssd.config.params import Speculation
-from ssd.speculation import forks as outcome
+from ssd.speculation import fan_out as outcome
 from ssd.speculation.acceptance import Outcome
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import Draft, Pair, config, params

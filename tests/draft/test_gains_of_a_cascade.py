@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.draft.gains import best_length, drafting_speed
+from ssd.draft.cascade import best_length, drafting_speed
 from ssd.speculation.theory import LinearCost
 
 MEMORY_BOUND = LinearCost(0.010, 0.0)

@@ -37,10 +37,10 @@ from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import argmax, perturbed
 from ssd.tuning.tuner import Tuning
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import WaitCosts
 from ssd.verifier.proposer import Proposer
 from ssd.verifier.sequence import Sequence as Running
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification, VerifiedBatch
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
 from tests.exactness.plain import Plain

@@ -46,8 +46,8 @@ from ssd.ipc.messages import (
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message, pack, unpack
 from ssd.launch.restarts import Restarts
+from ssd.verifier.board_proposer import BoardProposer
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.proposer import BoardProposer
 from ssd.verifier.verification import PlainVerification
 from tests.draft.audit import PROMPTS, World, world_in
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Pair, config, use_clock

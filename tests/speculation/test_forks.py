@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.acceptance import Outcome
-from ssd.speculation.fan_out import MOST, fan_out_at, most_candidates, single_chain
-from ssd.speculation.forks import forks
+from ssd.speculation.fan_out import MOST, fan_out_at, forks, most_candidates, single_chain
 
 
 def test_one_fan_out_serves_every_length() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ssd.tuning.choice import Chooser, MemoryShare
 from ssd.tuning.costs import NEAR, ROW, Costs, CostTable
-from ssd.tuning.predictor import SpeculationPlan
+from ssd.tuning.plan import Plan
 
 STAIRCASE = {1: 0.0137, 5: 0.0190, 6: 0.0219, 7: 0.0308, 12: 0.0400}
 
@@ -142,15 +143,15 @@ def test_what_was_never_measured_is_not_known() -> None:
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
-PLAIN = SpeculationPlan("ngram", 0, (), 100.0)
-AHEAD = SpeculationPlan("ssd", 4, (2,) * 5, 120.0)
+PLAIN = Plan("ngram", speed=100.0)
+AHEAD = Plan("ssd", 4, 10, (2,) * 5, 120.0)
 
 
 def test_a_plan_that_brings_less_than_predicted_is_left() -> None:
     chooser = Chooser()
     assert chooser.choose([AHEAD, PLAIN], None) == AHEAD
     windows = 0
-    while chooser.choose([AHEAD, PLAIN], AHEAD.setting) == AHEAD:
+    while chooser.choose([AHEAD, PLAIN], AHEAD) == AHEAD:
         chooser.note(AHEAD, 80.0, 32)
         windows += 1
     assert 2 <= windows <= 30  # one slow window is noise
@@ -159,7 +160,8 @@ def test_a_plan_that_brings_less_than_predicted_is_left() -> None:
 
 def test_other_plans_of_a_mode_err_alike_if_they_have_as_many_chains() -> None:
     """A plan that has fewer of them may be as fast as predicted, until it is seen to be slow, too."""
-    chooser, other, few = Chooser(), AHEAD._replace(lookahead=1, fan_out=(5, 5)), AHEAD._replace(fan_out=(1,) * 5)
+    chooser, few = Chooser(), replace(AHEAD, chains=5, fan_out=(1,) * 5)
+    other = replace(AHEAD, lookahead=1, fan_out=(5, 5))
     for _ in range(40):
         chooser.note(AHEAD, 90.0, 32)
     assert chooser.expected(other) == pytest.approx(90.0, rel=0.1)
@@ -169,12 +171,12 @@ def test_other_plans_of_a_mode_err_alike_if_they_have_as_many_chains() -> None:
         chooser.note(AHEAD, 90.0, 32)
         chooser.note(few, 90.0, 32)
     assert chooser.expected(few) == pytest.approx(90.0, rel=0.1)
-    assert chooser.expected(few._replace(lookahead=3, fan_out=(2, 1, 1, 1))) == pytest.approx(90.0, rel=0.1)
+    assert chooser.expected(replace(few, lookahead=3, fan_out=(2, 1, 1, 1))) == pytest.approx(90.0, rel=0.1)
 
 
 def test_of_plans_that_are_nearly_alike_the_one_with_the_fewest_chains_is_best() -> None:
     """Until it is seen that chains cost less than was thought."""
-    chooser, few = Chooser(), AHEAD._replace(fan_out=(1,) * 5, speed=119.8)
+    chooser, few = Chooser(), replace(AHEAD, chains=5, fan_out=(1,) * 5, speed=119.8)
     assert chooser.choose([AHEAD, few], None) == few
     for _ in range(20):
         chooser.note(AHEAD, 125.0, 256)
@@ -194,17 +196,17 @@ def test_a_batch_size_begins_with_the_errors_of_another() -> None:
 
 
 def test_plans_in_doubt_are_tried_and_hopeless_ones_are_not() -> None:
-    near, far = PLAIN._replace(mode="sd", lookahead=1, fan_out=(1, 1), speed=97.0), AHEAD._replace(speed=60.0)
+    near, far = Plan("sd", 1, 2, (1, 1), 97.0), replace(AHEAD, speed=60.0)
     chooser = Chooser(Random(0))
-    chosen = [chooser.choose([PLAIN, near, far], PLAIN.setting) for _ in range(1000)]
+    chosen = [chooser.choose([PLAIN, near, far], PLAIN) for _ in range(1000)]
     assert 50 < chosen.count(near) < 500 and far not in chosen
     certain = Chooser()
-    assert {certain.choose([PLAIN, near, far], PLAIN.setting) for _ in range(50)} == {PLAIN}
+    assert {certain.choose([PLAIN, near, far], PLAIN) for _ in range(50)} == {PLAIN}
 
 
 def test_with_much_of_the_time_spent_on_remembered_text_a_small_gain_is_none() -> None:
     """The gain counts for the rest of the time alone, and the use of a draft must bring 2 %."""
-    draft = PLAIN._replace(mode="sd", lookahead=1, fan_out=(1, 1), speed=105.0)
+    draft = Plan("sd", 1, 2, (1, 1), 105.0)
     chooser = Chooser()
     assert chooser.choose([PLAIN, draft], None) == draft
     assert chooser.choose([PLAIN, draft], None, MemoryShare(0.004, 1.0)) == draft
@@ -212,8 +214,8 @@ def test_with_much_of_the_time_spent_on_remembered_text_a_small_gain_is_none() -
 
 
 def test_candidates_are_the_first_ones_the_modes_and_the_present_one() -> None:
-    chooser, slow = Chooser(), AHEAD._replace(lookahead=9, speed=50.0)
-    plans = [*(AHEAD._replace(lookahead=k, speed=100.0 - k) for k in range(1, 9)), PLAIN._replace(speed=80.0), slow]
-    assert chooser.candidates(plans, plans[7].setting) == [*plans[:6], plans[7], plans[8]]
+    chooser, slow = Chooser(), replace(AHEAD, lookahead=9, speed=50.0)
+    plans = [*(replace(AHEAD, lookahead=k, speed=100.0 - k) for k in range(1, 9)), replace(PLAIN, speed=80.0), slow]
+    assert chooser.candidates(plans, plans[7]) == [*plans[:6], plans[7], plans[8]]
     assert chooser.candidates([PLAIN, slow], None) == [PLAIN]
-    assert chooser.candidates([PLAIN, slow], slow.setting) == [PLAIN, slow]
+    assert chooser.candidates([PLAIN, slow], slow) == [PLAIN, slow]

@@ -17,8 +17,9 @@ from ssd.speculation.theory import LinearCost
 from ssd.tuning import knowledge, tuner
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Measurements, kind_of
 from ssd.tuning.knowledge import Agreement, Knowledge
-from ssd.tuning.predictor import Choices, SpeculationPlan, ranked_plans
-from ssd.tuning.tuner import PlanKey, Tuning, batch_class, setting_of
+from ssd.tuning.plan import Choices, Plan, batch_class
+from ssd.tuning.predictor import ranked_plans
+from ssd.tuning.tuner import Tuning
 
 AUTO, AHEAD = Speculation(num_speculative_tokens=0, fan_out=(), backup="jit"), Speculation("ssd", 0, (), "jit")
 VERIFY, STEP = LinearCost(0.050, 0.0005), LinearCost(0.005, 0.0)
@@ -58,7 +59,7 @@ class World:
                 self._drafted(now)
             else:
                 noise = self.dice.uniform(0.9, 1.1)
-                self._note(1, noise * self.verify.at(1), 0.0, 1, False, ("ngram", 0, 0))
+                self._note(1, noise * self.verify.at(1), 0.0, 1, False, Plan("ngram"))
                 self.tuning.estimates.learners[0].prompt_lookup(0, 0)
         return seen
 
@@ -74,11 +75,9 @@ class World:
         steps, seconds, grown = self.counters.steps, self.counters.step_seconds, self.counters.grown
         chains = 1 if in_turn else sum(fan_out)
         self.counters = DraftTelemetry(0, steps + 4, seconds + 4 * step, grown + 4 * chains)
-        setting = setting_of(now)
+        plan = Plan.of(now)
         waited = lookahead * step if in_turn else 0.0
-        self._note(
-            1 + drafted, noise * slower * self.verify.at(1 + drafted), waited, 1 + accepted, not in_turn, setting
-        )
+        self._note(1 + drafted, noise * slower * self.verify.at(1 + drafted), waited, 1 + accepted, not in_turn, plan)
         learner = self.tuning.estimates.learners[0]
         if not in_turn:
             if not self.hit:
@@ -88,9 +87,9 @@ class World:
             self.hit = rank is not None and rank <= prepared
         learner.outcome(drafted, accepted)
 
-    def _note(self, tokens: int, seconds: float, waited: float, brought: int, beside: bool, setting) -> None:  # type: ignore
-        in_turn = setting[0] == "sd"
-        self.tuning.note(DecodingRound(1, tokens, seconds, waited, brought, beside, in_turn, setting), self.counters)
+    def _note(self, tokens: int, seconds: float, waited: float, brought: int, beside: bool, plan: Plan) -> None:
+        in_turn = plan.mode == "sd"
+        self.tuning.note(DecodingRound(1, tokens, seconds, waited, brought, beside, in_turn, plan), self.counters)
         self.tuning.judge()
 
 
@@ -141,7 +140,7 @@ def test_plans_ahead_that_are_far_behind_are_ranked_seldom(monkeypatch: pytest.M
     """Ranking them takes most of the time. With a tuner that knows nothing yet they are at first."""
     ranked, windows = list[tuple[int, bool]](), 70
 
-    def noted(measured: Measurements, batch: int, choices: Choices) -> list[SpeculationPlan]:
+    def noted(measured: Measurements, batch: int, choices: Choices) -> list[Plan]:
         ranked.append((world.tuning.windows, "ssd" in choices.modes))
         return ranked_plans(measured, batch, choices)
 
@@ -181,8 +180,8 @@ def test_without_a_draft_it_knows_whether_the_plan_would_have_one(rate: float, w
     world = World(rate, tuning=Tuning())
     world.play(600)
     world.tuning.situate([0], ())
-    world.tuning._plans.clear()
-    assert (world.tuning.mode_with(DRAFTED, AUTO) in DRAFTED) is wants
+    world.tuning._chosen.clear()
+    assert (world.tuning.plan(AUTO, DRAFTED).mode in DRAFTED) is wants
     assert world.tuning.current(AUTO).mode == "ngram", "there is none to use"
 
 
@@ -198,7 +197,7 @@ def test_of_two_drafts_the_faster_one_is_used(in_turn: float, beside: float, mod
     for drafted, expected in [((mode,), mode), ((other,), other), ((), "ngram")]:
         world.tuning.situate([0], drafted)
         assert world.tuning.current(AUTO).mode == expected
-        assert world.tuning.mode_with(DRAFTED, AUTO) == mode
+        assert world.tuning.plan(AUTO, DRAFTED).mode == mode
     del steps["step_beside"]
     anew = Tuning()
     anew.recall(Knowledge(tables={"verify": verify, **steps}))
@@ -286,9 +285,9 @@ def test_batches_that_come_and_go_are_judged_all_the_same() -> None:
         now = world.tuning.current(AUTO)
         modes.append(now.mode)
         seconds, batch = 0.45 if now.mode == "ssd" else 0.05, 1 + turn % 2
-        setting = setting_of(now)
+        plan = Plan.of(now)
         world.tuning.note(
-            DecodingRound(batch, batch, seconds, 0.0, batch, now.mode == "ssd", False, setting), world.counters
+            DecodingRound(batch, batch, seconds, 0.0, batch, now.mode == "ssd", False, plan), world.counters
         )
         world.tuning.judge()
     assert modes[0] == "ssd" and "ssd" not in modes[-100:]
@@ -311,7 +310,7 @@ def test_each_batch_size_has_its_own_plan() -> None:
     found = []
     for batch in (1, 16):
         tuning.situate([0] * batch, DRAFTED)
-        found.append(tuning.plan(PlanKey.of(AUTO)).lookahead)
+        found.append(tuning.plan(AUTO).lookahead)
     assert found[0] > found[1]
     assert [batch_class(batch) for batch in (1, 4, 5, 6, 7, 8, 11, 23, 31)] == [1, 4, 6, 6, 8, 8, 12, 24, 32]
 
@@ -330,9 +329,9 @@ def test_counters_that_cannot_be_are_not_believed(steps: int, seconds: float, gr
 def test_remembered_text_is_no_merit_of_a_plan() -> None:
     """Such rounds say nothing of it, and, where the draft reads beside the target, nothing of costs."""
     world = World(0.6)
-    setting, before = world.tuning.plan(PlanKey.of(AUTO)).setting, world.tuning.knowledge().errors
+    plan, before = world.tuning.plan(AUTO), world.tuning.knowledge().errors
     for _ in range(100):
-        round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, setting, remembered=True, busy=True)
+        round_ = DecodingRound(1, 17, 0.5, 0.0, 17, False, True, plan, remembered=True, busy=True)
         world.tuning.note(round_, world.counters)
         world.tuning.judge()
     assert world.tuning.windows == 0
@@ -364,7 +363,7 @@ def test_a_client_cannot_make_it_remember_everything() -> None:
     tuning = World(0.5).tuning
     for c in range(1000):
         tuning.current(Speculation("ssd", 0, (), "jit", budget=2 + c % 60, saguaro_c=c / 1000, sampler="rejection"))
-    assert len(tuning._plans) <= 65
+    assert len(tuning._chosen) <= 65
 
 
 @pytest.mark.parametrize(
@@ -399,7 +398,7 @@ def test_another_process_goes_on_where_one_ended(tmp_path: Path) -> None:
     later = Tuning()
     later.recall(known)
     later.situate([0], DRAFTED)
-    assert later.plan(PlanKey.of(AUTO)).mode == world.tuning.plan(PlanKey.of(AUTO)).mode
+    assert later.plan(AUTO).mode == world.tuning.plan(AUTO).mode
     assert later.estimates.learners[0].acceptance[0] == pytest.approx(
         world.tuning.estimates.learners[0].acceptance[0], abs=0.01
     )
@@ -430,16 +429,6 @@ def test_names_in_a_file_that_nobody_uses_are_harmless() -> None:
     errors = {"x ssd": 1.0, "3 unheard": 1.0, "": 0.0, "0 ssd": 1.0, "0 chains": 1.0, "9" * 5000 + " chains": 1.0}
     tuning.recall(Knowledge(tables={"other": {1: 1.0}}, errors=errors))
     assert tuning.current(AUTO).mode == "ngram" and not tuning.knowledge().errors.keys() & errors.keys()
-
-
-def test_errors_without_a_part_for_chains_are_those_of_another_version() -> None:
-    """Its error of `ssd` includes what its many chains cost, and would stand in the way of plans with few."""
-    tuning, errors = Tuning(), {"4 ssd": -0.4, "8 ssd": -0.4, "8 chains": -0.2}
-    tuning.recall(Knowledge(errors=errors))
-    assert {name: error for name, error in tuning.knowledge().errors.items() if error} == {
-        "8 ssd": -0.4,
-        "8 chains": -0.2,
-    }
 
 
 def test_temperatures_of_a_kind() -> None:

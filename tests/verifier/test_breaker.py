@@ -224,7 +224,7 @@ def test_after_a_stall_of_the_draft_its_tokens_are_there_at_once(
     plain = plainly(world, prompts, 0.0, 180)
     pair = Pair(settings, world.target, Draft(settings, Runner(world.target.model, 400, PAGE_SIZE)))
     if mode == "auto":
-        pair.proposer.plans.planned = lambda row: planned if usable[-1] else structs.replace(planned, mode="ngram")  # type: ignore[method-assign]
+        pair.proposer.plans.planned = lambda row, _: planned if usable[-1] else structs.replace(planned, mode="ngram")  # type: ignore[method-assign]
         situate = pair.proposer.tuning.situate
         pair.proposer.tuning.situate = lambda kinds, drafted, tokens: (
             usable.append(bool(drafted)) or situate(kinds, drafted, tokens)
@@ -356,12 +356,12 @@ def test_a_request_that_the_draft_has_lost_is_given_up_and_may_return() -> None:
     tracked = TrackedRequests()
     for request in (1, 2):
         tracked.add(request, awaited=True)
-    kept = [tracked.showed(1, anything=False, waited=0.125, now=10 + wait / 8) for wait in range(4)]
+    kept = [tracked.note_shown(1, anything=False, waited=0.125, now=10 + wait / 8) for wait in range(4)]
     assert kept == [True, True, True, False] and 1 not in tracked and 2 in tracked
     assert not tracked.may_return(1, 11.3) and tracked.may_return(1, 11.4) and not tracked.may_return(2, 11.4)
     tracked.add(1, awaited=True)
-    assert tracked.showed(1, anything=False, waited=0.04, now=11.5), "it is waited for again, not for long"
-    assert not tracked.showed(1, anything=False, waited=0.04, now=11.6)
+    assert tracked.note_shown(1, anything=False, waited=0.04, now=11.5), "it is waited for again, not for long"
+    assert not tracked.note_shown(1, anything=False, waited=0.04, now=11.6)
 
 
 def test_what_is_shown_restores_trust() -> None:
@@ -369,9 +369,9 @@ def test_what_is_shown_restores_trust() -> None:
     tracked.add(1, awaited=True)
     for now in range(10):
         for anything in (False, False, True):
-            assert tracked.showed(1, anything, waited=0.2, now=now)
-    assert tracked.showed(1, anything=False, waited=0.0, now=10.9), "without a wait it costs nothing"
-    assert not tracked.showed(1, anything=False, waited=0.0, now=11.1), "but nothing comes any more"
+            assert tracked.note_shown(1, anything, waited=0.2, now=now)
+    assert tracked.note_shown(1, anything=False, waited=0.0, now=10.9), "without a wait it costs nothing"
+    assert not tracked.note_shown(1, anything=False, waited=0.0, now=11.1), "but nothing comes any more"
 
 
 def test_who_is_waited_for() -> None:
@@ -382,6 +382,6 @@ def test_who_is_waited_for() -> None:
     assert (tracked.worth_waiting(1), tracked.worth_waiting(2), tracked.worth_waiting(3)) == (True, False, False)
     assert tracked.reading
     for request in (1, 2):
-        tracked.showed(request, anything=True, waited=0.0, now=0)
+        tracked.note_shown(request, anything=True, waited=0.0, now=0)
     assert tracked.worth_waiting(2) and not tracked.reading
     assert tracked.forget(1) and not tracked.forget(1) and tracked.clear() == [2] and len(tracked) == 0

@@ -13,7 +13,8 @@ from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.speculation.acceptance import Outcome
-from ssd.verifier.proposer import BoardProposer, Result
+from ssd.verifier.board_proposer import BoardProposer
+from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
 from tests.verifier.scripted import VOCAB, submit
 

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from itertools import chain
 
 import pytest
 
@@ -18,8 +19,8 @@ from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import FIGURES, SIZE_BYTES, Mark, Moment, TraceReader, TraceRing, plan_figures, spans
 from ssd.speculation.theory import LinearCost
 from ssd.tuning.knowledge import Knowledge
-from ssd.tuning.predictor import SpeculationPlan
-from ssd.tuning.tuner import PlanKey, Tuning
+from ssd.tuning.plan import Plan
+from ssd.tuning.tuner import Tuning
 from ssd.verifier import misses
 from ssd.verifier.draft_session import DraftSession
 from tests.draft.audit import World, world_in
@@ -116,11 +117,11 @@ def test_what_a_draft_last_did_is_counted_from_its_last_progress_and_not_from_th
     (session_,) = session
     moved = session_.still_s(100.0) and 100.0 - session_.still_s(100.0)
     session_.tell(Outcomes([]))
-    session_.judge(200.0, 0.01)
+    session_.end_round(200.0, 0.01)
     assert session_.still_s(300.0) == pytest.approx(300.0 - moved)
     board = session_.board.telemetry
     session_.board.telemetry = lambda: board()._replace(progress=10**6)  # type: ignore[method-assign]
-    session_.judge(400.0, 0.01)
+    session_.end_round(400.0, 0.01)
     assert session_.still_s(500.0) == 100.0
 
 
@@ -158,18 +159,16 @@ def test_a_change_of_plan_says_what_both_plans_should_bring(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Three rows get no draft, two get one. The log has the sentence of the trace."""
-    chosen = list[list[tuple[SpeculationPlan, float]]]()
+    chosen = list[list[tuple[Plan, float]]]()
     choice = Tuning.choice
 
-    def noted(tuning: Tuning, key: PlanKey) -> list[tuple[SpeculationPlan, float]]:
-        chosen.append(choice(tuning, key))
+    def noted(tuning: Tuning, asked: Speculation) -> list[tuple[Plan, float]]:
+        chosen.append(choice(tuning, asked))
         return chosen[-1]
 
-    def planned(tuning: Tuning, key: PlanKey) -> SpeculationPlan:
-        plan(tuning, key)  # which ranks the others
-        return (
-            SpeculationPlan("ssd", 2, (1, 1, 1), 80.0) if tuning._batch <= 2 else SpeculationPlan("ngram", 0, (), 90.0)
-        )
+    def planned(tuning: Tuning, asked: Speculation) -> Plan:
+        plan(tuning, asked)  # which ranks the others
+        return Plan("ssd", 2, 3, (1, 1, 1), 80.0) if tuning._batch <= 2 else Plan("ngram", speed=90.0)
 
     def knows(pair: Pair) -> None:
         verify, step = LinearCost(0.05, 5e-4), LinearCost(0.005, 0.0)
@@ -184,7 +183,7 @@ def test_a_change_of_plan_says_what_both_plans_should_bring(
         found = moments(world, Speculation("auto", 0, ()), change=knows, lengths=(60, 60, 10))
     plans = [moment for moment in found if moment.mark is Mark.PLAN]
     assert {"ngram", "ssd, K 2, 3 chains"} == {re.split(r": |, [\d.]+ tok", moment.line)[1] for moment in plans}
-    figures = [(*plan_figures(s, *p.setting), *plan_figures(t, *q.setting)) for (p, s), (q, t) in chosen[::2]]
+    figures = [tuple(chain(*(plan_figures(s, p.mode, p.lookahead, p.chains) for p, s in each))) for each in chosen[::2]]
     assert [moment.figures for moment in plans] == figures
     assert {moment.detail for moment in plans} == {1, 2, 3}
     assert {record.getMessage() for record in caplog.records} >= {plans[0].line}

@@ -33,9 +33,9 @@ from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer, RoundTimes
 from ssd.verifier.loading import load_draft
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import DeviceScheduler, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification
 from tests.capture.replay import replay_captures
 from tests.draft.pair import VOCABULARY, Pair, config, empty_board, params

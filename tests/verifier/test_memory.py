@@ -17,10 +17,10 @@ from ssd.execution.static import StaticRunner
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.misses import GuessedTokens, MissPolicy, ModelFree, WaitCosts
 from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
+from ssd.verifier.suffix_memory import SuffixMemory
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
@@ -229,7 +229,7 @@ def test_a_row_that_leaves_its_draft_before_the_launch_tells_it_nothing_late(
     pair.proposer._costs.pricing = free  # type: ignore[method-assign]
     rounds = count()
 
-    def planned(row: Sequence) -> Speculation:
+    def planned(row: Sequence, _: object) -> Speculation:
         in_turn = replace(row.asked, mode="sd", num_speculative_tokens=2)
         return in_turn if next(rounds) % 3 else replace(row.asked, mode="ngram")
 

@@ -11,6 +11,7 @@ from ssd.config.params import Mode, Speculation
 from ssd.ipc.board import LinkFigures
 from ssd.speculation import backups as speculators
 from ssd.verifier import misses
+from ssd.verifier.missed_rows import MissedRows
 from tests.draft.audit import World, plainly, world_in
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
@@ -72,7 +73,7 @@ def test_it_decides_what_missed_rows_do_and_changes_no_token(world: World, steps
 
 def test_a_draft_that_is_far_away_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(misses.MissedRows, "_wait", lambda rows, depths, began: waits.append(began))
+    monkeypatch.setattr(MissedRows, "_wait", lambda rows, depths, began: waits.append(began))
     settings = config(Speculation("ssd", 4, (1,), "jit"))
     for rtt in (1, 10**9):
         draft = Draft(settings, world.draft)
@@ -89,7 +90,7 @@ def test_a_row_that_never_waits_needs_no_reason(
 ) -> None:
     """Without a draft nothing misses. With one that is silent, a row says why it goes on."""
     noted: list[int] = []
-    monkeypatch.setattr(misses.MissedRows, "note_reason", lambda rows, request, *_: noted.append(request))
+    monkeypatch.setattr(MissedRows, "note_reason", lambda rows, request, *_: noted.append(request))
     settings = config(Speculation(mode, 0 if mode == "ngram" else 4, (1,), "jit"))
     pair = Pair(settings, world.target, Draft(settings, world.draft, steps=0))
     assert pair.run(PROMPTS, params(2, 30)).ids == plainly(world, PROMPTS, 0.0, 30).ids

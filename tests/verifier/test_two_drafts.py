@@ -14,14 +14,15 @@ from ssd.execution.graph_shapes import GraphShape
 from ssd.execution.static import StaticRunner
 from ssd.ipc.device_board import DeviceBoard
 from ssd.tuning.estimates import DecodingRound
+from ssd.tuning.plan import Plan
+from ssd.verifier.board_proposer import BoardProposer
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft, InlineRunner
 from ssd.verifier.inline_proposer import InlineProposer
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow, OverlappedVerification
 from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import BoardProposer
 from ssd.verifier.sequence import Sequence
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification
 from tests.draft.pair import Draft, Pair, config, params
 from tests.verifier.test_inline_draft import Times, remembering
@@ -63,7 +64,7 @@ class TwoDrafts(Pair):
         self.engine = TargetEngine(self.config, self.overlapped if overlap else plain, self.proposer)
         self.proposer.session.join(self.draft.epoch)
 
-    def _planned(self, sequence: Sequence) -> Speculation:
+    def _planned(self, sequence: Sequence, _: object) -> Speculation:
         mode = self.modes.get(sequence.request, "sd")
         return Speculation(mode, self.lookahead, (2,), "jit") if sequence.tuned else sequence.speculation
 
@@ -134,11 +135,11 @@ def test_ids_are_those_of_ar_whatever_happens(world: World, seed: int, rememberi
     every: tuple[Mode, ...] = ("sd", "ssd", "ngram")
     own.modes = {n: every[n % 3] for n in range(len(prompts))}
 
-    def changing(sequence: Sequence) -> Speculation:
+    def changing(sequence: Sequence, _: object) -> Speculation:
         own.lookahead = dice.randint(1, 5) if dice.random() < 0.1 else own.lookahead
         if dice.random() < 0.05:
             own.modes[sequence.request] = dice.choice(every)
-        return planned(sequence)
+        return planned(sequence, _)
 
     own.proposer.plans.planned = changing  # type: ignore[method-assign]
     run_disturbed(own, dice, prompts, laws, world.truth(prompts, laws))
@@ -224,7 +225,7 @@ def test_the_tuner_learns_what_the_draft_in_the_targets_process_brings(world: Wo
     own = TwoDrafts(world, world.static(), True)
     told = Told(own)
     metrics = own.run(PROMPTS[:1], params(1, 60)).metrics[0]
-    assert told.decoding and all(round_.busy and round_.setting == ("sd", 3, 2) for round_ in told.decoding[:-3])
+    assert told.decoding and all(round_.busy and round_.plan == Plan("sd", 3, 2) for round_ in told.decoding[:-3])
     accepted = sum(accepted for _, accepted in told.outcomes)
     assert metrics.accepted_tokens - 6 <= accepted <= metrics.accepted_tokens
     assert not own.proposer.tuning.estimates.ends
@@ -243,7 +244,7 @@ def test_without_a_usable_draft_a_round_says_nothing_of_its_plan(world: World) -
     told = Told(own)
     own.inline.fail()
     own.run(PROMPTS[:1], params(1, 40))
-    assert len(told.decoding) > 20 and not any(round_.setting for round_ in told.decoding)
+    assert len(told.decoding) > 20 and not any(round_.plan for round_ in told.decoding)
 
 
 def test_guesses_of_the_memory_are_not_the_drafts_acceptance(world: World, remembering: SuffixMemory) -> None:
@@ -276,7 +277,7 @@ def test_the_plan_knows_which_draft_is_there(world: World, monkeypatch: pytest.M
     own.run(PROMPTS[:1], law)
     assert {*drafted} == {()}
     planned: list[Mode] = []
-    monkeypatch.setattr(own.proposer.tuning, "mode_with", lambda modes, asked: (planned.append(modes), "ssd")[1])
+    monkeypatch.setattr(own.proposer.tuning, "plan", lambda asked, drafted: (planned.append(drafted), Plan("ssd"))[1])
     sequence = SimpleNamespace(speculation=Speculation("sd", 3), tuned=True, asked=Speculation())
     assert own.proposer.plans.wants_draft([sequence]) and planned == [("ssd",)]  # type: ignore[list-item]
     monkeypatch.setattr(own.inline, "_again", 0.0)

@@ -26,8 +26,8 @@ from ssd.law import Law
 from ssd.verifier.engine import TargetEngine
 from ssd.verifier.inline_proposer import inline
 from ssd.verifier.loading import load
-from ssd.verifier.memory import SuffixMemory
 from ssd.verifier.overlap import overlapped
+from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification
 from tools.gpu_report.draft_steps import _step, drafting
 from tools.gpu_report.job import Job, Row

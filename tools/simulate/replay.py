@@ -28,8 +28,8 @@ from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.law import Law
+from ssd.speculation.acceptance import common_prefix_length
 from ssd.speculation.fan_out import optimal_fan_out
-from ssd.speculation.prefix import common_prefix_length
 from ssd.tuning.estimates import Learner, Mean
 from tools.distill.evaluation import Answer, paths
 

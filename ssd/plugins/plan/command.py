@@ -21,8 +21,9 @@ from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS
 from ssd.tuning.estimates import Measurements, kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge
-from ssd.tuning.predictor import Choices, predicted_sd, ranked_plans, work_ahead
-from ssd.tuning.tuner import PlanKey, Tuning
+from ssd.tuning.plan import Choices
+from ssd.tuning.predictor import predicted_sd, ranked_plans, work_ahead
+from ssd.tuning.tuner import Tuning
 
 _MEASURING_S = 10.0  # longest wait for the measurements of an engine that is ready
 # Engine options that name the pair, and where and how it computes.
@@ -60,11 +61,10 @@ def plan(engine: EngineOptions, temperature: float, batch: int) -> None:
     figures = tuning.estimates.measurements(kind, True)
     assert figures is not None  # all forwards are measured
     tuning.estimates.ends = not config.inline_draft  # as in an engine whose draft is on its machine
-    key = PlanKey.of(config.speculation)
-    choice = tuning.described(key, config.core_counts("target") if config.elastic_cores else None)
+    choice = tuning.described(config.speculation, config.core_counts("target") if config.elastic_cores else None)
     title = f"{config.target_name} and {config.draft_name} on this machine, temperature {temperature:g}, batch {batch}"
     output = console()
-    output.print(grid(title, _COLUMNS, _rows(figures, batch, key.budget), left=0))
+    output.print(grid(title, _COLUMNS, _rows(figures, batch, Choices.of(config.speculation).chains), left=0))
     for line in (*_origins(config, known, prior, kind), f"--mode auto takes {choice}."):
         output.print(f"- {line}", soft_wrap=True, highlight=False)
 

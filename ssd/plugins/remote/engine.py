@@ -13,7 +13,7 @@ from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import OutOfPages
 from ssd.ipc.messages import Launch, Launched, Verified
 from ssd.plugins.remote.link import ABSORBED, MOST_CHAINS, MOST_EXPECTED, LinkBoard, Trunk
-from ssd.speculation.prefix import common_prefix_length
+from ssd.speculation.acceptance import common_prefix_length
 
 
 class LinkedTree(Tree):

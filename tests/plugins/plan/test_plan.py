@@ -22,8 +22,9 @@ from ssd.plugins.plan.command import measured
 from ssd.tuning import knowledge
 from ssd.tuning.costs import SITUATIONS, CostTable
 from ssd.tuning.knowledge import PRIOR_FILE, Agreement, Knowledge
-from ssd.tuning.predictor import Choices, ranked_plans
-from ssd.tuning.tuner import PlanKey, Tuning
+from ssd.tuning.plan import Choices
+from ssd.tuning.predictor import ranked_plans
+from ssd.tuning.tuner import Tuning
 from tests.models import tiny
 
 TABLES = {
@@ -95,7 +96,7 @@ def test_each_k_of_ssd_has_the_chains_that_are_fastest(here: Here, batch: int) -
     tuning.situate([0] * batch, DRAFTED)
     figures = tuning.estimates.measurements(0, True)
     assert figures is not None
-    budget = PlanKey.of(here.config.speculation).budget
+    budget = Choices.of(here.config.speculation).chains
     for row in here.rows("--batch", str(batch))[1:]:
         plans = ranked_plans(figures, batch, Choices(("ssd",), (int(row[0]),), (), budget))
         best = max(plans, key=lambda plan: plan.speed)
@@ -140,7 +141,7 @@ def test_the_last_line_is_the_choice_of_an_engine_that_starts_now(here: Here) ->
         engine.recall(known)
         engine.estimates.ends = True
         engine.situate([0], DRAFTED)
-        assert last == f"--mode auto takes {engine.described(PlanKey.of(here.config.speculation))}."
+        assert last == f"--mode auto takes {engine.described(here.config.speculation)}."
 
 
 def test_it_says_what_was_not_measured_here(here: Here) -> None:

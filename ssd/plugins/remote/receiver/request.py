@@ -13,7 +13,7 @@ from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.ipc.board import TRUNK, Place
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.plugins.remote.link import Entry, Trunk
-from ssd.speculation.prefix import common_prefix_length
+from ssd.speculation.acceptance import common_prefix_length
 
 _MOST_PATHS = 256
 _MOST_ROUNDS = 64  # remembered rounds: a message about an older one is of no use
