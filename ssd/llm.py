@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_type_hin
 from msgspec import structs
 
 from ssd.client import Client, Completion, Conversation, Prompt, StreamChunk
-from ssd.client.results import conversations
+from ssd.client.results import Params, conversations
 from ssd.config.descriptions import described
 from ssd.config.engine import EngineConfig
 from ssd.config.params import FanOutName, Pooling, SamplingParams
@@ -123,7 +123,7 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         chat: bool = False,
         timeout: float | None = None,
@@ -139,11 +139,7 @@ class LLM:
             return self.client.get_default_sampling_params(**changes)
 
     def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        timeout: float | None = None,
+        self, messages: Conversation | Sequence[Conversation], params: Params = None, *, timeout: float | None = None
     ) -> list[Completion]:
         """Answer one conversation, or a batch of them, through the model's chat template. See `generate`.
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ssd.client.results import Completion, Conversation, Prompt, StreamChunk, conversations, is_conversation
+from ssd.client.results import Completion, Conversation, Params, Prompt, StreamChunk, conversations, is_conversation
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError
@@ -60,17 +60,12 @@ class AsyncClient(ClientSteps):
     ) -> Completion: ...
     @overload
     async def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat: bool = False,
-        timeout: float | None = None,
+        self, prompts: Sequence[Prompt], params: Params = None, *, chat: bool = False, timeout: float | None = None
     ) -> list[Completion]: ...
     async def generate(
         self,
         prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         chat: bool = False,
         timeout: float | None = None,
@@ -85,18 +80,10 @@ class AsyncClient(ClientSteps):
     ) -> Completion: ...
     @overload
     async def chat(
-        self,
-        messages: Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        timeout: float | None = None,
+        self, messages: Sequence[Conversation], params: Params = None, *, timeout: float | None = None
     ) -> list[Completion]: ...
     async def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        timeout: float | None = None,
+        self, messages: Conversation | Sequence[Conversation], params: Params = None, *, timeout: float | None = None
     ) -> Completion | list[Completion]:
         steps = self._completing(self._requests(conversations(messages), params), timeout)
         completions = [completion async for completion in self._drive(steps)]

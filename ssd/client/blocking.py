@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ssd.client.results import Completion, Conversation, Prompt, StreamChunk, conversations, is_conversation
+from ssd.client.results import Completion, Conversation, Params, Prompt, StreamChunk, conversations, is_conversation
 from ssd.client.steps import ClientSteps, Steps, Wait
 from ssd.config.params import SamplingParams
 from ssd.ipc.public import Description
@@ -68,17 +68,12 @@ class Client(ClientSteps):
     ) -> Completion: ...
     @overload
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat: bool = False,
-        timeout: float | None = None,
+        self, prompts: Sequence[Prompt], params: Params = None, *, chat: bool = False, timeout: float | None = None
     ) -> list[Completion]: ...
     def generate(
         self,
         prompts: str | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         chat: bool = False,
         timeout: float | None = None,
@@ -97,18 +92,10 @@ class Client(ClientSteps):
     ) -> Completion: ...
     @overload
     def chat(
-        self,
-        messages: Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        timeout: float | None = None,
+        self, messages: Sequence[Conversation], params: Params = None, *, timeout: float | None = None
     ) -> list[Completion]: ...
     def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        timeout: float | None = None,
+        self, messages: Conversation | Sequence[Conversation], params: Params = None, *, timeout: float | None = None
     ) -> Completion | list[Completion]:
         """Answer one conversation, or a batch of them, through the model's chat template. See `generate`."""
         steps = self._completing(self._requests(conversations(messages), params), timeout)

@@ -17,6 +17,8 @@ Prompt: TypeAlias = str | Sequence[int]
 ChatTurn: TypeAlias = ChatMessage | Mapping[str, str]
 """One message of a chat: {"role": "user", "content": "Hello"}, or the same as a `ChatMessage`."""
 Conversation: TypeAlias = Sequence[ChatTurn]
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+"""The sampling of a batch: one for all requests, or a list with one for each; None is the model's own."""
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from ssd.client import results
 from ssd.client.inboxes import DESCRIPTION, MAX_UNREAD, Inboxes
-from ssd.client.results import Completion, Conversation, Prompt, StreamChunk
+from ssd.client.results import Completion, Conversation, Params, Prompt, StreamChunk
 from ssd.config.params import SamplingParams
 from ssd.errors import EngineDeadError, RequestError, RequestTimeoutError
 from ssd.ipc.connection import Answer, Connection, validate
@@ -137,10 +137,7 @@ class ClientSteps:
         return results.request(next(self._names), prompt, params)
 
     def _requests(
-        self,
-        prompts: str | Sequence[Prompt | Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        chat: bool = False,
+        self, prompts: str | Sequence[Prompt | Conversation], params: Params, chat: bool = False
     ) -> list[Generate]:
         batch: Sequence[Prompt | Conversation] = [prompts] if isinstance(prompts, str) else prompts
         each = params if isinstance(params, Sequence) else [params] * len(batch)
