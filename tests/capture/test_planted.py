@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from ssd.config.params import Speculation
@@ -36,7 +37,7 @@ LAWS = {
     "greedy": (Law(), Law()),
     "warm": (WARM, Law(1.3, seed=7)),
     "mixed": (WARM, Law()),
-    "filtered": (FILTERED, FILTERED._replace(min_p=0.05, seed=2)),
+    "filtered": (FILTERED, replace(FILTERED, min_p=0.05, seed=2)),
     "mixed with filters": (Law(), FILTERED),
 }
 

@@ -97,7 +97,7 @@ def test_guesses_are_those_of_the_same_steps_as_they_are(world: World, sequences
 @pytest.mark.parametrize("page_size", [1, 3, 16, 48])
 def test_of_pages_of_any_size(world: World, page_size: int) -> None:
     settings = config(Speculation("ssd", 4, (3,), "jit"), page_size=page_size, draft_num_pages=400)
-    check(world.draft.model, settings, [GREEDY, WARM, WARM._replace(seed=3)], [30, 2, 11])
+    check(world.draft.model, settings, [GREEDY, WARM, WARM.with_seed(3)], [30, 2, 11])
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3", "gemma2"])

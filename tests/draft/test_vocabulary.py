@@ -276,7 +276,7 @@ def test_one_call_says_what_single_calls_do(case: str, int8: bool, tmp_path: Pat
             steps_of(drafter, calls)
         else:
             drafter._step = None
-        trees = trees_of(drafter, [GREEDY, WARM, WARM._replace(seed=3)], [5, 9, 4], settings().speculation)
+        trees = trees_of(drafter, [GREEDY, WARM, WARM.with_seed(3)], [5, 9, 4], settings().speculation)
         found.append(grown(drafter, trees))
     assert found[0] == found[1] and len(calls) == len(found[0])
 
