@@ -65,8 +65,8 @@ def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -
     forms = {name: _form(info) for name, info in model.tensors.items() if packs}
     tables = [name for name, info in model.tensors.items() if len(info.shape) == 2 and name.endswith(_EMBEDDINGS)]
     last = next((name for name in model.tensors if name.endswith(_OUTPUTS)), tables[-1] if tables else "")
-    ids, total = model.translation, 0
-    more = (1, 1) if ids is None else (len(ids.own), ids.known)
+    borrowed, total = model.translation, 0
+    more = (1, 1) if borrowed is None else (len(borrowed.own), borrowed.known)
     for name, info in model.tensors.items():
         form, rows = forms.get(name), info.shape[0] if info.shape else 1
         packed = all(forms.get(other) for other in _beside(name) if other in model.tensors)
