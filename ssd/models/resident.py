@@ -14,12 +14,11 @@ from ssd.kernels import build
 from ssd.kernels.form import Form
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
-from ssd.models.draft_kinds import draft_kind
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, short_list
 from ssd.models.quantization import QuantizedTensor
-from ssd.models.sizes import ModelSizes, weights
+from ssd.models.sizes import ModelSizes, repeated, weights
 
 Rounding = Literal["none", "int8", "light"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
@@ -65,8 +64,8 @@ def resident_bytes(model: Checkpoint, dtype: str, quantize: Rounding = "none") -
     forms = {name: _form(info) for name, info in model.tensors.items() if packs}
     tables = [name for name, info in model.tensors.items() if len(info.shape) == 2 and name.endswith(_EMBEDDINGS)]
     last = next((name for name in model.tensors if name.endswith(_OUTPUTS)), tables[-1] if tables else "")
-    borrowed, total = model.translation, 0
-    more = (1, 1) if borrowed is None else (len(borrowed.own), borrowed.known)
+    translated, total = model.translation, 0
+    more = (1, 1) if translated is None else (len(translated.own), translated.known)
     for name, info in model.tensors.items():
         form, rows = forms.get(name), info.shape[0] if info.shape else 1
         packed = all(forms.get(other) for other in _beside(name) if other in model.tensors)
@@ -131,7 +130,7 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
             return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
         return count * item_bytes
 
-    return draft_kind(model).repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
+    return repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
 
 
 def _quantized(info: QuantizedTensor) -> Form | None:
