@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -145,33 +143,6 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         raise UsageError(f"{directory}: {error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Checkpoint(directory, config, tensors, nbytes, running.hexdigest())
-
-
-class CheckpointDescription(NamedTuple):
-    """A checkpoint's facts that people choose models by; `dtype` is that of most of its `nbytes`."""
-
-    format: str = ""
-    family: str = ""
-    dtype: str = ""
-    parameters: int = 0
-    nbytes: int = 0
-
-
-@cache
-def described(directory: str) -> CheckpointDescription:
-    """Describe a checkpoint; return an empty description of one that cannot be read."""
-    try:
-        model = inspect(Path(directory))
-    except (UsageError, OSError):
-        return CheckpointDescription()
-    dtypes: Counter[str] = Counter()
-    for tensor in model.tensors.values():
-        dtypes[tensor.dtype] += tensor.nbytes
-    parameters = sum(math.prod(tensor.shape) for tensor in model.tensors.values())
-    format = "gguf" if gguf_files(model.directory) else "safetensors"
-    return CheckpointDescription(
-        format, model.config["model_type"], max(dtypes, key=dtypes.__getitem__, default=""), parameters, model.nbytes
-    )
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -192,7 +192,7 @@ async def _models(service: Service, exchange: Exchange) -> None:
         service.check_model((await service.read(exchange, OllamaShowRequest)).name)
     service.check_ready()
     config, texts = service.manager.config, service.manager.texts
-    from ssd.models.checkpoint import described  # a MiB that few frontends need
+    from ssd.plugins.ollama.description import described  # a MiB that few frontends need
 
     found = await asyncio.to_thread(described, config.target)
     size = f"{found.parameters / 1e9:.1f}B" if found.parameters >= 1e9 else f"{found.parameters / 1e6:.1f}M"

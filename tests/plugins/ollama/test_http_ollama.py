@@ -15,7 +15,7 @@ from ssd.config.engine import ServerConfig
 from ssd.config.params import SamplingDefaults
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission
-from ssd.models.checkpoint import CheckpointDescription, described
+from ssd.plugins.ollama.description import CheckpointDescription, described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_http_tools import PLACE, ROLES
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying, thinking
