@@ -1,5 +1,5 @@
 /* A step of a draft: from tokens to the likeliest next ones, from the kernels of the other files. Bit for bit what
-   `ssd.models.families.llama`, `ssd.models.eagle3`, `ssd.models.block` and `ssd.draft` do in single calls. */
+   `ssd.models.families.llama`, `ssd.plugins.drafts` and `ssd.draft` do in single calls. */
 
 #include "kernels.h"
 
