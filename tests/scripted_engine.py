@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 import zmq
 
 from ssd.config.engine import EngineConfig, ServerConfig
 from ssd.config.params import Speculation
-from ssd.frontend.process import Frontend, run
+from ssd.frontend.process import Frontend
 from ssd.ipc import board, sockets
 from ssd.ipc.messages import (
     CHILD_TO_SUPERVISOR,
@@ -182,7 +183,7 @@ def gateway_thread(engine: ScriptedEngine, config: EngineConfig, http_fd: int = 
     frontend = Frontend(child)
 
     def serve() -> None:
-        run(frontend.serve())
+        uvloop.run(frontend.serve())
         child.stopped()
 
     thread = threading.Thread(target=serve)

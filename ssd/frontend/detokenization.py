@@ -14,7 +14,7 @@ _NOTHING: Piece = (b"", b"")
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class TemplateFacts(msgspec.Struct, frozen=True):
+class TemplateFacts(msgspec.Struct, tag=True, frozen=True):
     """The facts of a chat template that answers depend on; parsers are those that fit it, "" for none."""
 
     takes_tools: bool = False
@@ -23,7 +23,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     takes_thinking: bool = False
 
 
-class Vocabulary(msgspec.Struct, frozen=True):
+class Vocabulary(msgspec.Struct, tag=True, frozen=True):
     """The text of every token: all that the frontend keeps of a tokenizer; empty for a model without one.
 
     `pieces`: the bytes that each token adds to a text. `first`: the bytes at the beginning of a text, where they

@@ -78,7 +78,8 @@ class FillIn:
             room = max(0, most - len(self._begin) - len(self._middle) - 2)
             after = after[: max(room // 4, room - len(before))]
             before = before[max(0, len(before) + len(after) - room) :]
-            others = self._fitting(others, room - len(before) - len(after))
+            while others and len(self._around(others)) > room - len(before) - len(after):
+                others = others[1:]
         marked = [[self._prefix, *before], [self._suffix, *after]]
         own = [*marked[self._suffix_first], *marked[not self._suffix_first], *self._middle]
         return [*self._begin, *self._around(others), *own]
@@ -92,11 +93,6 @@ class FillIn:
         begin = [*self._repository, *self._encode("repository\n")] if self._repository else []
         end = [*self._file, *self._encode("file\n")] if self._file else []
         return [*begin, *(token for other in others for token in other), *end]
-
-    def _fitting(self, others: list[list[int]], room: int) -> list[list[int]]:
-        while others and len(self._around(others)) > room:
-            others = others[1:]
-        return others
 
 
 def fill_in(

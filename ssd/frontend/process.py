@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import uvloop
 import zmq
 
 from ssd.errors import SsdError, UsageError
@@ -40,18 +41,9 @@ _STEPS = 8  # steps of the target read in a turn; their tokens go out before mor
 def main(child: Child) -> None:
     raise_descriptor_limit()
     frontend = Frontend(child)
-    run(frontend.serve())
+    uvloop.run(frontend.serve())
     child.stopped()
     threading.Event().wait()  # the supervisor ends this process; an exit of its own would look like a crash
-
-
-def run(serving: Any) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serving)
-    else:
-        uvloop.run(serving)
 
 
 class Frontend:

@@ -127,10 +127,6 @@ class Decoded(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-class Checked(msgspec.Struct, tag=True, frozen=True):
-    facts: TemplateFacts
-
-
 class Compiled(msgspec.Struct, tag=True, frozen=True):
     """The reply to `Compile`: `grammar` is of the kind `compiled`.
 
@@ -156,10 +152,6 @@ class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
     code: int
 
 
-class Welcome(msgspec.Struct, tag=True, frozen=True):
-    vocabulary: Vocabulary
-
-
 Job: TypeAlias = Encode | Fill | Decode | Check | Compile
 
 
@@ -171,8 +163,8 @@ def cpu_seconds(job: Job) -> int:
 
 
 JOB = msgspec.msgpack.Decoder(Job)
-REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | Checked | Compiled | Broken)
-NEWS = msgspec.msgpack.Decoder(Welcome | Broken | WorkerEnded)
+REPLY = msgspec.msgpack.Decoder(Encoded | Decoded | TemplateFacts | Compiled | Broken)
+NEWS = msgspec.msgpack.Decoder(Vocabulary | Broken | WorkerEnded)
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from ssd.errors import SsdError, UsageError
 from ssd.frontend import text_jobs
-from ssd.frontend.detokenization import Vocabulary
-from ssd.frontend.text_jobs import Broken, Check, Checked, Job, TextWorker, Welcome, WorkerEnded, cpu_seconds, frame
+from ssd.frontend.detokenization import TemplateFacts, Vocabulary
+from ssd.frontend.text_jobs import Broken, Check, Job, TextWorker, WorkerEnded, cpu_seconds, frame
 from ssd.system import interpreter
 
 log = logging.getLogger("ssd.frontend")
@@ -57,15 +57,15 @@ class TextPool:
         if isinstance(checked, Broken) and checked.code == "invalid_request":  # else the template is not to blame
             log.warning("no chat with this model: %s", checked.message)
             return msgspec.structs.replace(vocabulary, has_chat=False, no_chat=checked.message)
-        if isinstance(checked, Checked):
-            return msgspec.structs.replace(vocabulary, template=checked.facts)
+        if isinstance(checked, TemplateFacts):
+            return msgspec.structs.replace(vocabulary, template=checked)
         return vocabulary
 
-    async def _check_chat(self) -> Checked | Broken:
+    async def _check_chat(self) -> TemplateFacts | Broken:
         """Return the facts of the chat template, or Broken; try again, some times, while its process is lost."""
         losses = 0
         while True:
-            checked: Checked | Broken = await self.do(TextWorker.CHAT, Check())
+            checked: TemplateFacts | Broken = await self.do(TextWorker.CHAT, Check())
             if not isinstance(checked, Broken) or checked.code != "overloaded":
                 return checked
             losses += 1
@@ -97,8 +97,8 @@ class TextPool:
         losses = 0
         while True:
             news, code = await self._start_server_once()
-            if isinstance(news, Welcome):
-                return news.vocabulary
+            if isinstance(news, Vocabulary):
+                return news
             if isinstance(news, Broken):
                 raise UsageError(news.message)
             if code >= 0 or code == -signal.SIGXCPU:
@@ -119,7 +119,7 @@ class TextPool:
         self._control = ours.dup()
         reader, writer = await asyncio.open_connection(sock=ours, limit=text_jobs.MAX_FRAME)
         news = await _read(reader, text_jobs.NEWS)
-        if isinstance(news, Welcome):
+        if isinstance(news, Vocabulary):
             self._listening = asyncio.create_task(self._listen(reader, writer, self._server))
             return news, 0
         writer.close()
@@ -179,7 +179,7 @@ class TextPool:
         code: int | None = None
         for _ in range(_TRIES):
             try:
-                if not queue.has_process:
+                if queue.process is None:
                     await self._connect(worker, queue)
                 async with asyncio.timeout(cpu_seconds(job) + _PATIENCE_S):
                     reply = await queue.ask(job)
@@ -204,7 +204,7 @@ class _Queue:
         self._jobs: dict[asyncio.Future[Any], Job] = {}
         self._more = asyncio.Event()
         self._oldest = False
-        self._process: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.process: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._end: asyncio.Queue[int] = asyncio.Queue()
 
     def add(self, future: asyncio.Future[Any], job: Job) -> None:
@@ -226,17 +226,13 @@ class _Queue:
             future = min(self._jobs, key=lambda waiting: self._jobs[waiting].size)
         return future, self._jobs.pop(future)
 
-    @property
-    def has_process(self) -> bool:
-        return self._process is not None
-
     def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._process, self._end = (reader, writer), asyncio.Queue()
+        self.process, self._end = (reader, writer), asyncio.Queue()
 
     async def ask(self, job: Job) -> Any | None:
         """Return the process's reply to a job; None if the process has gone."""
-        assert self._process is not None
-        reader, writer = self._process
+        assert self.process is not None
+        reader, writer = self.process
         writer.write(frame(job))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
@@ -252,9 +248,9 @@ class _Queue:
         return None
 
     def drop_connection(self) -> None:
-        if self._process is not None:
-            self._process[1].close()
-            self._process = None
+        if self.process is not None:
+            self.process[1].close()
+            self.process = None
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:

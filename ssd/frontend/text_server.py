@@ -48,7 +48,7 @@ def main() -> None:
 def _serve(control: socket.socket, directory: Path) -> None:
     try:
         tokenizer = Tokenizer(directory)
-        welcome = text_jobs.Welcome(tokenizer.vocabulary())
+        welcome = tokenizer.vocabulary()
     except SsdError as error:
         control.sendall(frame(text_jobs.Broken(str(error))))
         return
@@ -171,7 +171,7 @@ def _compiled(compiler: GrammarCompiler, job: text_jobs.Compile) -> text_jobs.Co
 
 def _done(tokenizer: Tokenizer, job: text_jobs.Encode | text_jobs.Fill | text_jobs.Decode | text_jobs.Check) -> bytes:
     if isinstance(job, text_jobs.Check):
-        return frame(text_jobs.Checked(tokenizer.check_chat()))
+        return frame(tokenizer.check_chat())
     if isinstance(job, text_jobs.Decode):
         return frame(text_jobs.Decoded(tokenizer.decode(job.token_ids)))
     if isinstance(job, text_jobs.Fill):

@@ -39,18 +39,16 @@ class Tokenizer:
     """The tokenizer and chat template of the checkpoint in `directory`.
 
     The caller must bound the time and memory of the model's own regular expressions and template, as
-    `ssd.frontend.text_server` does. Without a tokenizer.json texts are empty. Raises UsageError for a tokenizer that
-    cannot be read."""
+    `ssd.frontend.text_server` does. Raises UsageError for a tokenizer that cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config, self._no_chat = {}, ""
-        if self._tokenizer is not None:
-            try:
-                config = read_json(file) if (file := directory / "tokenizer_config.json").is_file() else {}
-            except UsageError as error:  # it costs chat only
-                self._no_chat = str(error)
+        try:
+            config = read_json(file) if (file := directory / "tokenizer_config.json").is_file() else {}
+        except UsageError as error:  # it costs chat only
+            self._no_chat = str(error)
         self._special = {
             name: text for name, value in config.items() if name.endswith("_token") and (text := _content(value))
         }
@@ -64,8 +62,6 @@ class Tokenizer:
 
     @property
     def has_chat(self) -> bool:
-        if self._tokenizer is None:
-            return False
         return bool(self._no_chat) or self._has_template(_CHAT)
 
     def _has_template(self, name: str) -> bool:
@@ -77,16 +73,12 @@ class Tokenizer:
         return read_bounded(file).decode() if file.is_file() else self._template_texts[name]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        if self._tokenizer is None:
-            raise RequestError("invalid_request", "this model has no tokenizer; give token ids")
         # Twice as fast as `encode` for long texts: it keeps no offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     @cached_property
     def fill_in(self) -> FillIn | None:
-        if self._tokenizer is None:
-            return None
         return fill_in(self._tokenizer.get_vocab(), partial(self.encode, add_special_tokens=False), self._begin)
 
     def _begin(self) -> list[int]:
@@ -159,7 +151,6 @@ class Tokenizer:
 
     def _without_special(self, text: str) -> str:
         # The first character of each special token is escaped, so that none is spelled in JSON.
-        assert self._tokenizer is not None
         for token in self._tokenizer.get_added_tokens_decoder().values():
             if token.special and token.content in text:
                 text = text.replace(token.content, f"\\u{ord(token.content[0]):04x}{token.content[1:]}")
@@ -204,13 +195,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens, with U+FFFD for incomplete characters."""
-        if self._tokenizer is None:
-            return ""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def vocabulary(self) -> Vocabulary:
-        if self._tokenizer is None:
-            return Vocabulary()
         written = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
         added = self._tokenizer.get_added_tokens_decoder()
         bytewise = self._decodes("aĠ", "a ")
@@ -245,7 +232,7 @@ class Tokenizer:
         )
 
     def _decodes(self, written: str, text: str) -> bool:
-        decoder = None if self._tokenizer is None else self._tokenizer.decoder
+        decoder = self._tokenizer.decoder
         return decoder is not None and decoder.decode([written]) == text
 
 
@@ -284,9 +271,7 @@ def _json(text: str, kind: type, cause: str) -> Any:
     return given
 
 
-def _load_tokenizer(path: Path) -> _Tokenizer | None:
-    if not path.is_file():
-        return None
+def _load_tokenizer(path: Path) -> _Tokenizer:
     text = read_bounded(path, MAX_TOKENIZER)
     try:
         tokenizer = _Tokenizer.from_buffer(text)

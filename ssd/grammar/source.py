@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,13 +15,8 @@ from ssd.grammar import lark
 from ssd.grammar.closing import closed
 from ssd.grammar.keywords import LENIENT, OPTIONS, KeywordFilter, take_strict
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 WHITESPACE = r"[ \n\r\t]{1,40}"
 """White space between the parts of JSON, limited because a weak model would write nothing else."""
-_ANY_OBJECT = '{"type":"object"}'
-_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
 
 
 def serialized(asked: Structured, free: str = "") -> str:
@@ -48,12 +43,8 @@ def _converted(kind: GrammarKind, source: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
-    if kind == "json":
-        schema = _object(source)
-        take_strict(schema)
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), defaults=_DEFAULTS))
-    if kind == "json_object":
-        return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_DEFAULTS))
+    if kind in ("json", "json_object"):
+        return str(LLMatcher.grammar_from_json_schema(_schema_of(kind, source)))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(source))
     if kind == "structural_tag":
@@ -73,8 +64,7 @@ def loosened(asked: Structured) -> tuple[Structured, set[str]]:
         tags = _tags(asked.source)
         for structure in tags.structures:
             if isinstance(structure.schema, dict):
-                options = {OPTIONS: {"whitespace_pattern": WHITESPACE}}
-                structure.schema = _loose({**options, **structure.schema}, left_out)
+                structure.schema = _loose(structure.schema, left_out)
         return Structured("structural_tag", msgspec.json.encode(tags).decode()), left_out
     return asked, left_out
 
@@ -114,11 +104,18 @@ def _object(source: str) -> dict[str, Any]:
 
 def json_rule(asked: Structured) -> str:
     """Return the expression of a JSON answer in Lark. Raises RequestError."""
-    schema = _object(asked.source) if asked.kind == "json" else json.loads(_ANY_OBJECT)
+    return f"%json {_schema_of(asked.kind, asked.source)}"
+
+
+def _schema_of(kind: GrammarKind, source: str) -> str:
+    return _held(_object(source) if kind == "json" else {"type": "object"})
+
+
+def _held(schema: dict[str, Any]) -> str:
     take_strict(schema)
     options = schema.get(OPTIONS)
     given = options if isinstance(options, dict) else {}
-    return f"%json {json.dumps({**closed(schema), OPTIONS: {'whitespace_pattern': WHITESPACE, **given}})}"
+    return json.dumps({**closed(schema), OPTIONS: {"whitespace_pattern": WHITESPACE, **given}})
 
 
 def _choice(source: str) -> str:
@@ -171,10 +168,7 @@ def structural_tags(source: str) -> str:
         if structure.schema is False:
             raise refused_grammar("structural_tag: nothing obeys the schema false")
         schema = structure.schema if isinstance(structure.schema, dict) else {}
-        take_strict(schema)
-        schema = closed(schema)
-        schema = {OPTIONS: {"whitespace_pattern": WHITESPACE}, **schema}
-        lines.append(f"schema_{number}: %json {json.dumps(schema)}")
+        lines.append(f"schema_{number}: %json {_held(schema)}")
         parts = [_text(structure.begin.removeprefix(trigger)), f"schema_{number}", _text(structure.end)]
         begun[trigger].append(" ".join(filter(None, parts)))
     for number, (trigger, bodies) in enumerate(begun.items()):

@@ -105,14 +105,6 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
         tokenizer.encode_chat(HELLO)
 
 
-def test_without_a_tokenizer_only_token_ids_work(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(tmp_path)
-    assert not tokenizer.has_chat
-    assert tokenizer.decode([1, 2, 3]) == ""
-    with pytest.raises(RequestError, match="no tokenizer"):
-        tokenizer.encode("text")
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [("tokenizer_config.json", b"[]"), ("tokenizer_config.json", b"{"), ("tokenizer_config.json", b'{"a":' * 100_000)],

@@ -83,7 +83,7 @@ def _with_allowed(body: ChatRequest, choice: ChosenTool) -> ChatRequest:
     return replace(body, tools=tools, tool_choice=choice.allowed_tools.mode)
 
 
-def _name(tool: AllowedTool | ChosenTool) -> str:
+def _name(tool: AllowedTool) -> str:
     name = tool.name if tool.function is None else tool.function.name
     if name is None:
         raise missing("tool_choice.function")

@@ -312,12 +312,10 @@ class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["auto", "required"] = "auto"
 
 
-class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
+class ChosenTool(AllowedTool, forbid_unknown_fields=True):
     """A tool by name, or `allowed_tools`."""
 
-    type: Literal["function", "allowed_tools"] = "function"
-    function: FunctionName | None = None
-    name: Annotated[Name, Meta(description="It may also stand in `function`.")] | None = None
+    type: Literal["function", "allowed_tools"] = "function"  # type: ignore[assignment]
     allowed_tools: AllowedTools | None = None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import UNSET
 
 from ssd.config.engine import EngineConfig
-from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.http import answers
 from ssd.frontend.http.asked import AskedAnswer, new_id, numbered_id
 from ssd.frontend.http.bodies import NO_FUNCTION, ChatRequest, Said, SaidCall, TokenizeRequest, Tool
@@ -17,7 +16,7 @@ from ssd.frontend.http.exchange import encoder
 from ssd.frontend.http.parameters import count, each_choice, most_tokens, sampling
 from ssd.frontend.http.style import Choice, Each, ParsingStyle
 from ssd.frontend.output_collector import Part
-from ssd.frontend.parsers.answer import AnswerFormat, joined
+from ssd.frontend.parsers.answer import joined
 from ssd.ipc.public import (
     MAX_CALLS,
     MAX_TEMPLATE_KWARGS,
@@ -131,10 +130,8 @@ class ChatStyle(ParsingStyle):
     prompt = "messages"
     prefix = "chatcmpl-"
 
-    def __init__(
-        self, body: ChatRequest, name: str, vocabulary: Vocabulary, format: AnswerFormat, asked: AskedAnswer
-    ) -> None:
-        super().__init__(body, name, vocabulary, format, asked)
+    def __init__(self, body: ChatRequest, *given: Any) -> None:
+        super().__init__(body, *given)
         self._with_logprobs, self.by_origin = bool(body.logprobs), bool(body.return_origins)
 
     async def whole(self, choices: Sequence[Choice], each: Each) -> answers.Chat:

@@ -78,9 +78,6 @@ class CompletionStyle(Style):
             metrics=self._metrics(choices),
         )
 
-    def first(self, choice: Choice) -> list[answers.Completion]:
-        return []
-
     def events(self, choice: Choice, message: Chunk | Done) -> list[answers.Completion]:
         if isinstance(message, Done):
             shown = answers.CompletionChoice(choice.index, message.text, None, message.finish_reason)

@@ -13,7 +13,11 @@ from ssd.frontend.http.bodies import Anything, ResponseFormat, Sampling
 from ssd.frontend.http.errors import invalid, missing
 from ssd.grammar.keywords import as_strict, take_strict
 
-_KINDS: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar")
+_OF_VLLM: tuple[GrammarKind, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_FIELDS: dict[str, GrammarKind] = {
+    **{"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"},
+    **{"json_schema": "json", "grammar": "grammar", "regex": "regex", "ebnf": "grammar"},
+}
 
 
 class AnswerForm(NamedTuple):
@@ -39,25 +43,17 @@ def form_of(body: Sampling) -> AnswerForm:
 def _asked(body: Sampling) -> Iterator[tuple[str, Structured]]:
     if body.response_format is not None and (asked := _format(body.response_format)) is not None:
         yield "response_format", asked
+    given: list[tuple[str, GrammarKind, Any]] = []
     if (vllm := body.structured_outputs) is not None:
-        yield from _each("structured_outputs.", _KINDS, (vllm.json, vllm.regex, vllm.choice, vllm.grammar))
-        if vllm.json_object:
-            yield "structured_outputs.json_object", Structured("json_object")
-        if _given(vllm.structural_tag):
-            yield "structured_outputs.structural_tag", Structured("structural_tag", _schema(vllm.structural_tag))
-    older = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
-    yield from _each("guided_", _KINDS, older)
-    if _given(body.json_schema):
-        yield "json_schema", Structured("json", _schema(body.json_schema))
-    if body.grammar:
-        yield "grammar", Structured("grammar", body.grammar)
-    if body.regex:
-        yield "regex", Structured("regex", body.regex)
-    if body.ebnf:
-        yield "ebnf", Structured("grammar", body.ebnf)
-    if _given(body.format):
-        schema = _schema(body.format)
-        yield "format", Structured("json_object") if schema == "json" else Structured("json", schema)
+        given += [(f"structured_outputs.{kind}", kind, getattr(vllm, kind)) for kind in _OF_VLLM]
+    given += [(name, kind, getattr(body, name)) for name, kind in _FIELDS.items()]
+    for field, kind, value in given:
+        if value is True:  # of `json_object`
+            yield field, Structured(kind)
+        elif source := _source(value):
+            yield field, Structured(kind, source)
+    if source := _source(body.format):
+        yield "format", Structured("json_object") if source == "json" else Structured("json", source)
 
 
 def _same(one: Structured, other: Structured) -> bool:
@@ -72,15 +68,6 @@ def _same(one: Structured, other: Structured) -> bool:
             take_strict(value)
     one_text, other_text = (msgspec.json.encode(value, order="sorted") for value in values)  # where 1 is not true
     return one_text == other_text
-
-
-def _each(prefix: str, kinds: tuple[GrammarKind, ...], values: tuple[Any, ...]) -> Iterator[tuple[str, Structured]]:
-    for kind, value in zip(kinds, values, strict=True):
-        if not value or (not isinstance(value, list | str) and not _given(value)):
-            continue
-        if isinstance(value, list):
-            value = msgspec.json.encode(value).decode()
-        yield prefix + kind, Structured(kind, value if isinstance(value, str) else _schema(value))
 
 
 def _format(asked: ResponseFormat) -> Structured | None:
@@ -108,6 +95,14 @@ def _format(asked: ResponseFormat) -> Structured | None:
 
 def _given(raw: Anything) -> bool:
     return raw is not UNSET and bytes(raw) not in (b"null", b'""')
+
+
+def _source(value: Any) -> str:
+    if isinstance(value, msgspec.Raw):
+        return _schema(value) if _given(value) else ""
+    if isinstance(value, list):
+        return msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else ""
 
 
 def _schema(raw: Anything) -> str:

@@ -100,9 +100,9 @@ class Style(ABC):
     async def whole(self, choices: Sequence[Choice], each: Each) -> Any:
         """Return the answer that is not streamed; `each` converts log-probabilities, most of a large answer."""
 
-    @abstractmethod
     def first(self, choice: Choice) -> list[Any]:
         """Return the events that a choice's stream begins with."""
+        return []
 
     @abstractmethod
     def events(self, choice: Choice, message: Chunk | Done) -> list[Any]:

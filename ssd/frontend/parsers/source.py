@@ -21,6 +21,7 @@ _SPACE = re.compile(f"[{SPACE}]*")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _NO_TAG = re.compile(r"[^<]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+NAME = re.compile(r"[\w.-]*")  # of a tool
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 

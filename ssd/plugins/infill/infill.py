@@ -43,9 +43,6 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     prompt: Text = ""
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
     n_indent: Annotated[Anything, ignored("the model indents")] = UNSET
-    samplers: Annotated[Anything, ignored("samplers have one order")] = UNSET
-    cache_prompt: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
-    id_slot: Annotated[Anything, ignored("requests need no slot")] = UNSET
     t_max_prompt_ms: Annotated[Anything, _NO_TIME] = UNSET
     t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 
@@ -99,9 +96,6 @@ class InfillStyle(Style):
             take_back(choice)
         whole = msgspec.to_builtins(self._last(choice, "".join(choice.text)))
         return whole if self._fields is None else _chosen(whole, self._fields)
-
-    def first(self, choice: Choice) -> list[Infilling]:
-        return []
 
     def events(self, choice: Choice, message: Chunk | Done) -> list[Infilling]:
         text = "" if self._silent else message.text

@@ -30,7 +30,6 @@ _NOT_PASSED = {"model", "stream", "stream_options", "n_predict"}
 class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
     num_predict: int | None = None  # below 1: until the end; so is `n_predict`
     num_ctx: Annotated[Anything, ignored("the context is --max-model-len")] = UNSET
-    repeat_last_n: Annotated[Anything, ignored("penalties count the whole text")] = UNSET
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

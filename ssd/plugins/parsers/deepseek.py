@@ -7,13 +7,12 @@ import re
 from typing import Any, ClassVar
 
 from ssd.frontend.parsers.rules import CallableFunction, Rules
-from ssd.frontend.parsers.source import Malformed, Reading
+from ssd.frontend.parsers.source import NAME, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 from ssd.plugins.parsers.values import Arguments
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_NAME = re.compile(r"[\w.-]*")
 _JSON, _JSON_END = "```json", "```"
 
 _DSML = "｜DSML｜"
@@ -70,12 +69,12 @@ class DeepSeekV3(ToolParser):
         """Read a call after its mark, with the mark after it, and report it. Raises Malformed."""
         text = self._text
         yield from text.skip_space()
-        name = yield from text.take(_NAME)
+        name = yield from text.take(NAME)
         yield from text.expect(_SEP)
         yield from text.skip_space()
         fenced = (yield from text.peek()) != "{"
         if fenced:
-            name = (yield from text.take(_NAME)) or (name if name in self._offered else "")
+            name = (yield from text.take(NAME)) or (name if name in self._offered else "")
             yield from text.separator(_JSON)
         arguments = yield from text.json_object()
         if not name:

@@ -6,10 +6,9 @@ import json
 import re
 from typing import ClassVar
 
-from ssd.frontend.parsers.source import NUMBER, SPACE, Malformed, Reading
+from ssd.frontend.parsers.source import NAME, NUMBER, SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 
-_NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"[^:{}\[\],<\"\s]*")
 _SCALAR = re.compile(r"[^,{}\[\]<\"\n]*")
 _WORDS = {"true", "false", "null"}
@@ -35,7 +34,7 @@ class FunctionGemma(ToolParser):
             try:
                 yield from self._text.skip_space()
                 yield from self._text.expect("call:")
-                name = yield from self._text.take(_NAME)
+                name = yield from self._text.take(NAME)
                 if not name or (yield from self._text.peek()) != "{":
                     raise Malformed
                 self._call(name, (yield from self._object(0)))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.source import SPACE, Malformed, Reading
+from ssd.frontend.parsers.source import NAME, SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 from ssd.plugins.parsers.values import Arguments, ValueShape, expression
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
-_NAME = re.compile(r"[\w.-]*")
 _SHAPE = ValueShape(_KEY, f"{_KEY_END}\n{_VALUE}", f"{_VALUE_END}\n", (_VALUE_END,))
 
 
@@ -46,7 +43,7 @@ class Glm(ToolParser):
         """Read a call after its mark, and report it. Raises Malformed."""
         text = self._text
         yield from text.skip_space()
-        if not (name := (yield from text.take(_NAME))):
+        if not (name := (yield from text.take(NAME))):
             raise Malformed
         arguments = Arguments(self._offered.get(name))
         yield from text.skip_space()

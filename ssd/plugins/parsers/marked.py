@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from ssd.frontend.parsers.bare import JsonCalls
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.source import Malformed, Reading
+from ssd.frontend.parsers.source import NAME, Malformed, Reading
 
-_NAME = re.compile(r"[\w.-]*")
 _ID = re.compile(r"[\w-]*")
 
 
@@ -45,7 +44,7 @@ class MistralCalls(JsonCalls):
             yield from self._named()
 
     def _named(self) -> Reading[None]:
-        name = yield from self._text.take(_NAME)
+        name = yield from self._text.take(NAME)
         if (yield from self._text.accept("[CALL_ID]")):
             yield from self._text.take(_ID)
         yield from self._text.accept("[ARGS]")

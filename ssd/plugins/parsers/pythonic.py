@@ -7,10 +7,9 @@ import re
 from typing import Any
 
 from ssd.frontend.parsers.rules import Rules
-from ssd.frontend.parsers.source import NUMBER, Malformed, Reading
+from ssd.frontend.parsers.source import NAME, NUMBER, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 
-_NAME = re.compile(r"[\w.-]*")
 _SCALAR = re.compile(r"[-+.\w]*")
 _PLAIN = {quote: re.compile(rf"[^\\\n{quote}]*") for quote in "\"'"}
 _ESCAPES = {
@@ -79,7 +78,7 @@ class Pythonic(ToolParser):
         yield from self._text.expect("[")
         while True:
             yield from self._text.skip_space()
-            name = yield from self._text.take(_NAME)
+            name = yield from self._text.take(NAME)
             if not name or (known and name not in self._offered) or (yield from self._text.peek()) != "(":
                 raise Malformed
             arguments = yield from self._text.items(")", self._argument, 0, trailing_comma=True)
@@ -93,7 +92,7 @@ class Pythonic(ToolParser):
             yield from self._text.expect(",")
 
     def _argument(self, depth: int) -> Reading[tuple[str, str]]:
-        name = yield from self._text.take(_NAME)
+        name = yield from self._text.take(NAME)
         if not name.isidentifier():
             raise Malformed
         yield from self._text.separator("=")

@@ -88,7 +88,6 @@ class QuotaAccount:
         self._buckets = {name: Bucket(limit) for name, limit in given.items() if limit is not None}
 
     def begin(self) -> Headers:
-        """Count a request, and return headers of its answer. Raises HttpError 429 for one too many."""
         if self._most_open is not None and self._open >= self._most_open:
             raise self._refusal(f"{self._open} requests of this key are open, and no more may be", 1)
         for name in self._buckets:
@@ -99,7 +98,6 @@ class QuotaAccount:
         return self._headers()
 
     def reserve(self, tokens: int, first: bool) -> None:
-        """Take tokens that a request may need. Raises HttpError 429 if none is left for its `first` ones."""
         if (bucket := self._buckets.get("tokens")) is not None:
             if first:
                 self._check("tokens")

@@ -6,6 +6,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from ssd.frontend.http.errors import HttpError, error_object, refusal
+from ssd.frontend.http.exchange import JSON, encoder
+
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -41,8 +44,8 @@ class Ingress:
 
         body = await self._body(receive)
         if body is None:
-            await _refuse(send, 413, "body_too_large", f"a body has at most {self._max_body_bytes} bytes")
-            return
+            message = f"a body has at most {self._max_body_bytes} bytes"
+            return await _refuse(send, HttpError(413, message, "body_too_large"))
         query = scope["query_string"].decode("latin-1")
         target = quote(scope["path"], safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
         headers = [(name, value) for name, value in end_to_end(scope["headers"]) if name != b"content-length"]
@@ -56,13 +59,12 @@ class Ingress:
                     is_stream = (b"content-type", b"text/event-stream") in [(n, v.split(b";")[0]) for n, v in part[1]]
                     await send({"type": "http.response.start", "status": part[0], "headers": part[1]})
         except RayError:  # the replica, its machine or its frontend is lost
-            lost = "the engine of this request was lost; try again"
+            lost = refusal("engine_restarted", "the engine of this request was lost; try again")
             if is_stream is None:
-                await _refuse(send, 503, "engine_restarted", lost)
-                return
+                return await _refuse(send, lost)
             if not is_stream:
                 raise  # which breaks the connection, so that the client does not take a part for the whole
-            event = b"data: " + _error(503, "engine_restarted", lost) + b"\n\ndata: [DONE]\n\n"
+            event = b"data: " + encoder.encode(error_object(lost)) + b"\n\ndata: [DONE]\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -94,12 +96,7 @@ def end_to_end(headers: Headers) -> Headers:
     return [(name.lower(), value) for name, value in headers if name.lower() not in _HOP]
 
 
-def _error(status: int, code: str, message: str) -> bytes:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
-
-
-async def _refuse(send: _Send, status: int, code: str, message: str) -> None:
-    headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if status == 503 else [])]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": _error(status, code, message)})
+async def _refuse(send: _Send, error: HttpError) -> None:
+    headers = [(b"content-type", JSON), *error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": encoder.encode(error_object(error))})
