@@ -14,11 +14,12 @@ from ssd.kernels import build
 from ssd.kernels.form import Form
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
+from ssd.models.draft_kinds import draft_kind
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, short_list
 from ssd.models.quantization import QuantizedTensor
-from ssd.models.sizes import ModelSizes, repeated, weights
+from ssd.models.sizes import ModelSizes, weights
 
 Rounding = Literal["none", "int8", "light"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
@@ -130,7 +131,7 @@ def device_bytes(model: Checkpoint, item_bytes: int) -> int:
             return count * bits // 8 + 8 * math.prod(info.parts["scale"][1].shape)
         return count * item_bytes
 
-    return repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
+    return draft_kind(model).repeated(model) * item_bytes + sum(map(size, model.tensors.values()))
 
 
 def _quantized(info: QuantizedTensor) -> Form | None:
