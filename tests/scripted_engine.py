@@ -30,7 +30,6 @@ from ssd.ipc.messages import (
     Emission,
     Hello,
     Ready,
-    Refused,
     Step,
     Submit,
 )
@@ -75,10 +74,10 @@ class ScriptedTarget:
         self._peer = b""
         self._submits: deque[Submit] = deque()
 
-    def shake_hands(self, refusal: str | None = None) -> Hello:
+    def shake_hands(self) -> Hello:
         self._peer, hello = self._receive()
         assert isinstance(hello, Hello)
-        self._send(Ready() if refusal is None else Refused(refusal))
+        self._send(Ready())
         return hello
 
     def next_submit(self) -> Submit:

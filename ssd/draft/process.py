@@ -21,7 +21,7 @@ from ssd.config.params import DRAFT_REACH, MAX_LOOKAHEAD
 from ssd.draft.drafter import cells
 from ssd.draft.engine import DraftEngine
 from ssd.draft.static_shapes import TreeRunner
-from ssd.errors import SsdError, UsageError
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner, device_of
@@ -31,7 +31,7 @@ from ssd.ipc.arenas import DraftArenas
 from ssd.ipc.board import BoardWriter
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
-from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Refused, Rejoin
+from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Rejoin
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build, cpu
@@ -256,8 +256,7 @@ class _Draft:
 
     def _hello(self, imports: bool = True) -> None:
         failpoints.reach("draft.hello")
-        config = self._child.config
-        sockets.send(self._socket, Hello("draft", config.vocab_size, config.digest, imports), self._child.epoch)
+        sockets.send(self._socket, Hello("draft", imports), self._child.epoch)
 
     def _read(self) -> None:
         for _, _, message in sockets.drained(self._socket, TARGET_TO_DRAFT):
@@ -268,8 +267,6 @@ class _Draft:
                     self._child.ready()
                 else:
                     self._hello(imports=False)
-            elif isinstance(message, Refused):
-                raise SsdError(message.message)
             elif isinstance(message, Rejoin):
                 self._engine = self._fresh()
                 failpoints.reach("draft.rejoin")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.runner import Runner
-from ssd.ipc.board import ENDED, TRUNK, DraftBoard, Key, Place
+from ssd.ipc.board import ENDED, TRUNK, DraftBoard, Key, Place, Prepared
 from ssd.ipc.draft_probs import DraftProbsArena
 
 
@@ -24,8 +24,8 @@ class Publisher:
             trunk = [tree.guesses[index] for index in range(min(len(tree.trunk), tree.lookahead))]
             self._write_probs(tree, TRUNK, tree.answers, 0, trunk)
             self._show_probs()
-            places = [ENDED] if tree.ended else ()
-            self._board.publish(tree.slot, [TRUNK], [tree.answers], [tree.trunk[: tree.lookahead]], places)
+            place = ENDED if tree.ended else Place(0, 0)
+            self._board.publish(tree.slot, [Prepared(TRUNK, tree.answers, tree.trunk[: tree.lookahead], place)])
 
     def chain(self, tree: Tree, chain: Chain, before: int) -> None:
         """Write the draft probabilities of a chain's tokens after `before`, under the ratio rule."""
@@ -42,11 +42,16 @@ class Publisher:
         if self._unposted:
             self._show_probs()
         for tree, own in self._unposted.items():
-            chains = list(own.values())
-            keys = [tree.key(chain.fork, chain.tokens[0]) for chain in chains]
-            ids = [chain.tokens[1 : tree.lookahead + 1] for chain in chains]
-            places = [Place(chain.rank, chain.fan_out) for chain in chains]
-            self._board.publish(tree.slot, list(own), keys, ids, places)
+            prepared = [
+                Prepared(
+                    entry,
+                    tree.key(chain.fork, chain.tokens[0]),
+                    chain.tokens[1 : tree.lookahead + 1],
+                    Place(chain.rank, chain.fan_out),
+                )
+                for entry, chain in own.items()
+            ]
+            self._board.publish(tree.slot, prepared)
         self._unposted.clear()
         self._board.flush()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 import zmq
 
-from ssd.errors import SsdError, UsageError
+from ssd.errors import UsageError
 from ssd.frontend.connection_limits import ConnectionGuard
 from ssd.frontend.gateway import Gateway
 from ssd.frontend.reporting import LogLine, Reporting
@@ -22,7 +22,7 @@ from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.socket_reader import SocketReader
 from ssd.ipc import messages, sockets
 from ssd.ipc.curve import secure_router
-from ssd.ipc.messages import Drain, FrontendReport, Hello, Ready, Refused, Step, TargetLost, Watch
+from ssd.ipc.messages import Drain, FrontendReport, Hello, Ready, Step, TargetLost, Watch
 from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
 from ssd.ipc.public import Message
@@ -125,7 +125,7 @@ class Frontend:
         self._engine = sockets.dealer(self._child.context, self._child.address(sockets.ENGINE), identity)
         dropped = self.manager.dropped_frame
         self._target = SocketReader(self._engine, messages.TARGET_TO_FRONTEND, self._hear, _STEPS, dropped)
-        self._send(Hello("frontend", self._config.vocab_size, self._config.digest))
+        self._send(Hello("frontend"))
 
     def _router_for_others(self) -> zmq.Socket[bytes]:
         directory = self._config.server.zmq_keys
@@ -148,12 +148,9 @@ class Frontend:
         self._target.look()
         return sent
 
-    def _hear(self, peer: bytes, message: Ready | Refused | Step) -> None:
+    def _hear(self, peer: bytes, message: Ready | Step) -> None:
         if isinstance(message, Step):
             self.manager.step(message)
-        elif isinstance(message, Refused):
-            if not self._drained.done():
-                self._drained.set_exception(SsdError(message.message))
         else:
             self.manager.target_back()
             if not self._welcome.done():

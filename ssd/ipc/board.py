@@ -15,10 +15,12 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
+from ssd.ipc.messages import LinkLoad
 from ssd.system import failpoints
 from ssd.tuning.estimates import DraftTelemetry
 
@@ -32,7 +34,7 @@ _WORDS = IDS + MAX_LOOKAHEAD
 SALT = 0x5353445F424F4132  # change it with the layout
 _HALF = _WORDS // 2
 # Words of the header: progress, tree steps, nanoseconds in them, tokens that chains grew by, kernels compiled since the
-# draft is ready; then `LinkFigures`, whose round trip is 0 without a link. The rest is reserved.
+# draft is ready; then those of `LinkLoad`, with times in nanoseconds, 0 without a link. The rest is reserved.
 _HEADER_WORDS = 16
 _PROGRESS, _STEPS, _STEP_NS, _GROWN, _COMPILES = range(5)
 _LINK = slice(5, 12)
@@ -72,16 +74,13 @@ ENDED = Place(0, 1)
 """The place of a trunk to which no more tokens will be added; without it a trunk has `Place(0, 0)`."""
 
 
-class LinkFigures(NamedTuple):
-    """Like `ssd.ipc.messages.LinkLoad`, with times in nanoseconds."""
+class Prepared(NamedTuple):
+    """The ids so far for an outcome, to be written to board entry number `entry`."""
 
-    rtt: int
-    jitter: int
-    entries: int
-    late: int
-    bytes: int
-    tokens: int
-    ahead: int
+    entry: int
+    key: Key
+    ids: Sequence[int]
+    place: Place = Place(0, 0)
 
 
 class Cached(NamedTuple):
@@ -96,16 +95,8 @@ def size_bytes(slots: int) -> int:
     return 8 * (_HEADER_WORDS + slots * ENTRIES * _WORDS)
 
 
-def _checksum(rows: Words) -> Words:
-    # A row of zeros never has the right checksum.
-    words = rows.view(np.uint64)
-    mixed = (words ^ (words >> np.uint64(29))) * WEIGHTS
-    total = mixed.sum(axis=1, dtype=np.uint64) ^ np.uint64(SALT)
-    return total.view(np.int64)
-
-
-def _summed(row: Sequence[int]) -> int:
-    # Plain integers: faster than NumPy for one row.
+def _checksum(row: Sequence[int]) -> int:
+    # Plain integers: faster than NumPy for one row. A row of zeros never has the right checksum.
     total = 0
     for word, weight in zip(row, _NUMBERS, strict=True):
         if word:
@@ -141,15 +132,8 @@ class DraftBoard:
         self._part_of_step += depths - steps
         self.count(1, steps, int(step_seconds * 1e9), grown)
 
-    def publish(
-        self,
-        slot: int,
-        entries: Sequence[int],
-        keys: Sequence[Key],
-        chains: Sequence[Sequence[int]],
-        places: Sequence[Place] = (),
-    ) -> None:
-        """Write all entries before the target sees one: for each its key, its ids so far, and its place if prepared."""
+    def publish(self, slot: int, prepared: Sequence[Prepared]) -> None:
+        """Write all entries before the target sees one."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -171,25 +155,18 @@ class BoardWriter(_Board, DraftBoard):
         self._version = 0
         self._header[:] = 0  # an earlier draft has left its counters there
 
-    def publish(
-        self,
-        slot: int,
-        entries: Sequence[int],
-        keys: Sequence[Key],
-        chains: Sequence[Sequence[int]],
-        places: Sequence[Place] = (),
-    ) -> None:
+    def publish(self, slot: int, prepared: Sequence[Prepared]) -> None:
         found = []
-        for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
-            row = [0, *key, *place, len(chain), 0, *chain, *[0] * (MAX_LOOKAHEAD - len(chain))]
-            row[CHECKSUM] = _summed(row)
+        for _, key, ids, place in prepared:
+            row = [0, *key, *place, len(ids), 0, *ids, *[0] * (MAX_LOOKAHEAD - len(ids))]
+            row[CHECKSUM] = _checksum(row)
             found.append(row)
         self._version += 1
-        where = self.slots[slot]
+        entries, where = [one.entry for one in prepared], self.slots[slot]
         for entry in entries:
             where[entry, VERSION] = 0
         if failpoints.is_armed("draft.mid_write"):
-            where[list(entries), EPOCH:_HALF] = [row[EPOCH:_HALF] for row in found]
+            where[entries, EPOCH:_HALF] = [row[EPOCH:_HALF] for row in found]
             failpoints.reach("draft.mid_write")
         for entry, row in zip(entries, found, strict=True):
             _PAYLOAD.pack_into(where[entry, EPOCH:], 0, *row[EPOCH:])
@@ -211,8 +188,9 @@ class BoardWriter(_Board, DraftBoard):
     def note_compile(self) -> None:
         self._header[_COMPILES] += 1
 
-    def show_link(self, figures: LinkFigures) -> None:
-        self._header[_LINK] = figures
+    def show_link(self, load: LinkLoad) -> None:
+        rtt, jitter, *counts = msgspec.structs.astuple(load)
+        self._header[_LINK] = int(1e9 * rtt), int(1e9 * jitter), *counts
 
 
 class BoardReader(_Board):
@@ -232,18 +210,18 @@ class BoardReader(_Board):
         # Few entries have the same token, so few keys are left to compare.
         for index in np.flatnonzero(entries[:, _TOKEN] == key.token).tolist():
             before = entries[index, VERSION]
-            row = entries[index].copy()
-            if not before or tuple(row[KEY].tolist()) != key:
+            row: list[int] = entries[index].tolist()
+            if not before or tuple(row[KEY]) != key:
                 continue
             if entries[index, VERSION] != before:
                 continue  # overwritten while it was read
-            depth = int(row[DEPTH])
-            ids: list[int] = row[IDS : IDS + max(0, min(depth, MAX_LOOKAHEAD))].tolist()
+            depth = row[DEPTH]
+            ids = row[IDS : IDS + max(0, min(depth, MAX_LOOKAHEAD))]
             sound = 0 <= depth <= MAX_LOOKAHEAD and all(0 <= token < self.vocab_size for token in ids)
-            if not sound or _checksum(row[None])[0] != row[CHECKSUM]:
+            if not sound or _checksum(row) != row[CHECKSUM]:
                 self.rejected += 1
                 continue
-            return Cached(index, ids[:most], tuple(row[_PLACE].tolist()) == ENDED)
+            return Cached(index, ids[:most], tuple(row[_PLACE]) == ENDED)
         return None
 
     def place(self, slot: int, entry: int) -> Place:
@@ -260,10 +238,12 @@ class BoardReader(_Board):
         self.stale += bool(written.any() and not mine.any())
         return dict(rows[mine][:, [_ACCEPTED, FAN_OUT]].tolist())
 
-    def link(self) -> LinkFigures | None:
+    def link(self) -> LinkLoad | None:
         """Return the figures of the link; None without a link, or if a figure is impossible."""
-        found = LinkFigures(*self._header[_LINK].tolist())
-        return found if found.rtt > 0 and min(found) >= 0 and max(found) <= _MOST else None
+        rtt, jitter, *counts = found = self._header[_LINK].tolist()
+        if rtt == 0 or min(found) < 0 or max(found) > _MOST:
+            return None
+        return LinkLoad(rtt / 1e9, jitter / 1e9, *counts)
 
     def telemetry(self) -> DraftTelemetry:
         """Return the draft's counters, impossible ones as 0, so that they fit into a message."""

@@ -35,14 +35,12 @@ class InternalMessage(Message, frozen=True):
 
 
 class Hello(InternalMessage, frozen=True):
-    """First message of a peer to the target: its role, and the model it was started for.
+    """First message of a peer to the target.
 
     A draft that cannot open the GPU memory of `Ready` says hello again with `imports` false: then both sides use host
     memory. A draft `reads` only requests of the clients with these names; None: all."""
 
     role: Literal["frontend", "draft"]
-    vocab_size: Count
-    digest: Name
     imports: bool = True
     reads: list[Name] | None = None
 
@@ -68,10 +66,6 @@ class ArenaHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Ready(InternalMessage, frozen=True):
     arenas: Annotated[list[ArenaHandle], Meta(max_length=8)] = msgspec.field(default_factory=list)
-
-
-class Refused(InternalMessage, frozen=True):
-    message: Name
 
 
 # -- frontend <-> target --------------------------------------------------------------------------------------------
@@ -351,10 +345,10 @@ def internal(union: Any) -> public.Direction:
 
 
 PEER_TO_TARGET = internal(Hello | Readers | Submit | Abort)
-TARGET_TO_FRONTEND = internal(Ready | Refused | Step)
+TARGET_TO_FRONTEND = internal(Ready | Step)
 Told: TypeAlias = Admit | Outcomes | Launched | Retune | Release | Rehearse | Rejoin
 """Messages of a target to a draft, on this machine or another one."""
-TARGET_TO_DRAFT = internal(Ready | Refused | Told | Leave)
+TARGET_TO_DRAFT = internal(Ready | Told | Leave)
 RANK_STEP = internal(RankStep)
 CHILD_TO_SUPERVISOR = internal(Status | Loading | DraftWanted | FrontendReport)
 SUPERVISOR_TO_CHILD = internal(Drain | TargetLost | Watch)

@@ -23,7 +23,7 @@ from ssd.config.engine import EngineConfig
 from ssd.config.roles import FOLLOWERS, ROLES
 from ssd.errors import SsdError, UsageError, out_of_memory
 from ssd.ipc import run_directory, sockets
-from ssd.ipc.messages import ArenaHandle, DraftWanted, FrontendReport, Hello, Loading, Ready, Refused, Status
+from ssd.ipc.messages import ArenaHandle, DraftWanted, FrontendReport, Hello, Loading, Ready, Status
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import NO_TRACE, TRACED, State, TraceRing
 
@@ -127,23 +127,10 @@ class Child:
 
     def answer_hello(
         self, socket: zmq.Socket[bytes], peer: bytes, hello: Hello, arenas: Sequence[ArenaHandle] = ()
-    ) -> bool:
-        """Answer a peer of the target, a draft with the exported `arenas`; return False if the peer is refused."""
-        reason = self._objection(hello)
-        answer = Ready(list(arenas) if hello.role == "draft" else []) if reason is None else Refused(reason)
-        if not sockets.send(socket, answer, self.epoch, peer):
+    ) -> None:
+        """Answer a peer of the target, a draft with the exported `arenas`."""
+        if not sockets.send(socket, Ready(list(arenas) if hello.role == "draft" else []), self.epoch, peer):
             log.warning("%r was gone before it was answered", peer)
-        return reason is None
-
-    def _objection(self, hello: Hello) -> str | None:
-        config = self.config
-        if hello.digest != config.digest:
-            return f"this engine runs {config.target_name[:128]}; the {hello.role} was started for another model"
-        if hello.vocab_size != config.vocab_size:
-            return (
-                f"this engine's vocabulary has {config.vocab_size} tokens, that of the {hello.role} {hello.vocab_size}"
-            )
-        return None
 
     def close(self) -> None:
         self.supervisor.setsockopt(zmq.LINGER, 1000)

@@ -32,7 +32,7 @@ def run_directory() -> Iterator[Path]:
     import tempfile
 
     parent = _parent()
-    for left in _of_engines(parent):
+    for left in parent.glob(f"{_PREFIX}*"):
         _remove_if_dead(left)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     lock = os.open(directory / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -46,7 +46,12 @@ def run_directory() -> Iterator[Path]:
 
 
 def run_directories() -> list[Path]:
-    return _of_engines(_parent())
+    found = []
+    for directory in sorted(_parent().glob(f"{_PREFIX}*")):
+        if (lock := _lock_of(directory)) is not None:
+            os.close(lock)
+            found.append(directory)
+    return found
 
 
 def remove(directory: Path) -> None:
@@ -62,17 +67,6 @@ def remove(directory: Path) -> None:
             directory.rmdir()
     finally:
         os.close(folder)
-
-
-def _of_engines(parent: Path) -> list[Path]:
-    return [directory for directory in sorted(parent.glob(f"{_PREFIX}*")) if _is_engines(directory)]
-
-
-def _is_engines(directory: Path) -> bool:
-    lock = _lock_of(directory)
-    if lock is not None:
-        os.close(lock)
-    return lock is not None
 
 
 def _remove_if_dead(directory: Path) -> None:

@@ -10,7 +10,7 @@ from ssd.config.engine import EngineConfig
 from ssd.execution.meanwhile import Once, Task, nothing
 from ssd.execution.pages import PagePool, PageTable
 from ssd.ipc.board import Cached
-from ssd.ipc.messages import Emission, LinkLoad, Load, Submit
+from ssd.ipc.messages import Emission, Load, Submit
 from ssd.ipc.public import FinishReason, TokenLogprob
 from ssd.verifier.core_choice import CoreChoice
 from ssd.verifier.grammars import GrammarQueue
@@ -105,7 +105,7 @@ class TargetEngine:
             late_compiles=self._late_compiles,
             draft_late_compiles=counters.compiles,
             plan=self.proposer.plan,
-            link=None if (link := counters.link) is None else LinkLoad(link.rtt / 1e9, link.jitter / 1e9, *link[2:]),
+            link=counters.link,
         )
 
     def step(self, host_work: Task = nothing) -> list[Emission]:

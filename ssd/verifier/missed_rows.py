@@ -90,7 +90,7 @@ class MissedRows:
         costs.ready = [len(s.proposal) for s in sequences if s.request not in self.rows and s.round > 0]
         costs.verified = len(sequences) + sum(costs.ready)
         link = self._session.board.link()
-        costs.away_s = 0.0 if link is None else link.rtt / 1e9
+        costs.away_s = 0.0 if link is None else link.rtt
         costs.weighed = {}
         missed: dict[MissPolicy, list[Sequence]] = {}
         for request, row in self.rows.items():

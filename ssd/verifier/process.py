@@ -212,8 +212,7 @@ class Target:
     def _hello(self, peer: bytes, epoch: int, hello: Hello) -> None:
         if not hello.imports and epoch >= self._draft_epoch:
             self._arenas.withdraw()
-        if not self._child.answer_hello(self._socket, peer, hello, self._arenas.handles):
-            return
+        self._child.answer_hello(self._socket, peer, hello, self._arenas.handles)
         if hello.role == "frontend":
             if peer != self._frontend:
                 self._deliver()

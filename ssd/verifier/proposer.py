@@ -6,8 +6,8 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from ssd.execution.meanwhile import Task, nothing
-from ssd.ipc.board import Cached, LinkFigures
-from ssd.ipc.messages import DraftState
+from ssd.ipc.board import Cached
+from ssd.ipc.messages import DraftState, LinkLoad
 from ssd.ipc.public import Source
 from ssd.speculation.acceptance import Outcome
 from ssd.verifier.sequence import Cache, Sequence
@@ -46,7 +46,7 @@ class Counters(NamedTuple):
     steps: int = 0
     step_seconds: float = 0.0
     stale: int = 0
-    link: LinkFigures | None = None
+    link: LinkLoad | None = None
     rejected: int = 0
     compiles: int = 0
 

@@ -13,7 +13,7 @@ from ssd.draft.engine import DraftEngine
 from ssd.execution.core_team import CoreTeam
 from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
-from ssd.ipc.board import BoardReader, BoardWriter, Key, LinkFigures, size_bytes
+from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.device_board import DeviceBoard
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
@@ -23,6 +23,7 @@ from ssd.ipc.messages import (
     Admit,
     Launch,
     Launched,
+    LinkLoad,
     Outcomes,
     Rejoin,
     Release,
@@ -117,9 +118,9 @@ class Draft:
         self.engine = DraftEngine(self.config, self.runners, self._writer, self.epoch, vocab_size, *arenas)
         self.cells = cells_of(self.engine)
 
-    def show_link(self, figures: LinkFigures) -> None:
+    def show_link(self, load: LinkLoad) -> None:
         """Say that the draft is on another machine."""
-        self._writer.show_link(figures)
+        self._writer.show_link(load)
 
     def hear(self, message: Message) -> None:
         """Pass one message, packed and unpacked, then do the work that it brings."""

@@ -29,7 +29,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def met(address: str, number: int) -> Frontend:
     frontend = Frontend(address, b"frontend-%d" % number)
-    frontend.send(Hello("frontend", tiny.SIZES["vocab_size"], "d1"))
+    frontend.send(Hello("frontend"))
     assert frontend.receive() == Ready()
     return frontend
 

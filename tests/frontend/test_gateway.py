@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ssd.config.params import SamplingDefaults, SamplingParams, Speculation
-from ssd.errors import SsdError
-from ssd.frontend.process import Frontend
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.messages import Emission
-from ssd.ipc.process import Child, Start
 from ssd.ipc.public import (
     Cancel,
     Chunk,
@@ -41,26 +36,6 @@ def setup() -> Iterator[Setup]:
 
 
 # -- start and end --------------------------------------------------------------------------------------------------
-
-
-def test_hello_names_the_model_and_a_refusal_is_the_cause_of_the_end() -> None:
-    with scripted_engine() as engine:
-        child = Child(Start("frontend", 7, engine.directory, engine_config(), (), -1, -1))
-        causes: list[str] = []
-
-        def connect() -> None:
-            try:
-                asyncio.run(Frontend(child).serve())
-            except SsdError as error:
-                causes.append(str(error))
-
-        thread = threading.Thread(target=connect)
-        thread.start()
-        hello = engine.target.shake_hands(refusal="another vocabulary")
-        thread.join()
-        child.close()
-    assert (hello.role, hello.vocab_size, hello.digest) == ("frontend", 49152, "d1")
-    assert causes == ["another vocabulary"]
 
 
 def test_as_a_process_it_reports_ready_and_stopped_and_ends_with_its_parent() -> None:

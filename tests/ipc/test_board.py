@@ -26,7 +26,7 @@ from ssd.ipc.public import Metrics, pack, unpack
 from ssd.kernels.rounds import look_up
 from ssd.verifier.overlap import ENTRY
 from ssd.verifier.proposer import Counters
-from tests.boards import lookup
+from tests.boards import lookup, prepared
 
 ROOT = Path(__file__).parents[2]
 SLOTS, VOCAB = 3, 1000
@@ -94,7 +94,7 @@ def start_over(shared: Shared) -> None:
 def test_round_trip(shared: Shared, slot: int, by_entry: dict[int, list[int]]) -> None:
     start_over(shared)
     keys = [KEY._replace(token=entry) for entry in by_entry]
-    shared.writer.publish(slot, list(by_entry), keys, list(by_entry.values()))
+    shared.writer.publish(slot, prepared(list(by_entry), keys, list(by_entry.values())))
     for key, chain in zip(keys, by_entry.values(), strict=True):
         assert lookup(shared.reader, slot, key) == chain
         assert lookup(shared.reader, slot, key, 2) == chain[:2]
@@ -105,34 +105,34 @@ def test_a_chain_grows_under_the_readers_eyes(shared: Shared) -> None:
     """Registered, then a depth at a time (anytime publishing); a later write replaces the earlier one."""
     assert lookup(shared.reader, 0, KEY) is None
     for depth in range(MAX_LOOKAHEAD + 1):
-        shared.writer.publish(0, [5], [KEY], [list(range(depth))])
+        shared.writer.publish(0, prepared([5], [KEY], [list(range(depth))]))
         assert lookup(shared.reader, 0, KEY) == list(range(depth))
-    shared.writer.publish(0, [5], [KEY], [[8]])
+    shared.writer.publish(0, prepared([5], [KEY], [[8]]))
     assert lookup(shared.reader, 0, KEY) == [8]
 
 
 def test_an_entry_says_its_place_among_those_prepared(shared: Shared) -> None:
     """Those of one accepted length know how many there are; what is drafted after a miss has no place."""
     keys = [KEY, KEY._replace(token=1), KEY._replace(accepted=2)]
-    shared.writer.publish(1, [4, 0, 9], keys, [[5], [], [6]], [Place(1, 2), Place(2, 2), Place(1, 1)])
+    shared.writer.publish(1, prepared([4, 0, 9], keys, [[5], [], [6]], [Place(1, 2), Place(2, 2), Place(1, 1)]))
     found = [shared.reader.find(1, key) for key in keys]
     assert [shared.reader.place(1, one.entry) for one in found if one] == [(1, 2), (2, 2), (1, 1)]
     assert shared.reader.prepared(1, KEY) == {1: 2, 2: 1}
-    shared.writer.publish(1, [4], [KEY], [[5, 6]])
+    shared.writer.publish(1, prepared([4], [KEY], [[5, 6]]))
     assert shared.reader.place(1, 4) == (0, 0)
 
 
 @pytest.mark.parametrize("field", Key._fields)
 @pytest.mark.parametrize("change", [-1, 1])
 def test_another_outcome_is_a_miss(shared: Shared, field: str, change: int) -> None:
-    shared.writer.publish(1, [0], [KEY], [[1, 2, 3]])
+    shared.writer.publish(1, prepared([0], [KEY], [[1, 2, 3]]))
     assert lookup(shared.reader, 1, KEY._replace(**{field: getattr(KEY, field) + change})) is None
     assert lookup(shared.reader, 1, KEY) == [1, 2, 3] and shared.reader.rejected == 0
 
 
 def test_a_cleared_slot_is_empty_and_its_neighbours_are_not(shared: Shared) -> None:
     for slot in range(SLOTS):
-        shared.writer.publish(slot, [0, 63], [KEY, KEY._replace(token=1)], [[1], [2]])
+        shared.writer.publish(slot, prepared([0, 63], [KEY, KEY._replace(token=1)], [[1], [2]]))
     shared.writer.clear(1)
     assert [lookup(shared.reader, slot, KEY) for slot in range(SLOTS)] == [[1], None, [1]]
 
@@ -194,22 +194,22 @@ def test_counters_that_cannot_be_are_none(shared: Shared, counter: int, word: in
 @pytest.mark.parametrize("chain", [[VOCAB], [1, 2, VOCAB + 5, 3], [-1], [0, 2**40]])
 def test_ids_outside_the_vocabulary_are_refused_and_counted(shared: Shared, chain: list[int]) -> None:
     """Although their checksum is right: the writer itself is wrong."""
-    shared.writer.publish(0, [0], [KEY], [chain])
+    shared.writer.publish(0, prepared([0], [KEY], [chain]))
     assert lookup(shared.reader, 0, KEY) is None and shared.reader.rejected == 1
 
 
 @pytest.mark.parametrize("depth", [-1, -(2**63), MAX_LOOKAHEAD + 1, 2**62])
 def test_an_impossible_depth_is_refused_and_counted(shared: Shared, depth: int) -> None:
-    shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
+    shared.writer.publish(0, prepared([0], [KEY], [[1, 2, 3]]))
     entry = shared.entry(0, 0)
     entry[layout.DEPTH] = depth
-    entry[layout.CHECKSUM] = layout._checksum(entry[None])[0]
+    entry[layout.CHECKSUM] = layout._checksum(entry.tolist())
     assert lookup(shared.reader, 0, KEY) is None and shared.reader.rejected == 1
 
 
 def test_one_flipped_bit_never_gives_a_wrong_answer(shared: Shared) -> None:
     for word, bit in product(range(WORDS), range(64)):
-        shared.writer.publish(0, [0], [KEY], [[1, 2, 3]])
+        shared.writer.publish(0, prepared([0], [KEY], [[1, 2, 3]]))
         shared.entry(0, 0).view(np.uint64)[word] ^= np.uint64(1 << bit)
         assert lookup(shared.reader, 0, KEY) in ([[1, 2, 3]] if word == layout.VERSION else [None])
 
@@ -222,16 +222,16 @@ def test_a_torn_entry_never_gives_a_wrong_answer(
 ) -> None:
     start_over(shared)
     entry = shared.entry(0, 0)
-    shared.writer.publish(0, [0], [KEY], [one])
+    shared.writer.publish(0, prepared([0], [KEY], [one]))
     first = entry.copy()
-    shared.writer.publish(0, [0], [KEY], [two])
+    shared.writer.publish(0, prepared([0], [KEY], [two]))
     entry[:] = np.where(mask, first, entry)
     assert lookup(shared.reader, 0, KEY) in (one, two, None)
 
 
 def test_differences_that_cancel_in_a_linear_sum(shared: Shared) -> None:
     """Three ids changed by +n, -2n, +n at equal distances, as tearing may: an even grid of weights would not see it."""
-    shared.writer.publish(0, [0], [KEY], [[500] * MAX_LOOKAHEAD])
+    shared.writer.publish(0, prepared([0], [KEY], [[500] * MAX_LOOKAHEAD]))
     entry = shared.entry(0, 0)
     ids = entry[layout.IDS :]
     for step in (1, 2, 4):
@@ -266,7 +266,7 @@ def test_garbage_under_the_right_key_is_refused_and_counted(
 
 
 def test_a_damaged_entry_does_not_hide_a_sound_one(shared: Shared) -> None:
-    shared.writer.publish(0, [3, 8], [KEY, KEY], [[1, 2], [1, 2]])
+    shared.writer.publish(0, prepared([3, 8], [KEY, KEY], [[1, 2], [1, 2]]))
     shared.entry(0, 3)[layout.IDS] = 5
     assert lookup(shared.reader, 0, KEY) == [1, 2] and shared.reader.rejected == 1
 
@@ -278,7 +278,7 @@ def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataO
     for slot in range(SLOTS):
         keys = data.draw(st.lists(outcomes, min_size=1, max_size=6))
         found = data.draw(st.lists(chains, min_size=len(keys), max_size=len(keys)))
-        shared.writer.publish(slot, range(len(keys)), keys, found)
+        shared.writer.publish(slot, prepared(range(len(keys)), keys, found))
     rows = data.draw(st.lists(st.tuples(st.integers(0, SLOTS - 1), outcomes), min_size=1, max_size=9))
     board = DeviceBoard(shared.reader, torch.device("cpu"))
     board.fetch(SLOTS)
@@ -295,11 +295,12 @@ def test_rows_are_looked_up_at_once_as_one_by_one(shared: Shared, data: st.DataO
 WRITER = """
 import sys
 from itertools import count
-from ssd.ipc.board import BoardWriter, Key
+from ssd.ipc.board import BoardWriter
+from tests.boards import prepared
 from tests.ipc.test_board import KEY, SLOTS, chain
 writer = BoardWriter(int(sys.argv[1]), SLOTS)
 for number in count():
-    writer.publish(0, [4, 5], [KEY, KEY._replace(token=1)], [chain(number), chain(number + 1)])
+    writer.publish(0, prepared([4, 5], [KEY, KEY._replace(token=1)], [chain(number), chain(number + 1)]))
 """
 
 
@@ -332,8 +333,8 @@ def test_what_answers_another_round_is_counted_as_stale() -> None:
     board = make()
     reader = board.reader
     assert reader.prepared(1, KEY) == {} and reader.stale == 0
-    board.writer.publish(1, [0], [KEY._replace(round=KEY.round - 1)], [[5]])
+    board.writer.publish(1, prepared([0], [KEY._replace(round=KEY.round - 1)], [[5]]))
     assert reader.prepared(1, KEY) == {} and reader.stale == 1
-    board.writer.publish(1, [1], [KEY._replace(token=3)], [[5]], [Place(2, 3)])
+    board.writer.publish(1, prepared([1], [KEY._replace(token=3)], [[5]], [Place(2, 3)]))
     assert reader.prepared(1, KEY) == {KEY.accepted: 3} and reader.stale == 1
     os.close(board.descriptor)

@@ -65,8 +65,8 @@ TO_CLIENT: list[p.Message] = [
     p.Failed(1, "invalid_request", "why"),
 ]
 TO_TARGET: list[p.Message] = [
-    m.Hello("draft", 49152, "digest", imports=False),
-    m.Hello("draft", 49152, "digest", reads=["laptop"]),
+    m.Hello("draft", imports=False),
+    m.Hello("draft", reads=["laptop"]),
     m.Readers(["laptop", "phone"], [1, 2**63 - 1]),
     m.Readers(None, []),
     m.Submit(1, [1, 2], PARAMS),
@@ -75,7 +75,6 @@ TO_TARGET: list[p.Message] = [
 TO_DRAFT: list[p.Message] = [
     m.Ready(),
     m.Ready([m.ArenaHandle("draft_probs", 2**40, bytes(64), bytes(range(16)), b"m" * 16)]),
-    m.Refused("another model"),
     m.Admit(1, 0, 3, [1, 2], Law(0.8, 40, 0.95, 0.05, 17), SPECULATION),
     m.Outcomes([m.Verified(1, 3, 2, 9, None), m.Verified(2, 0, 0, 9, 4)]),
     m.Launched([m.Launch(1, 3, 4, [5, 6, 7, 8])]),
@@ -89,7 +88,7 @@ DIRECTIONS: Directions = [
     (TO_FRONTEND, p.CLIENT_TO_FRONTEND),
     (TO_CLIENT, p.FRONTEND_TO_CLIENT),
     (TO_TARGET, m.PEER_TO_TARGET),
-    ([m.Ready(), m.Refused("no"), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
+    ([m.Ready(), m.Step([EMISSION, m.Emission(8, [])])], m.TARGET_TO_FRONTEND),
     (TO_DRAFT, m.TARGET_TO_DRAFT),
     (
         [

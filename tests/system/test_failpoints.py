@@ -15,7 +15,7 @@ from ssd.errors import UsageError
 from ssd.ipc.board import BoardReader, BoardWriter, Key, size_bytes
 from ssd.ipc.process import memory_file
 from ssd.system import failpoints
-from tests.boards import lookup
+from tests.boards import lookup, prepared
 
 KEY = Key(1, 2, 3, 4, 0, 5)
 REACH = """
@@ -128,10 +128,10 @@ def test_what_the_board_shows_at_each_point_of_a_write(
     descriptor = memory_file("board", size_bytes(1))
     writer, reader = BoardWriter(descriptor, 1), BoardReader(descriptor, 1, 64)
     os.close(descriptor)
-    writer.publish(0, [0], [KEY], [[1, 2, 3]])
+    writer.publish(0, prepared([0], [KEY], [[1, 2, 3]]))
     monkeypatch.setitem(failpoints._ACTIONS, "stop", leave)
     failpoints.arm(f"{point}=stop")
     with pytest.raises(_Here):
-        writer.publish(0, [0], [KEY], [[7, 8]])
+        writer.publish(0, prepared([0], [KEY], [[7, 8]]))
     assert lookup(reader, 0, KEY) == found
     assert reader.rejected == 0

@@ -16,6 +16,7 @@ from ssd.speculation.acceptance import Outcome
 from ssd.verifier.board_proposer import BoardProposer
 from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
+from tests.boards import prepared
 from tests.verifier.scripted import VOCAB, submit
 
 PROMPT, ROUND, TOKEN = [1, 2, 3], 4, 9
@@ -46,7 +47,7 @@ class Round:
         of = round if written_for is None else written_for
         keys = [Key(1, 7, of, len(PROMPT), accepted, token) for accepted, token, _ in entries]
         if entries:
-            writer.publish(1, range(len(entries)), keys, [ids for _, _, ids in entries])
+            writer.publish(1, prepared(range(len(entries)), keys, [ids for _, _, ids in entries]))
         sequence.tokens += [4, TOKEN]
         sequence.round = round + 1
         proposer.outcomes([Result(sequence, round, len(PROMPT), 2, Outcome(1, TOKEN), "")])

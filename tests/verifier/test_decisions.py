@@ -12,8 +12,7 @@ from itertools import chain
 import pytest
 
 from ssd.config.params import Speculation
-from ssd.ipc.board import LinkFigures
-from ssd.ipc.messages import Outcomes
+from ssd.ipc.messages import LinkLoad, Outcomes
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Message
 from ssd.ipc.trace_ring import FIGURES, SIZE_BYTES, Mark, Moment, TraceReader, TraceRing, plan_figures, spans
@@ -41,7 +40,7 @@ def moments(
     world: World,
     speculation: Speculation = JIT,
     steps: int | None = None,
-    rtt: int = 0,
+    rtt: float = 0.0,
     change: Callable[[Pair], None] = lambda pair: None,
     elastic: bool = False,
     lengths: tuple[int, ...] = (30, 30),
@@ -49,7 +48,7 @@ def moments(
     """What a target and its draft recorded, which takes `steps` steps for each message, far away where `rtt` is."""
     settings, descriptor = config(speculation), memory_file("trace", SIZE_BYTES)
     draft = Draft(settings, world.draft, steps=steps)
-    draft.show_link(LinkFigures(rtt, *[0] * 6))
+    draft.show_link(LinkLoad(rtt, *[0] * 6))
     pair = Pair(settings, world.target, draft, elastic=elastic, trace=TraceRing(descriptor, "target"))
     change(pair)
     pair.run(PROMPTS[: len(lengths)], [params(1, length)[0] for length in lengths])
@@ -85,7 +84,7 @@ CASES = {
     Mark.DRAFT_DOWN: ({"change": loses}, "missed, .*: the draft is down, has given it up, or is not told of it yet"),
     Mark.UNSEEN: ({"elastic": True}, f"does not wait, .*: the draft has shown nothing of it for {NUMBER} ms"),
     Mark.NO_GAIN: (
-        {"rtt": 10**9},
+        {"rtt": 1.0},
         f"does not wait, .*: [1-4] draft tokens?, {NUMBER} ms each, for (1|2) rows? would bring {PAYS}",
     ),
     Mark.STALLED: ({"steps": 0}, f"does not wait, .*: [1-4] tokens? would pay, but .* a wait in vain {NUMBER} ms ago"),
@@ -135,7 +134,7 @@ def test_one_that_is_not_told_is_not_known_and_one_prepared_without_a_token_is_l
 
 def test_the_numbers_of_a_gate_are_those_that_it_compared(world: World) -> None:
     """A wait pays if it brings more tokens a second than the batch; a round trip of a second never does."""
-    for moment in moments(world, rtt=10**9) + moments(world):
+    for moment in moments(world, rtt=1.0) + moments(world):
         figures = dict(zip(FIGURES[moment.mark], moment.figures, strict=True))
         if moment.mark in (Mark.NO_GAIN, Mark.WAITED):
             assert figures["rate"] == pytest.approx(1e3 * figures["gain"] / figures["ms"])

@@ -20,6 +20,7 @@ from ssd.law import Law
 from ssd.speculation.acceptance import coupled
 from ssd.speculation.sampling import UNKNOWN, Drawing
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
+from tests.boards import prepared
 from tests.verifier.scripted import CPU, VOCAB, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("replayed")
@@ -95,7 +96,7 @@ def test_the_next_batch_is_the_one_the_host_would_fill(seed: int, deterministic:
         found = [dice.randrange(VOCAB) for _ in range(dice.randint(0, K + 2))]
         hit, entry = dice.random() < 0.7, dice.randrange(64)
         key = Key(*link.round_key, row.start + 1, *outcome)
-        world.writer.publish(row.slot, [entry], [key if hit else key._replace(round=4)], [found])
+        world.writer.publish(row.slot, prepared([entry], [key if hit else key._replace(round=4)], [found]))
         depth = max(0, min(link.most, link.left - outcome.accepted - 1)) if hit else 0
         expected.append(Cached(entry if hit else -1, found[:depth]))
         taken = [outcome.token, *found[:depth]]
@@ -130,7 +131,7 @@ def test_entries_that_are_not_sound_are_counted(changed: bool) -> None:
     row = Row([3], 0, range(12), 1, 2)
     own = world.runner.sample([row], [Law()])
     assert own is not None
-    world.writer.publish(2, [7], [Key(1, 9, 4, 1, 0, own[0])], [[5, 6 if changed else VOCAB]])
+    world.writer.publish(2, prepared([7], [Key(1, 9, 4, 1, 0, own[0])], [[5, 6 if changed else VOCAB]]))
     world.writer.slots[2, 7, IDS] += changed
     link = FollowedRow(row, Law(), 0, (1, 9, 4), K, 30)
     assert world.device.launch([row], [Law()])

@@ -85,7 +85,7 @@ def loops(world: World, driver: Driver) -> Iterator[Loops]:
         draft = _Draft(children[1], dealer, [world.draft], BoardWriter(shared["board_fd"], 2))
         frontend = Frontend(address)
         held.callback(frontend.context.destroy, linger=0)
-        frontend.send(Hello("frontend", VOCABULARY, ""))
+        frontend.send(Hello("frontend"))
         while not frontend.socket.poll(0):
             target.turn()
         assert frontend.receive() == Ready()

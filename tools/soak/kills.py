@@ -136,8 +136,7 @@ class _Frontend:
 
     def __post_init__(self) -> None:
         self._socket = sockets.dealer(self.child.context, self.child.address(sockets.ENGINE), b"frontend-1")
-        config = self.child.config
-        sockets.send(self._socket, Hello("frontend", config.vocab_size, config.digest))
+        sockets.send(self._socket, Hello("frontend"))
         self._asked = [_request(index) for index in range(_REQUESTS)]
         self._expected = [self._plainly(*asked) for asked in self._asked]
         self.open: dict[int, list[int]] = {}

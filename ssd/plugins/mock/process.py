@@ -154,7 +154,8 @@ class _Mock:
     def _read(self) -> None:
         for peer, _, message in sockets.drained(self._socket, PEER_TO_TARGET):
             if isinstance(message, Hello):
-                if self._child.answer_hello(self._socket, peer, message) and message.role == "frontend":
+                self._child.answer_hello(self._socket, peer, message)
+                if message.role == "frontend":
                     self._abort_all()
                     self._frontend = peer
             elif isinstance(message, Submit):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ssd.config.params import MAX_IN_FLIGHT, MAX_LOOKAHEAD, Speculation, TokenId
 from ssd.errors import RequestError
-from ssd.ipc.board import ENTRIES, DraftBoard, Key, Place
+from ssd.ipc.board import ENTRIES, DraftBoard, Prepared
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rejoin, Release, Retune, Told
 from ssd.ipc.public import MAX_PROMPT_TOKENS, Count, Direction, Message, Name, RequestId
 
@@ -233,16 +233,8 @@ class LinkBoard(DraftBoard):
         self._entries: list[Entry] = []
         self._counted: Counter[str] = Counter()
 
-    def publish(
-        self,
-        slot: int,
-        entries: Sequence[int],
-        keys: Sequence[Key],
-        chains: Sequence[Sequence[int]],
-        places: Sequence[Place] = (),
-    ) -> None:
-        for key, chain, place in zip(keys, chains, places or [Place(0, 0)] * len(keys), strict=True):
-            self._entries.append(Entry(*key[1:], *place, list(chain)))
+    def publish(self, slot: int, prepared: Sequence[Prepared]) -> None:
+        self._entries += [Entry(*key[1:], *place, list(ids)) for _, key, ids, place in prepared]
 
     def expect(self, trunk: Trunk) -> None:
         if self._entries:

@@ -12,7 +12,7 @@ import pytest
 
 from ssd.config.params import SamplingParams, Speculation
 from ssd.ipc import sockets
-from ssd.ipc.messages import Abort, Hello, Ready, Refused, Submit
+from ssd.ipc.messages import Abort, Hello, Ready, Submit
 from ssd.plugins.mock.process import ROUND_VARIABLE
 from tests.frontend_dealer import Frontend
 from tests.scripted_engine import child_process, engine_config
@@ -37,7 +37,7 @@ def mock(round_ms: str = "0", **config: Any) -> Iterator[Frontend]:
 def met(round_ms: str = "0", **config: Any) -> Iterator[Frontend]:
     """The same after the hello."""
     with mock(round_ms, **config) as frontend:
-        frontend.send(Hello("frontend", 49152, "d1"))
+        frontend.send(Hello("frontend"))
         assert frontend.receive() == Ready()
         yield frontend
 
@@ -45,22 +45,6 @@ def met(round_ms: str = "0", **config: Any) -> Iterator[Frontend]:
 def submit(request: int, tokens: int, **params: Any) -> Submit:
     asked = SamplingParams(seed=request, max_tokens=tokens, ignore_eos=True, speculation=Speculation("ar"), **params)
     return Submit(request, [1, 2, request], asked)
-
-
-def test_another_model_is_refused_by_name() -> None:
-    with mock() as frontend:
-        frontend.send(Hello("frontend", 49152, "d2"))
-        answer = frontend.receive()
-        assert isinstance(answer, Refused)
-        assert "scripted" in answer.message
-
-
-def test_another_vocabulary_is_refused_with_both_sizes() -> None:
-    with mock() as frontend:
-        frontend.send(Hello("frontend", 49151, "d1"))
-        answer = frontend.receive()
-        assert isinstance(answer, Refused)
-        assert "49152" in answer.message and "49151" in answer.message
 
 
 def test_a_bad_frame_is_dropped() -> None:
@@ -111,7 +95,7 @@ def test_a_new_frontend_ends_what_the_old_one_had_asked_for() -> None:
             old.send(submit(request, 250))
         old.step()
         new = Frontend(old.address, b"frontend-2")
-        new.send(Hello("frontend", 49152, "d1"))
+        new.send(Hello("frontend"))
         assert new.receive() == Ready()
         new.send(submit(3, 1))
         assert [emission.request for emission in new.until_the_end(3)] == [3]

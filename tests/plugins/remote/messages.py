@@ -29,7 +29,7 @@ def directions(to_draft: list[Message]) -> list[tuple[list[Message], Direction]]
                 n.TargetVocabulary({"a": 0, "b": 1}),
                 n.NotAccepted("another draft is connected", again=True),
                 n.Beat(2**60),
-                *[message for message in to_draft if not isinstance(message, m.Ready | m.Refused | m.Leave)],
+                *[message for message in to_draft if not isinstance(message, m.Ready | m.Leave)],
             ],
             n.RECEIVER_TO_DRAFT,
         ),

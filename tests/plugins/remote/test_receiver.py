@@ -112,7 +112,7 @@ class World:
         received = sockets.receive(self.target, PEER_TO_TARGET)
         assert received is not None
         self.peer, epoch, hello = received
-        assert (epoch, hello) == (EPOCH, Hello("draft", VOCABULARY, "d1"))
+        assert (epoch, hello) == (EPOCH, Hello("draft"))
 
     def tell(self, message: Message) -> None:
         """The target tells its draft something, which arrives."""

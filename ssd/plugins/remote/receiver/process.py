@@ -14,10 +14,9 @@ from typing import Any
 
 import zmq
 
-from ssd.errors import SsdError
 from ssd.ipc import curve, sockets
-from ssd.ipc.board import BoardWriter, LinkFigures
-from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Readers, Ready, Refused, Rejoin
+from ssd.ipc.board import BoardWriter
+from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, LinkLoad, Readers, Ready, Rejoin
 from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
 from ssd.ipc.public import BadFrame, Message, pack, printable, unpack, version_of
@@ -111,10 +110,10 @@ class Receiver:
 
     def _show(self) -> None:
         found = max(self._sessions.joined, key=lambda session: session.rtt, default=None)
-        far = (0, 0) if found is None else (int(1e9 * found.rtt), int(1e9 * found.jitter))
+        far = (0.0, 0.0) if found is None else (found.rtt, found.jitter)
         tokens = self._tokens + sum(session.requests.tokens for session in self._sessions)
         counted = self._entries, self._late, self._bytes, tokens
-        self._board.show_link(LinkFigures(*far, *counted, 0 if found is None else found.requests.ahead))
+        self._board.show_link(LinkLoad(*far, *counted, 0 if found is None else found.requests.ahead))
 
     # -- the target -------------------------------------------------------------------------------------------------
 
@@ -124,8 +123,6 @@ class Receiver:
         for _, _, message in sockets.drained(self._target, TARGET_TO_DRAFT):
             if isinstance(message, Ready):
                 continue
-            if isinstance(message, Refused):
-                raise SsdError(message.message)
             for session, part in self._sessions.routed(message):
                 told = session.requests.told(part, session.rtt + session.jitter)
                 if self._sessions.of(session.peer) is session and all(self._tell(session, one) for one in told):
@@ -150,7 +147,7 @@ class Receiver:
 
     def _hello(self) -> None:
         assert self._target is not None
-        hello = Hello("draft", self._config.vocab_size, self._config.digest, reads=self._sessions.readers)
+        hello = Hello("draft", reads=self._sessions.readers)
         sockets.send(self._target, hello, self._child.epoch)
 
     def _change(self, lost: list[int]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ssd.config.params import MAX_CHAINS, Speculation
-from ssd.ipc.board import BoardWriter, Key
+from ssd.ipc.board import BoardWriter, Key, Prepared
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.plugins.remote.link import Entry, Trunk, chain_length, trunk_length
@@ -144,6 +144,5 @@ class Requests:
     def _show(self, number: int, entries: Sequence[Shown]) -> None:
         if entries:
             keys = [Key(self._epoch, number, *entry[1:5]) for entry in entries]
-            ids, places = [entry.ids for entry in entries], [entry.place for entry in entries]
-            slot = self._known[number].slot
-            self._board.publish(slot, [entry.entry for entry in entries], keys, ids, places)
+            prepared = [Prepared(one.entry, key, one.ids, one.place) for key, one in zip(keys, entries, strict=True)]
+            self._board.publish(self._known[number].slot, prepared)
