@@ -73,7 +73,8 @@ def test_bad_combinations(
     target: Path, server: dict[str, Any], engine: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = registered.names
-    monkeypatch.setattr(registered, "names", lambda group: [*names(group), "elsewhere"])
+    other = {registered.EXECUTORS: ["elsewhere"]}
+    monkeypatch.setattr(registered, "names", lambda group: names(group) + other.get(group, []))
     with pytest.raises(UsageError, match=why.replace("(", r"\(")):
         resolve(EngineOptions(**{"target": str(target)} | engine), ServerOptions(http=False, **server))
 
