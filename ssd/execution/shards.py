@@ -91,8 +91,7 @@ class ShardRunner(_Shard):
         logits = Runner.forward(self, rows, context, meanwhile)  # this rank's part
         by_row = zip(logits.split([row.outputs for row in rows]), rows, laws, strict=True)
         scores = torch.cat([perturbed(part, law, row.predicted, self._noise) for part, row, law in by_row])
-        tokens: list[int] = read_ids(sound(*self._vocabulary.best(scores)), self.model.shape.vocab_size)
-        return tokens
+        return read_ids(sound(*self._vocabulary.best(scores)), self.model.shape.vocab_size)
 
 
 class StaticShardRunner(_Shard, StaticRunner):

@@ -178,8 +178,7 @@ def argmax(scores: Tensor, warmth: cpu.Warmth | None = None) -> list[int]:
     """Return the id of each row's best score, lowest on a tie; -1 for a NaN or no finite maximum."""
     if cpu.serve(scores):
         return cpu.draw(scores, warmth)
-    tokens: list[int] = read_ids(sound(*best(scores)), scores.shape[1])
-    return tokens
+    return read_ids(sound(*best(scores)), scores.shape[1])
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +195,7 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
     return block * _BLOCK + inside.indices, inside.values
 
 
-def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
+def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> list[Any]:
     """Return ids of any shape from a device as lists, in one copy.
 
     -1 means no sample; any other id outside of the vocabulary becomes `UNKNOWN`. With `refuse` both raise SsdError."""
@@ -204,7 +203,8 @@ def read_ids(ids: Tensor, vocab_size: int, refuse: bool = False) -> Any:
     wrong = (found < -1) | (found >= vocab_size)
     if refuse and bool((wrong | (found < 0)).any()):
         raise SsdError(f"the device gave a token id that is not in the vocabulary of {vocab_size}")
-    return found.masked_fill(wrong, UNKNOWN).tolist()
+    tokens: list[Any] = found.masked_fill(wrong, UNKNOWN).tolist()
+    return tokens
 
 
 def sound(ids: Tensor, values: Tensor) -> Tensor:

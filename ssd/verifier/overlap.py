@@ -207,8 +207,7 @@ class DeviceScheduler:
 
     def samples(self) -> list[int]:
         """Wait for the running verification, and return all its samples."""
-        tokens: list[int] = read_ids(self._running, self._board.reader.vocab_size)
-        return tokens
+        return read_ids(self._running, self._board.reader.vocab_size)
 
     def _fill(self, rows: Items[FollowedRow]) -> None:
         self._rows.wait()
