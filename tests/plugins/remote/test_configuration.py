@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from ssd.config.engine import DraftLink
-from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.ipc import keys
-from ssd.ipc import messages as m
-from ssd.ipc import public as p
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
-from ssd.plugins.remote import link as n
 from ssd.plugins.remote.configuration import remote_draft
 from ssd.system import registered
-from tests.ipc.test_messages import ALL, DIRECTIONS
 from tests.models import tiny
 from tests.plugins.drafts import heads
 
@@ -110,17 +103,3 @@ def test_a_draft_takes_the_type_that_was_asked_for(target: Path, folder: Path) -
     assert [str(one) for one in plain.formats] == ["int8"]
     same = {"formats": plain.formats, "cache_tokens": plain.cache_tokens}
     assert plain == replace(found, connect=BIND, keys=None, target=None, **same)
-
-
-def test_the_link_has_a_version_of_its_own() -> None:
-    assert {message.version for message in ALL} == {p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}
-    assert len({p.PROTOCOL_VERSION, m.INTERNAL_VERSION, n.LINK_VERSION}) == 3
-
-
-def test_the_links_version_is_of_these_messages() -> None:
-    """Machines that differ in their release must notice: who changes a message raises `LINK_VERSION`, and this."""
-    crossing = [type(message) for messages, end in DIRECTIONS for message in messages if end.version == n.LINK_VERSION]
-    parts = [n.Entry, n.Trunk, m.Verified, m.Launch, Speculation]
-    written = {part.__name__: part.__annotations__ for part in (*crossing, *parts)}
-    found = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-    assert (n.LINK_VERSION, found) == (201, "3a5517eecf73dae6")
