@@ -25,7 +25,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRITON_INTERPRET"] = "1"
 
 
-_MOCK = Path(__file__).parent.parent / "ssd" / "plugins" / "mock"
+_PLUGINS = Path(__file__).parent.parent / "ssd" / "plugins"
+_MARKERS = ("mock", "monitor")  # plugins that tests of the core need
 
 
 def _leave_the_users_tables_alone() -> None:
@@ -66,8 +67,9 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with a test that may take longer than others come first, so that no worker is left with one at the end.
 
-    Tests of the core that need the engine without a model are left out where its plugin was removed."""
-    if not _MOCK.is_dir() and (left_out := [item for item in items if item.get_closest_marker("mock")]):
+    Tests of the core that need a plugin, as their markers say, are left out where it was removed."""
+    removed = [name for name in _MARKERS if not (_PLUGINS / name).is_dir()]
+    if left_out := [item for item in items if any(map(item.get_closest_marker, removed))]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     longest: dict[Path, float] = {}

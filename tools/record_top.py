@@ -2,7 +2,7 @@
 
     python -m tools.record_top
 
-Writes ssd/plugins/top/recording.msgpack.gz (`ssd.plugins.top.recording`)."""
+Writes ssd/plugins/monitor/recording.msgpack.gz (`ssd.plugins.monitor.recording`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-import ssd.plugins.top
+import ssd.plugins.monitor
 from ssd.client import Client
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.config.params import SamplingParams
@@ -24,11 +24,11 @@ from ssd.ipc.trace_ring import WORDS
 from ssd.launch.options import EngineOptions
 from ssd.llm import running
 from ssd.monitor.messages import Snapshot
-from ssd.monitor.subscriber import Subscriber
 from ssd.plugins.emulation.agreement import PRESETS
 from ssd.plugins.emulation.bench import Emulation
+from ssd.plugins.monitor.subscriber import Subscriber
 
-FILE = Path(ssd.plugins.top.__file__).with_name("recording.msgpack.gz")
+FILE = Path(ssd.plugins.monitor.__file__).with_name("recording.msgpack.gz")
 _TIMES = DeviceTimes(verify=ForwardTime(40e-3), depth=ForwardTime(6e-3))
 _CLIENTS, _WARM_S, _SECONDS = 3, 20.0, 10.0
 

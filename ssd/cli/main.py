@@ -37,7 +37,6 @@ with _Importing():
 _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
-    "trace": ("ssd.cli.trace:trace", "Write what target and draft did, for Perfetto."),
     "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),

@@ -1,1 +1,1 @@
-"""Live monitoring of an engine: the supervisor publishes snapshots, watchers turn them into figures."""
+"""Live monitoring of an engine: the supervisor publishes snapshots; the plugin `monitor` reads them."""

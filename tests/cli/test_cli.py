@@ -224,7 +224,6 @@ def test_speculation_without_a_draft_is_refused() -> None:
         ["launch", "--shutdown-timeout", "nan"],
         ["generate", "hello", "--temperature", "nan"],
         ["launch", "--slow-reader-seconds", "nan"],
-        ["trace", "--last", "nan"],
     ],
 )
 def test_nan_is_no_number_for_any_command(arguments: list[str]) -> None:

@@ -15,21 +15,20 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import RequestError
-from ssd.ipc.trace_ring import State
+from ssd.ipc.trace_ring import WORDS, State
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
-from ssd.monitor.history import History
-from ssd.monitor.statistics import figures
-from ssd.monitor.subscriber import Subscriber
 from tests.faults.engine import gone
+from tests.monitor.watcher import Watcher
 from tests.scripted_engine import PATIENCE_S
 from tools.soak.processes import roles
 
@@ -120,15 +119,12 @@ def test_a_parked_draft_is_told_as_such(engine: Engine) -> None:
     metrics = told(engine, "metrics")
     assert 'state="parked"} 1.0\n' in metrics and 'state="down"} 0.0\n' in metrics
     assert f'draft_losses_total{{model_name="{engine.config.target_name}"}} 0.0\n' in metrics
-    with closing(Subscriber(engine.address)) as watcher:
+    with closing(Watcher(engine)) as watcher:
         while (snapshot := watcher.receive(PATIENCE_S)) is None:
             pass
-    history = History()
-    history.add(snapshot)
-    found = figures(history, 60)
-    assert {process.role: process.state for process in found.processes}["draft"] == "PARKED"
-    assert not any("down" in stall for stall in found.stalls)
-    assert history.traces["draft"].since(0, snapshot.at)[0][-1].state is State.IDLE
+    assert {process.role: process.state for process in snapshot.processes}["draft"] == "parked"
+    records = {trace.role: np.frombuffer(trace.records, np.int64).reshape(-1, WORDS) for trace in snapshot.traces}
+    assert records["draft"][-1, 2] == State.IDLE
 
 
 @pytest.mark.thorough

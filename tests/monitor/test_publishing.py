@@ -14,7 +14,6 @@ import pytest
 
 from ssd.client import Client
 from ssd.config.params import SamplingParams
-from ssd.errors import UsageError
 from ssd.ipc import sockets
 from ssd.ipc.messages import EndEvent, RoundEvent
 from ssd.ipc.run_directory import run_directory
@@ -22,14 +21,14 @@ from ssd.ipc.running import running_engines
 from ssd.ipc.trace_ring import Mark, State
 from ssd.launch.supervisor import Engine
 from ssd.monitor.messages import Snapshot
-from ssd.monitor.subscriber import Subscriber, only_engine
 from tests.faults.engine import running_engine
 from tests.mock import ROUND_VARIABLE
+from tests.monitor.watcher import Watcher
 from tests.scripted_engine import PATIENCE_S
 
 pytestmark = pytest.mark.mock
 
-Watch = Callable[[Engine], Subscriber]
+Watch = Callable[[Engine], Watcher]
 PARAMS = SamplingParams(max_tokens=40, seed=1, ignore_eos=True)
 
 
@@ -58,7 +57,7 @@ def fresh() -> Iterator[Engine]:
 def watch() -> Iterator[Watch]:
     """Watchers of an engine. All are closed, whatever a test finds: one that is not holds up another test's end."""
     with ExitStack() as watchers:
-        yield lambda engine: watchers.enter_context(closing(Subscriber(engine.address)))
+        yield lambda engine: watchers.enter_context(closing(Watcher(engine)))
 
 
 def wait_until_nobody_watches(engine: Engine) -> None:
@@ -68,12 +67,12 @@ def wait_until_nobody_watches(engine: Engine) -> None:
         time.sleep(0.01)
 
 
-def until(subscriber: Subscriber, enough: Callable[[list[Snapshot]], bool]) -> list[Snapshot]:
+def until(watcher: Watcher, enough: Callable[[list[Snapshot]], bool]) -> list[Snapshot]:
     """Snapshots until there are enough of them."""
     deadline, found = time.monotonic() + PATIENCE_S, list[Snapshot]()
     while not enough(found):
         assert time.monotonic() < deadline, found[-1:]
-        snapshot = subscriber.receive(0.1)
+        snapshot = watcher.receive(0.1)
         if snapshot is not None:
             found.append(snapshot)
     return found
@@ -102,11 +101,11 @@ def ended(snapshots: list[Snapshot]) -> list[EndEvent]:
 
 
 def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine, watch: Watch) -> None:
-    subscriber = watch(engine)
-    seen = until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
+    watcher = watch(engine)
+    seen = until(watcher, lambda found: any(snapshot.reports for snapshot in found))
     with Client(engine.address) as client:
         (completion,) = client.generate([[1, 2, 3]], PARAMS)
-    seen += until(subscriber, lambda found: bool(ended(found)))
+    seen += until(watcher, lambda found: bool(ended(found)))
     (end,), told = ended(seen), rounds(seen)
     assert (end.prompt_tokens, end.completion_tokens, end.reason) == (3, 40, "length")
     assert end.metrics == completion.metrics
@@ -119,9 +118,9 @@ def test_a_watcher_hears_of_every_round_and_every_end(engine: Engine, watch: Wat
 def test_the_lane_says_what_the_target_did(fresh: Engine, watch: Watch) -> None:
     with Client(fresh.address) as client:
         (completion,) = client.generate([[1, 2, 3]], PARAMS)
-    subscriber = watch(fresh)
+    watcher = watch(fresh)
     # The answer is on its way before the target is idle again.
-    seen = until(subscriber, lambda found: states_of(found)[-1:] == [State.IDLE])
+    seen = until(watcher, lambda found: states_of(found)[-1:] == [State.IDLE])
     states = states_of(seen)
     assert states.count(State.VERIFY) == completion.metrics.rounds + 1
     assert states.count(Mark.HIT) == completion.metrics.hits
@@ -139,8 +138,8 @@ def test_the_past_is_told_to_each_who_comes(engine: Engine, watch: Watch) -> Non
 
 
 def test_processes_are_told_with_their_state(fresh: Engine, watch: Watch) -> None:
-    subscriber = watch(fresh)
-    (seen, *_) = until(subscriber, bool)
+    watcher = watch(fresh)
+    (seen, *_) = until(watcher, bool)
     found = {process.role: process for process in seen.processes}
     assert {role: process.pid for role, process in found.items()} == {"supervisor": os.getpid(), **fresh.pids}
     assert all(process.state == "up" and process.rss_bytes > 2**20 for process in found.values())
@@ -152,27 +151,25 @@ def test_processes_are_told_with_their_state(fresh: Engine, watch: Watch) -> Non
         seen = [process for process in after[-1].processes if process.role == "target"] if after else []
         return any(p.state == "up" and p.pid != killed for p in seen) and State.LOADING in states_of(after)
 
-    told = states_of(until(subscriber, is_back))
+    told = states_of(until(watcher, is_back))
     assert told.index(State.DOWN) < told.index(State.LOADING)
 
 
 def test_a_stopped_process_shows_no_sign_of_life(engine: Engine, watch: Watch) -> None:
-    subscriber = watch(engine)
+    watcher = watch(engine)
     os.kill(engine.pids["frontend"], signal.SIGSTOP)
     try:
-        until(
-            subscriber, lambda found: any(p.role == "frontend" and p.beat_age > 0.3 for s in found for p in s.processes)
-        )
+        until(watcher, lambda found: any(p.role == "frontend" and p.beat_age > 0.3 for s in found for p in s.processes))
     finally:
         os.kill(engine.pids["frontend"], signal.SIGCONT)
 
 
 def test_nothing_is_read_or_told_while_nobody_watches(engine: Engine, watch: Watch) -> None:
     wait_until_nobody_watches(engine)
-    subscriber = watch(engine)
-    until(subscriber, lambda found: any(snapshot.reports for snapshot in found))
+    watcher = watch(engine)
+    until(watcher, lambda found: any(snapshot.reports for snapshot in found))
     assert engine._supervisor.publisher.watched
-    subscriber.close()
+    watcher.close()
     wait_until_nobody_watches(engine)
     # The frontend's leave to report ends by itself; then someone comes, and it reports once more.
     again = watch(engine)
@@ -198,6 +195,3 @@ def test_running_engines_are_found(fresh: Engine) -> None:
     assert fresh.address in addresses()
     fresh.stop(drain=0)
     assert fresh.address not in addresses()
-    assert only_engine("ipc:///x/client.sock") == "ipc:///x/client.sock"
-    with pytest.raises(UsageError, match="on this machine"):
-        only_engine("tcp://127.0.0.1:5")

@@ -57,7 +57,7 @@ def test_a_row_says_what_the_log_said_since_the_row_before(tmp_path: Path) -> No
     assert not health.judged({"name": "late", "ok": True})["ok"]  # takes the place of the wrong one
 
 
-@pytest.mark.parametrize("part", [ids, pipeline])
+@pytest.mark.parametrize("part", [ids, pytest.param(pipeline, marks=pytest.mark.monitor)])
 def test_every_drafting_mode_has_an_engine_of_its_own_and_no_suffix_memory(
     part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
@@ -15,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,12 +23,12 @@ from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.ipc.trace_ring import Moment, Span, State
 from ssd.launch import mps
 from ssd.launch.resolve import resolve
-from ssd.monitor.history import History
-from ssd.monitor.subscriber import Subscriber
-from ssd.monitor.trace import trace
 from tools.gpu_report.health import watched
 from tools.gpu_report.job import Job, Row
 from tools.gpu_report.pairs import Case, cases
+
+if TYPE_CHECKING:
+    from tools.gpu_report.listener import Listener
 
 _SETTLES_S = 0.3
 _USUAL = ((32,),)
@@ -84,11 +82,13 @@ def rows(
 def _of_mode(
     job: Job, case: Case, mode: Mode, settings: Sequence[_Setting], tokens: int, repeats: int
 ) -> Iterator[Row]:
+    from tools.gpu_report.listener import Listener  # reads with a plugin, which the list of parts does without
+
     # An engine whose own mode is `sd` drafts in its target's process alone, one in `auto` there and on the host.
     asked = msgspec.structs.replace(case.options, mode=mode if mode in ("sd", "auto") else "ssd")
     config, began = msgspec.structs.replace(resolve(asked), synthetic=case.synthetic), time.monotonic()
     seeds = itertools.count()
-    with watched(job, config) as (engine, client, health), closing(_Listener(engine.address)) as listener:
+    with watched(job, config) as (engine, client, health), closing(Listener(engine.address)) as listener:
         yield {"name": f"{case.name}, {mode}, start", "seconds": time.monotonic() - began}
         for batch, mix, temperature in settings:
             count = (1 + repeats) * batch
@@ -101,10 +101,10 @@ def _of_mode(
             of = "" if mix in _USUAL else f"prompts of {' '.join(map(str, mix))}, "
             yield health.judged({"name": f"{case.name}, batch {batch}, {of}T = {temperature:g}, {mode}", **found})
     file = Path(job.out) / f"trace-{re.sub('[^a-z0-9]+', '-', f'{job.step} {case.name} {mode}'.lower())}.json"
-    file.write_text(json.dumps(trace(listener.last, (), listener.begin, {"mode": mode})))
+    listener.write(file, mode)
 
 
-def _measured(run: Callable[[Sequence[Prompt]], Row], batches: Sequence[Sequence[Prompt]], listener: _Listener) -> Row:
+def _measured(run: Callable[[Sequence[Prompt]], Row], batches: Sequence[Sequence[Prompt]], listener: Listener) -> Row:
     """Run the batches one after the other; return what `rows` says of them."""
     found, steps = list[Row](), list[str]()
     for number, prompts in enumerate(batches):
@@ -152,28 +152,3 @@ def _summary(traces: Traces) -> Row:
         said = {name: f"{sum(own) / whole:.0%}*{sorted(own)[len(own) // 2] / 1e6:.2f}" for name, own in spans.items()}
         found[role] = " ".join(f"{name}={share}" for name, share in said.items())
     return found
-
-
-class _Listener:
-    """Hears an engine's traces in a thread of its own. `last`: what was kept, from the time `begin` on."""
-
-    def __init__(self, address: str) -> None:
-        self._subscriber, self._history, self._over = Subscriber(address), History(), threading.Event()
-        self.begin, self.last = 0, dict[str, tuple[list[Span], list[Moment]]]()
-        self._thread = threading.Thread(target=self._listen)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        while not self._over.is_set():
-            snapshot = self._subscriber.receive(0.1)
-            if snapshot is not None:
-                self._history.add(snapshot)
-        self._subscriber.close()
-
-    def keep(self, begin: int, end: int) -> None:
-        self.begin = begin
-        self.last = {role: kept.since(begin, end) for role, kept in self._history.traces.items()}
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()

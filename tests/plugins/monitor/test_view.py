@@ -7,12 +7,12 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ssd.ipc.messages import LinkLoad
-from ssd.monitor.history import History
-from ssd.monitor.stalls import Pipeline
-from ssd.monitor.statistics import Figures, figures
-from ssd.plugins.top.pipeline import legend
-from ssd.plugins.top.recording import Recording
-from ssd.plugins.top.screen import Look, line, screen
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.pipeline import legend
+from ssd.plugins.monitor.recording import Recording
+from ssd.plugins.monitor.screen import Look, line, screen
+from ssd.plugins.monitor.stalls import Pipeline
+from ssd.plugins.monitor.statistics import Figures, figures
 
 
 def test_depths_are_told_in_their_order() -> None:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.text import Text
 
 from ssd.ipc.trace_ring import Mark, Moment, Span, State
-from ssd.monitor.history import History
-from ssd.monitor.stalls import Pipeline
-from ssd.plugins.top.formats import named_style, share, state_style
+from ssd.plugins.monitor.formats import named_style, share, state_style
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.stalls import Pipeline
 
 _ROUNDS, _STRIPS = 6, 3
 _LOOK_BACK_S = (2.0, 30.0)  # the longer one only if the shorter is not enough

@@ -18,9 +18,9 @@ from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, LinkLoad, RoundEvent
 from ssd.ipc.public import Source
 from ssd.ipc.trace_ring import TRACED, Mark, Span, State
-from ssd.monitor.history import History
 from ssd.monitor.messages import Process
-from ssd.monitor.stalls import Pipeline, causes
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.stalls import Pipeline, causes
 
 STALE_S = 2.0
 SPARKS = 60  # seconds that the sparkline shows

@@ -20,14 +20,14 @@ _PAST_TURNS = 6  # so that a minute of history is there at once
 
 
 class Recording:
-    """Gives recorded snapshots like `ssd.monitor.subscriber.Subscriber`; `tools.record_top` writes the file.
+    """Gives recorded snapshots like `ssd.plugins.monitor.subscriber.Subscriber`; `tools.record_top` writes the file.
 
     Each turn of the recording begins where the last one ended, and numbers trace records from there on."""
 
     here, address = True, "a recording"
 
     def __init__(self) -> None:
-        packed = (files("ssd.plugins.top") / "recording.msgpack.gz").read_bytes()
+        packed = (files("ssd.plugins.monitor") / "recording.msgpack.gz").read_bytes()
         self._snapshots = msgspec.msgpack.decode(gzip.decompress(packed), type=list[Snapshot])
         self._length = self._snapshots[-1].at
         self._records = {trace.role: 0 for trace in self._snapshots[0].traces}

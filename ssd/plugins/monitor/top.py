@@ -24,12 +24,12 @@ from rich.screen import Screen
 from ssd.bench.quantities import Real
 from ssd.cli.session import process_setup, terminate
 from ssd.errors import SsdError
-from ssd.monitor.history import History
-from ssd.monitor.statistics import Figures, figures
-from ssd.monitor.subscriber import Subscriber
-from ssd.plugins.top.pipeline import strips
-from ssd.plugins.top.recording import Recording
-from ssd.plugins.top.screen import PAGES, Look, line, screen
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.pipeline import strips
+from ssd.plugins.monitor.recording import Recording
+from ssd.plugins.monitor.screen import PAGES, Look, line, screen
+from ssd.plugins.monitor.statistics import Figures, figures
+from ssd.plugins.monitor.subscriber import Subscriber
 
 _TICK_S = 0.1
 _FASTEST_S, _SLOWEST_S = 0.1, 60.0

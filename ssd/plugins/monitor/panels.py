@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ssd.monitor.stalls import reason
-from ssd.monitor.statistics import Figures
-from ssd.plugins.top.formats import UP, bar, seconds, share, size, sparkline
+from ssd.plugins.monitor.formats import UP, bar, seconds, share, size, sparkline
+from ssd.plugins.monitor.stalls import reason
+from ssd.plugins.monitor.statistics import Figures
 
 _BAR = 10
 

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from ssd.config.params import DRAFTED
 from ssd.ipc.messages import LinkLoad
-from ssd.monitor.statistics import Figures
-from ssd.plugins.top import panels
-from ssd.plugins.top.formats import share
-from ssd.plugins.top.pipeline import Strip, drawn, legend
+from ssd.plugins.monitor import panels
+from ssd.plugins.monitor.formats import share
+from ssd.plugins.monitor.pipeline import Strip, drawn, legend
+from ssd.plugins.monitor.statistics import Figures
 
 PAGES = {"1": "overview", "2": "pipeline", "3": "requests"}
 _WIDE = 100

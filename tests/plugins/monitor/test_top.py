@@ -198,7 +198,7 @@ def test_control_c_is_a_key_of_the_terminal() -> None:
 
 
 def test_the_terminal_is_given_back_after_an_error() -> None:
-    script = "from rich.console import Console; from ssd.plugins.top.top import FullScreen\n"
+    script = "from rich.console import Console; from ssd.plugins.monitor.top import FullScreen\n"
     script += "with FullScreen(Console()) as screen: screen.show('here'); 1 / 0"
     with terminal("-c", script) as window:
         before = window.settings()

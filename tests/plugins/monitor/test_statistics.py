@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ssd.config.params import Speculation
 from ssd.ipc.messages import EndEvent, FrontendReport, Load, RoundEvent
 from ssd.ipc.public import Metrics, Source
 from ssd.ipc.trace_ring import WORDS, Mark, State
-from ssd.monitor.history import History, TraceHistory
 from ssd.monitor.messages import Process, Snapshot, TraceNews
-from ssd.monitor.stalls import Pipeline, causes
-from ssd.monitor.statistics import figures, gaps, percentiles, speculation_figures
+from ssd.plugins.monitor.history import History, TraceHistory
+from ssd.plugins.monitor.stalls import Pipeline, causes
+from ssd.plugins.monitor.statistics import figures, gaps, percentiles, speculation_figures
 
 S, MS = 10**9, 10**6
 
@@ -155,6 +156,14 @@ def test_a_stall_has_a_cause(shares: dict[str, dict[str, float]], misses: dict[s
     found = causes(Pipeline(10.0, shares), misses, 100, {"target": "UP"})
     assert len(found) == min(1, len(words))
     assert all(word in found[0] for word in words)
+
+
+def test_a_parked_draft_is_no_stall() -> None:
+    history = History()
+    history.add(replace(snapshot(S), processes=[Process("target", 5, "up"), Process("draft", 0, "parked")]))
+    found = figures(history, 60)
+    assert [process.state for process in found.processes] == ["UP", "PARKED"]
+    assert not any("down" in stall for stall in found.stalls)
 
 
 def test_who_is_away_is_said_first() -> None:

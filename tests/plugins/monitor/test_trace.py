@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ssd.cli import trace as trace_command
 from ssd.cli.main import main
 from ssd.client import Client
 from ssd.config.params import SamplingParams, Speculation
@@ -20,11 +19,12 @@ from ssd.ipc.messages import EndEvent
 from ssd.ipc.process import memory_file
 from ssd.ipc.public import Metrics
 from ssd.ipc.trace_ring import FIGURES, SIZE_BYTES, Mark, Moment, Span, State, TraceReader, TraceRing
-from ssd.monitor.history import History
 from ssd.monitor.messages import Snapshot, TraceNews
-from ssd.monitor.statistics import figures
-from ssd.monitor.subscriber import Subscriber
-from ssd.monitor.trace import slowest, trace
+from ssd.plugins.monitor import trace as trace_command
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.statistics import figures
+from ssd.plugins.monitor.subscriber import Subscriber
+from ssd.plugins.monitor.trace_events import slowest, trace
 from tests.faults.engine import running_engine
 from tests.mock import ROUND_VARIABLE
 
@@ -249,6 +249,7 @@ def test_an_engine_that_goes_leaves_what_came_before(tmp_path: Path, monkeypatch
     [
         (["--last", "1", "--next", "1"], "not both"),
         (["--address", "tcp://127.0.0.1:1"], "no engine on this machine"),
+        (["--last", "nan"], "'nan' is not a number"),
         (["--next", "1", "--output", "nowhere/x.json"], "--output nowhere/x.json: nowhere is no folder"),
     ],
 )

@@ -14,11 +14,11 @@ from ssd.bench.outputs import check_writable
 from ssd.bench.quantities import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
-from ssd.monitor.history import History
 from ssd.monitor.messages import Snapshot
-from ssd.monitor.subscriber import Subscriber
-from ssd.monitor.trace import slowest
-from ssd.monitor.trace import trace as document
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.subscriber import Subscriber
+from ssd.plugins.monitor.trace_events import slowest
+from ssd.plugins.monitor.trace_events import trace as document
 
 _SECONDS = Real(0, 600, min_open=True)
 _LAST_S = 10.0

@@ -17,9 +17,9 @@ from ssd.client import Client, Completion
 from ssd.config.params import SamplingParams
 from ssd.ipc.trace_ring import Mark, Span, State
 from ssd.launch.supervisor import Engine
-from ssd.monitor.history import History
-from ssd.monitor.statistics import figures
-from ssd.monitor.subscriber import Subscriber
+from ssd.plugins.monitor.history import History
+from ssd.plugins.monitor.statistics import figures
+from ssd.plugins.monitor.subscriber import Subscriber
 from tests.faults.engine import running_engine
 from tests.scripted_engine import PATIENCE_S
 
