@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, get_args
 
 import click
 from msgspec import inspect
 
-from ssd.bench.quantities import Real
 from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName, Mode
 from ssd.system import registered
+
+
+class Real(click.FloatRange):
+    """A number in a range; nan is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class Lookahead(click.IntRange):

@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ssd.bench.quantities import time_text
 from ssd.bench.setup import Setup
 from ssd.config.emulation import DeviceTimes, StatedAgreement
 from ssd.config.engine import EngineConfig
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.plugins.emulation.agreement import acceptance_length, line
+from ssd.plugins.emulation.quantities import time_text
 
 _DECIDED = (
     *("target", "draft", "revision", "load_format"),

@@ -10,12 +10,13 @@ import click
 import msgspec
 
 from ssd.bench import datasets
-from ssd.bench.quantities import Real, Times
 from ssd.cli.bench_options import BenchOptions, set_defaults
+from ssd.cli.option_types import Real
 from ssd.config.emulation import DeviceTimes, ForwardTime
 from ssd.errors import UsageError
 from ssd.plugins.emulation.agreement import PRESETS, Preset, stated_agreement
 from ssd.plugins.emulation.bench import Emulation
+from ssd.plugins.emulation.quantities import Times
 
 
 class Emulated(click.ParamType):

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.control import Control
 from rich.screen import Screen
 
-from ssd.bench.quantities import Real
+from ssd.cli.option_types import Real
 from ssd.cli.session import process_setup, terminate
 from ssd.errors import SsdError
 from ssd.plugins.monitor.history import History

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from ssd.bench.outputs import check_writable
-from ssd.bench.quantities import Real
+from ssd.cli.option_types import Real
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
 from ssd.monitor.messages import Snapshot

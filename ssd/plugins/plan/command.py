@@ -10,7 +10,7 @@ import click
 from msgspec.structs import replace
 
 from ssd.bench.outputs import console, grid
-from ssd.bench.quantities import Real
+from ssd.cli.option_types import Real
 from ssd.cli.options import engine_options
 from ssd.config.engine import EngineConfig
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED

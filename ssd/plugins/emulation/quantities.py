@@ -1,8 +1,7 @@
-"""Types of options: numbers, and times with units."""
+"""Types of options: times with units."""
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -11,16 +10,6 @@ import click
 from ssd.speculation.theory import LinearCost
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-
-
-class Real(click.FloatRange):
-    """A number in a range; nan is refused."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
 
 
 class Duration(click.ParamType):
