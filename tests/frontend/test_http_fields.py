@@ -1,4 +1,4 @@
-"""Every field that a client may send: taken, ignored with a reason, refused as not supported, or unknown."""
+"""Every field that a client may send: taken, refused as not supported, or unknown and without effect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ssd.config.params import SamplingDefaults
-from ssd.frontend.http.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, Said, TokenizeRequest
-from ssd.frontend.http.decoding import lenient
+from ssd.frontend.http.bodies import ChatRequest, CompletionRequest
 from ssd.ipc.messages import Emission
 from tests.frontend.http_engine import HttpEngine, answering, http_engine
 from tests.frontend.test_gateway import TOKENIZER
@@ -70,7 +69,7 @@ def test_so_it_is_with_completions(http: HttpEngine) -> None:
     assert http.post(COMPLETIONS, **RAW, **fields, max_tokens=100)[1]["choices"][0]["text"] == TEXT
 
 
-def test_null_is_the_same_as_nothing_for_every_field_that_is_not_supported_or_ignored(http: HttpEngine) -> None:
+def test_null_is_the_same_as_nothing_for_every_field_that_works_or_is_not_supported(http: HttpEngine) -> None:
     for path, kind, body in ((CHATS, ChatRequest, CHAT), (COMPLETIONS, CompletionRequest, RAW)):
         null = dict.fromkeys(set(kind.__struct_fields__) - {"messages", "prompt"})
         status, answer = http.post(path, **{**body, **null})
@@ -166,23 +165,21 @@ def test_the_usage_so_far_comes_with_every_event(http: HttpEngine, path: str, bo
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == len(IDS)
 
 
-# -- what is not there ----------------------------------------------------------------------------------------------
-
-
 # -- what is unknown ------------------------------------------------------------------------------------------------
 
 
 def test_unknown_fields_are_ignored_and_logged_once(http: HttpEngine, caplog: pytest.LogCaptureFixture) -> None:
     messages = [{"role": "user", "content": "Why?", "mood": "good"}]
-    with caplog.at_level(logging.WARNING, "ssd.http"):
+    with caplog.at_level(logging.INFO, "ssd.http"):
         for _ in range(3):
             assert http.post(CHATS, messages=messages, max_tokens=100, one_day=1, another={})[0] == 200
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "unknown fields of ChatRequest ignored: 'another', 'messages[].mood', 'one_day'"
+    (line,) = [record for record in caplog.records if record.name == "ssd.http"]
+    assert line.getMessage() == "unknown fields of ChatRequest ignored: 'another', 'one_day'"
+    assert line.levelno == logging.INFO, "clients send some with every request"
 
 
 def test_the_name_of_a_field_is_no_line_of_the_log(http: HttpEngine, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ssd.http"):
+    with caplog.at_level(logging.INFO, "ssd.http"):
         http.post(COMPLETIONS, **RAW, **{"a\nb": 1, "x" * 1000: 1})
         for start in range(0, 1000, 100):
             http.post(COMPLETIONS, **RAW, **{f"field{n}": 1 for n in range(start, start + 100)})
@@ -196,19 +193,11 @@ def test_unknown_fields_beside_a_wrong_value_do_not_hide_it(http: HttpEngine) ->
     assert (status, answer["error"]["param"]) == (400, "temperature")
 
 
-def test_the_openapi_document_says_which_fields_are_ignored_and_why(http: HttpEngine) -> None:
+def test_the_openapi_document_allows_other_fields_and_says_which_values_ask_for_nothing(http: HttpEngine) -> None:
     schema = json.loads(http.ask("GET", "/openapi.json")[2])["components"]["schemas"]["ChatRequest"]
     assert schema.get("additionalProperties", True) is True
-    assert schema["properties"]["metadata"]["description"] == "Accepted, and ignored: no answer is stored."
+    assert "metadata" not in schema["properties"]
     assert schema["properties"]["mirostat"]["enum"] == [None, 0]
-
-
-def test_a_lenient_struct_is_the_strict_one_but_for_unknown_fields() -> None:
-    for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
-        made = lenient(kind)
-        assert issubclass(made, kind) and set(made.__struct_fields__) == set(kind.__struct_fields__)
-        assert kind.__struct_config__.forbid_unknown_fields and not made.__struct_config__.forbid_unknown_fields
-    assert lenient(Said) is lenient(Said)
 
 
 # -- what the model recommends --------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The JSON that HTTP clients send, by the names of the OpenAI API, of vLLM and of llama.cpp.
 
-Every known field stands here: what it does, why it changes nothing (`ignored`), or the values with which it asks for
-nothing (`unsupported`)."""
+Every known field stands here: what it does, or the values with which it asks for nothing (`unsupported`)."""
 
 from __future__ import annotations
 
@@ -18,11 +17,6 @@ Anything: TypeAlias = msgspec.Raw | UnsetType
 """A field whose value is not looked into, so that it costs no memory."""
 NEUTRAL = "neutral"
 """In the metadata of a field that is not supported: the values that ask for nothing, null always among them."""
-
-
-def ignored(reason: str) -> Meta:
-    """Mark a field that changes no token, for this reason."""
-    return Meta(description=f"Accepted, and ignored: {reason}.")
 
 
 def unsupported(*neutral: Any) -> Meta:
@@ -63,33 +57,31 @@ OTHER_VALUES = frozenset(
 """Roles, kinds of content, of items, of tools and of formats that other engines have and this one has not."""
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct):
     """The events that have usage.
 
     `include_usage` adds a last event with it, `continuous_usage_stats` the usage so far to every event."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Anything, ignored("events are not padded")] = UNSET
 
 
-class Speculative(msgspec.Struct, forbid_unknown_fields=True):
+class Speculative(msgspec.Struct):
     """Turns speculation off for this request, or limits it, which changes speed only."""
 
     enabled: bool = True
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_LOOKAHEAD)] | None = None
 
 
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+class JsonSchema(msgspec.Struct):
     """OpenAI's wrapper of a schema. If it is not `strict`, keywords that no grammar can hold are left out."""
 
     schema: Anything = UNSET
     name: Name | None = None
-    description: Annotated[Anything, ignored("the prompt says what the model is told")] = UNSET
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+class ResponseFormat(msgspec.Struct):
     """The format of the answer, as OpenAI asks for it.
 
     `schema` belongs to `json_object`, as in llama.cpp, and may stand for `json_schema`; `structures` and `triggers`
@@ -105,7 +97,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     format: Annotated[Anything, unsupported()] = UNSET
 
 
-class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+class StructuredOutputs(msgspec.Struct):
     """The format of the answer, as vLLM asks for it: one of the first six.
 
     `json` and `structural_tag` are objects, or texts that hold one."""
@@ -118,11 +110,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: Anything = UNSET
     whitespace_pattern: Annotated[Anything, unsupported()] = UNSET
     disable_any_whitespace: Annotated[Anything, unsupported(False)] = UNSET
-    disable_additional_properties: Annotated[Anything, ignored("what says nothing of other keys has none")] = UNSET
-    disable_fallback: Annotated[Anything, ignored("there is one backend")] = UNSET
 
 
-class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, kw_only=True):
     """Fields that chats and raw completions have in common."""
 
     model: Name | None = None
@@ -160,19 +150,6 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # our own
     speculative: Speculative | None = None
     return_metrics: bool | None = None
-    # OpenAI's that change nothing here
-    user: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
-    safety_identifier: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
-    metadata: Annotated[Anything, ignored("no answer is stored")] = UNSET
-    service_tier: Annotated[Anything, ignored("there is one")] = UNSET
-    prompt_cache_key: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
-    prompt_cache_retention: Annotated[Anything, ignored("the prefix cache keeps what fits")] = UNSET
-    # vLLM's that change nothing here
-    priority: Annotated[Anything, ignored("requests are served in order of arrival")] = UNSET
-    request_id: Annotated[Anything, ignored("the header X-Request-Id names a request")] = UNSET
-    spaces_between_special_tokens: Annotated[Anything, ignored("only slow tokenizers of transformers do so")] = UNSET
-    mm_processor_kwargs: Annotated[Anything, ignored("there are no images")] = UNSET
-    guided_decoding_backend: Annotated[Anything, ignored("there is one")] = UNSET
     # what the answer must be: OpenAI's, vLLM's and its older ones, llama.cpp's, SGLang's, Ollama's
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -196,23 +173,6 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # llama.cpp's
     n_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1, description="`max_tokens`; -2 is -1.")] | None = None
     repeat_penalty: Annotated[_Repetition, Meta(description="`repetition_penalty`.")] | None = None
-    cache_prompt: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
-    id_slot: Annotated[Anything, ignored("requests have no slots of their own")] = UNSET
-    keep_alive: Annotated[Anything, ignored("the model stays loaded")] = UNSET
-    n_keep: Annotated[Anything, ignored("the context is never shifted")] = UNSET
-    samplers: Annotated[Anything, ignored("filters that are set are applied, in one order")] = UNSET
-    repeat_last_n: Annotated[Anything, ignored("penalties count the whole text")] = UNSET
-    timings_per_token: Annotated[Anything, ignored("return_metrics has the times")] = UNSET
-    return_progress: Annotated[Anything, ignored("the prefill has no events")] = UNSET
-    reasoning_format: Annotated[Anything, ignored("thoughts are in reasoning_content")] = UNSET
-    mirostat_tau: Annotated[Anything, ignored("it belongs to mirostat")] = UNSET
-    mirostat_eta: Annotated[Anything, ignored("it belongs to mirostat")] = UNSET
-    dry_base: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
-    dry_allowed_length: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
-    dry_penalty_last_n: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
-    dry_sequence_breakers: Annotated[Anything, ignored("it belongs to dry_multiplier")] = UNSET
-    xtc_threshold: Annotated[Anything, ignored("it belongs to xtc_probability")] = UNSET
-    dynatemp_exponent: Annotated[Anything, ignored("it belongs to dynatemp_range")] = UNSET
     typical_p: Annotated[Anything, unsupported(1)] = UNSET
     tfs_z: Annotated[Anything, unsupported(1)] = UNSET
     mirostat: Annotated[Anything, unsupported(0)] = UNSET
@@ -221,7 +181,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dynatemp_range: Annotated[Anything, unsupported(0)] = UNSET
 
 
-class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(Sampling, kw_only=True):
     """`/v1/completions`, whose `prompt` is a text, token ids, or a list of either.
 
     With a `suffix` the answer stands between both texts."""
@@ -234,14 +194,12 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: Annotated[Anything, unsupported(True)] = UNSET
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct):
     type: Literal["text", "input_text", "output_text"]
     text: Text
-    annotations: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
-    cache_control: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True):
     """`arguments` is a JSON object or its text; null is no arguments."""
 
     name: Name
@@ -251,16 +209,15 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NO_FUNCTION = CalledFunction("")
 
 
-class SaidCall(msgspec.Struct, forbid_unknown_fields=True):
+class SaidCall(msgspec.Struct):
     """A call in an earlier answer. One without an id gets one."""
 
     id: Name | None = None
     function: Annotated[CalledFunction, Meta(description="Required.")] = NO_FUNCTION
     type: Literal["function"] | None = None
-    index: Annotated[Anything, ignored("calls have an order")] = UNSET
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True):
+class Said(msgspec.Struct):
     """One message of a conversation.
 
     Only an assistant's may lack content, and have `tool_calls`, or the older `function_call`. A `tool` says what the
@@ -272,14 +229,12 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
     tool_call_id: Name | None = None
     reasoning_content: Text | None = None
     name: Annotated[Name, Meta(description="Chat templates know that of a tool.")] | None = None
-    annotations: Annotated[Anything, ignored("they are about a text, and no part of it")] = UNSET
-    cache_control: Annotated[Anything, ignored("every prompt is looked for in the prefix cache")] = UNSET
     refusal: Annotated[Anything, unsupported("")] = UNSET
     function_call: CalledFunction | None = None
     audio: Annotated[Anything, unsupported()] = UNSET
 
 
-class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Function(msgspec.Struct, omit_defaults=True):
     """A tool's name, its purpose, and the JSON schema of its arguments as `parameters`."""
 
     name: ToolName
@@ -288,16 +243,16 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     strict: Annotated[bool | None, Meta(description="Arguments obey all of `parameters`, or are refused.")] = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
+class Tool(msgspec.Struct):
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionName(msgspec.Struct):
     name: Name
 
 
-class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
+class AllowedTool(msgspec.Struct):
     """A tool by name."""
 
     type: Literal["function"] = "function"
@@ -305,14 +260,14 @@ class AllowedTool(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[Name, Meta(description="It may also stand in `function`.")] | None = None
 
 
-class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+class AllowedTools(msgspec.Struct):
     """Some of the tools. The model gets only these."""
 
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=1024)]
     mode: Literal["auto", "required"] = "auto"
 
 
-class ChosenTool(AllowedTool, forbid_unknown_fields=True):
+class ChosenTool(AllowedTool):
     """A tool by name, or `allowed_tools`."""
 
     type: Literal["function", "allowed_tools"] = "function"  # type: ignore[assignment]
@@ -322,7 +277,7 @@ class ChosenTool(AllowedTool, forbid_unknown_fields=True):
 Tools = Annotated[list[Tool], Meta(max_length=1024)]
 
 
-class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(Sampling, kw_only=True):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[Said], Meta(min_length=1, max_length=1024)]
@@ -339,8 +294,6 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="If false, there is one call at most.")] | None = None
     reasoning_effort: Effort | None = None
-    verbosity: Annotated[Anything, ignored("the model has no such setting")] = UNSET
-    prediction: Annotated[Anything, ignored("it is about speed, and the draft predicts")] = UNSET
     functions: Annotated[list[Function], Meta(max_length=1024, description="The older form of tools.")] | None = None
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Annotated[Anything, unsupported([], ["text"])] = UNSET
@@ -352,7 +305,7 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     echo: Annotated[Anything, unsupported(False)] = UNSET
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True):
     """`/tokenize`: a text, or a conversation in the model's chat format."""
 
     model: Name | None = None
@@ -366,7 +319,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: Tools | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """`/detokenize`."""
 
     model: Name | None = None

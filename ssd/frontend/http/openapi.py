@@ -79,7 +79,6 @@ def _error(route: Route) -> Any:
 
 def _narrow(components: dict[str, Any], config: EngineConfig) -> None:
     for name, schema in components.items():
-        schema.pop("additionalProperties", None)
         if name.endswith("Request"):
             schema["properties"]["model"] = {"type": "string", "enum": list(config.server.names)}
 

@@ -18,27 +18,21 @@ from ssd.frontend.http.bodies import (
     Tokens,
     ToolName,
     Variables,
-    ignored,
     unsupported,
 )
 
 _ALIASES = "claude-"  # names that begin so stand for the served model
-_cached = ignored("every prompt is looked for in the prefix cache")
-_about = ignored("it is about a text, and no part of it")
-_our_tools = ignored("the server runs no tools")
 
 
-class TextBlock(msgspec.Struct, forbid_unknown_fields=True):
+class TextBlock(msgspec.Struct):
     type: Literal["text"]
     text: Text
-    cache_control: Annotated[Anything, _cached] = UNSET
-    citations: Annotated[Anything, _about] = UNSET
 
 
 Texts = Text | Annotated[list[TextBlock], Meta(max_length=1024)]
 
 
-class MessageBlock(msgspec.Struct, forbid_unknown_fields=True):
+class MessageBlock(msgspec.Struct):
     """One block of a message: text, a call of a tool, what it returned, or thoughts."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
@@ -50,22 +44,16 @@ class MessageBlock(msgspec.Struct, forbid_unknown_fields=True):
     tool_use_id: Name | None = None
     content: Texts | None = None
     is_error: bool | None = None
-    cache_control: Annotated[Anything, _cached] = UNSET
-    citations: Annotated[Anything, _about] = UNSET
-    signature: Annotated[Anything, ignored("thoughts are not signed")] = UNSET
-    data: Annotated[Anything, ignored("nobody can read it here")] = UNSET
-    caller: Annotated[Anything, _our_tools] = UNSET
-    toolset_name: Annotated[Anything, _our_tools] = UNSET
 
 
-class MessageTurn(msgspec.Struct, forbid_unknown_fields=True):
+class MessageTurn(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[MessageBlock], Meta(max_length=1024)]
 
 
-class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
+class MessageTool(msgspec.Struct):
     """A tool of the client; one with another type than `custom` is left out."""
 
     name: ToolName
@@ -73,44 +61,31 @@ class MessageTool(msgspec.Struct, forbid_unknown_fields=True):
     description: Text | None = None
     input_schema: dict[str, Raw] | None = None
     strict: bool | None = None
-    cache_control: Annotated[Anything, _cached] = UNSET
-    input_examples: Annotated[Anything, ignored("chat templates know a tool's schema only")] = UNSET
-    defer_loading: Annotated[Anything, ignored("the prompt has all tools")] = UNSET
-    eager_input_streaming: Annotated[Anything, ignored("a call is sent when it is complete")] = UNSET
-    allowed_callers: Annotated[Anything, _our_tools] = UNSET
-    max_uses: Annotated[Anything, _our_tools] = UNSET
-    allowed_domains: Annotated[Anything, _our_tools] = UNSET
-    blocked_domains: Annotated[Anything, _our_tools] = UNSET
-    user_location: Annotated[Anything, _our_tools] = UNSET
 
 
-class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class ToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: Annotated[bool, Meta(description="If true, there is one call at most.")] | None = None
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+class Thinking(msgspec.Struct):
     """Sets the chat template's variable `enable_thinking`, if it has one."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[Anything, ignored("chat templates know no budget")] = UNSET
-    display: Annotated[Anything, ignored("all thoughts are shown")] = UNSET
 
 
-class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+class OutputFormat(msgspec.Struct):
     type: Literal["json_schema"]
     schema: Anything = UNSET
-    name: Annotated[Anything, ignored("the prompt says what the model is told")] = UNSET
 
 
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
     effort: Effort | None = None
-    task_budget: Annotated[Anything, ignored("chat templates know no budget")] = UNSET
 
 
-class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class MessageRequest(Sampling, kw_only=True):
     """`/v1/messages` and `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[MessageTurn], Meta(min_length=1, max_length=1024)]
@@ -123,12 +98,6 @@ class MessageRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     output_format: Annotated[OutputFormat | None, Meta(description="The older name of output_config.format.")] = None
     chat_template_kwargs: Variables | None = None
-    cache_control: Annotated[Anything, _cached] = UNSET
-    betas: Annotated[Anything, ignored("what works needs no beta")] = UNSET
-    context_management: Annotated[Anything, ignored("the prompt has the whole conversation")] = UNSET
-    diagnostics: Annotated[Anything, ignored("no answer is stored")] = UNSET
-    inference_geo: Annotated[Anything, ignored("there is one place")] = UNSET
-    speed: Annotated[Anything, ignored("there is one")] = UNSET
     container: Annotated[Anything, unsupported()] = UNSET
     mcp_servers: Annotated[Anything, unsupported([])] = UNSET
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta
 from ssd.config.engine import ServerConfig
 from ssd.config.params import Pooling, SamplingParams
 from ssd.errors import RequestError
-from ssd.frontend.http.bodies import PROMPT, Anything, Name, Prompts, Sampling, Text, ignored, unsupported
+from ssd.frontend.http.bodies import PROMPT, Anything, Name, Prompts, Sampling, Text, unsupported
 from ssd.frontend.http.completions import prompts
 from ssd.frontend.http.errors import HttpError, bare_error, invalid, refusal
 from ssd.frontend.http.exchange import JSON, Exchange, Gone, encoder
@@ -31,10 +31,9 @@ _MOST_INPUTS = 2048  # as many as OpenAI takes
 _OPEN = 64  # inputs of one body that are open at once
 _PART = 2**18  # bytes of an answer that are made before they are sent
 _Dimensions = Annotated[int, Meta(ge=1, le=2**20, description="The first numbers of each vector, to its unit length.")]
-_LOADED = "the model stays loaded"
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """`/v1/embeddings`, whose `input` is a text, token ids, or a list of either."""
 
     input: Annotated[Text | Prompts, Meta(extra_json_schema=PROMPT)]
@@ -46,29 +45,23 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     normalize: Annotated[bool, Meta(description="Vectors have length 1; the default.")] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    user: Annotated[Anything, ignored("nothing is kept about users")] = UNSET
-    priority: Annotated[Anything, ignored("requests are served in order of arrival")] = UNSET
     add_special_tokens: Annotated[Anything, unsupported(True)] = UNSET
 
 
-class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EmbedRequest(msgspec.Struct, kw_only=True):
     """Ollama's `/api/embed`."""
 
     model: Name
     input: Text | Annotated[list[Text], Meta(max_length=_MOST_INPUTS)]
     truncate: bool | None = None
     dimensions: _Dimensions | None = None
-    options: Annotated[Anything, ignored("they are about sampling")] = UNSET
-    keep_alive: Annotated[Anything, ignored(_LOADED)] = UNSET
 
 
-class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OldEmbedRequest(msgspec.Struct, kw_only=True):
     """Ollama's `/api/embeddings`."""
 
     model: Name
     prompt: Text
-    options: Annotated[Anything, ignored("they are about sampling")] = UNSET
-    keep_alive: Annotated[Anything, ignored(_LOADED)] = UNSET
 
 
 class Embedding(msgspec.Struct):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import Meta
 
 from ssd.config.engine import ServerConfig
 from ssd.frontend.detokenization import Vocabulary
 from ssd.frontend.fill_in import File
-from ssd.frontend.http.bodies import Anything, Sampling, Text, ignored
+from ssd.frontend.http.bodies import Sampling, Text
 from ssd.frontend.http.completions import fill_in_prompt, take_back
 from ssd.frontend.http.errors import invalid
 from ssd.frontend.http.exchange import Exchange
@@ -22,19 +22,15 @@ from ssd.frontend.http.service import Service
 from ssd.frontend.http.style import Choice, Each, Style
 from ssd.ipc.public import Chunk, Done, Generate
 
-_NO_TIME = ignored("an answer ends by its tokens, not by a time")
 
-
-class ExtraFile(msgspec.Struct, forbid_unknown_fields=True):
+class ExtraFile(msgspec.Struct):
     """A part of another file that the model may look at."""
 
     text: Text
     filename: Annotated[str, Meta(max_length=4096)] = ""
-    time: Annotated[Anything, ignored("files come in their order")] = UNSET
-    key: Annotated[Anything, ignored("the text has it")] = msgspec.field(default=UNSET, name="str")
 
 
-class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class InfillRequest(Sampling, kw_only=True):
     """`/infill`: `prompt` follows `input_prefix`, as the line that is typed. With `n_predict` 0 it is only cached."""
 
     input_prefix: Text = ""
@@ -42,9 +38,6 @@ class InfillRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     input_extra: Annotated[list[ExtraFile], Meta(max_length=1024)] | None = None
     prompt: Text = ""
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
-    n_indent: Annotated[Anything, ignored("the model indents")] = UNSET
-    t_max_prompt_ms: Annotated[Anything, _NO_TIME] = UNSET
-    t_max_predict_ms: Annotated[Anything, _NO_TIME] = UNSET
 
 
 class Infilling(msgspec.Struct):

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw
 from ssd.config.engine import ServerConfig
 from ssd.frontend.http import answers, bodies, chat, completions
 from ssd.frontend.http.asked import AskedAnswer
-from ssd.frontend.http.bodies import Anything, Name, Said, Text, ignored, unsupported
+from ssd.frontend.http.bodies import Anything, Name, Said, Text, unsupported
 from ssd.frontend.http.errors import HttpError, bare_error, invalid
 from ssd.frontend.http.exchange import Exchange, encoder
 from ssd.frontend.http.openapi import LINES, Route
@@ -27,12 +27,11 @@ from ssd.ipc.public import Chunk, Done
 _NOT_PASSED = {"model", "stream", "stream_options", "n_predict"}
 
 
-class OllamaOptions(bodies.Sampling, kw_only=True, forbid_unknown_fields=True):
+class OllamaOptions(bodies.Sampling, kw_only=True):
     num_predict: int | None = None  # below 1: until the end; so is `n_predict`
-    num_ctx: Annotated[Anything, ignored("the context is --max-model-len")] = UNSET
 
 
-class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OllamaRequest(msgspec.Struct, kw_only=True):
     model: Name | None = None
     stream: bool | None = None  # true
     format: Literal["", "json"] | dict[str, Raw] | None = None
@@ -40,26 +39,24 @@ class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     think: bool | bodies.Effort | None = None
     logprobs: bool | None = None
     top_logprobs: bodies.Alternatives | None = None
-    keep_alive: Annotated[Anything, ignored("the model stays loaded")] = UNSET
 
 
-class OllamaShowRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+class OllamaShowRequest(OllamaRequest, kw_only=True):
     name: Annotated[Name, Meta(description="The older name of `model`.")] | None = None
-    verbose: Annotated[Anything, ignored("all is shown")] = UNSET
 
 
-class OllamaMessage(Said, kw_only=True, forbid_unknown_fields=True):
+class OllamaMessage(Said, kw_only=True):
     tool_name: Name | None = None
     thinking: Text | None = None
     images: Annotated[Anything, unsupported([])] = UNSET
 
 
-class OllamaChatRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: Annotated[list[OllamaMessage], Meta(max_length=1024)] | None = None
     tools: bodies.Tools | None = None
 
 
-class OllamaGenerateRequest(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: Text | None = None
     system: Text | None = None
     raw: bool | None = None  # a text to continue, and no chat

@@ -229,7 +229,8 @@ def test_items_are_referred_to_by_their_ids(thinker: Thinker, of_type: dict[str,
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (404, "input[4].id", "item_not_found")
     with saying(thinker, "So.") as engine:
         _, second = engine.post(PATH, input=items)
-        assert [item["id"] for item in input_items(thinker, second)[:3]] == ids
+        shown = input_items(thinker, second)
+        assert [item["id"] for item in shown[:3]] == ids and shown[1:3] == first["output"]
     thinker.engine.ask("DELETE", f"{PATH}/{first['id']}")
     del first
     assert prompt(thinker, input=items) == "<user>Why?<assistant><think>Hm.</think>See.<user>So?<assistant>"
