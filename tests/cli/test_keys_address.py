@@ -63,13 +63,3 @@ def test_requests_of_one_key_have_one_owner_and_of_two_keys_two(engine: Engine, 
             client.generate(["one two"])
     laptop, phone, again = engine.owners
     assert laptop == again and laptop != phone and "" not in engine.owners
-
-
-def test_keys_without_an_address_or_without_a_client_are_bad_usage(tmp_path: Path) -> None:
-    keys.new_server(tmp_path / "keys")
-    for arguments, words in [
-        (("--keys", tmp_path / "keys"), "--address"),
-        (("--keys", tmp_path / "keys", "--address", "tcp://127.0.0.1:1"), "a client's are in"),
-    ]:
-        done = ssd("generate", "hello", *arguments)
-        assert (done.returncode, done.stdout) == (2, "") and words in done.stderr

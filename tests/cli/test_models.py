@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +71,3 @@ def test_a_draft_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
     found = described(target, "--draft", bound)
     assert found["draft_fits"] is False and "with the same tokenizer" in found["draft_why_not"]
     assert "does not fit: " in run(target, "--draft", bound).output
-
-
-def test_torch_is_not_loaded(tmp_path: Path) -> None:
-    script = (
-        "import sys; from click.testing import CliRunner; from ssd.cli.main import main\n"
-        "done = CliRunner().invoke(main, ['models', sys.argv[1]])\n"
-        "assert done.exit_code == 0, done.output\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tiny.llama(tmp_path))], check=True)
-
-
-@pytest.mark.parametrize("option", [["--json"], ["--draft", "x"], ["--max-num-seqs", "2"]])
-def test_options_need_a_name(option: list[str]) -> None:
-    result = run(*option)
-    assert result.exit_code == 2 and "need the NAME of a model" in result.output
-
-
-def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
-    result = run(tiny.edit(tiny.llama(tmp_path), auto_map={"AutoModel": "evil.Model"}))
-    assert result.exit_code == 2 and "auto_map" in result.output
