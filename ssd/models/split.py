@@ -29,8 +29,6 @@ class Split(NamedTuple):
 
 COLUMN = Split(0, 0)  # weights [out, in], split by outputs
 KEYS = Split(0, 0, keys=True)
-FUSED_QKV = Split(0, 0, fused=True)
-FUSED_GATE_UP = Split(0, 0, blocks=2)
 ROW = Split(1, None)  # by inputs
 VOCABULARY = Split(0, None, vocabulary=True)
 

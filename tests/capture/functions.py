@@ -42,7 +42,6 @@ def _llama(width: int, inner: int, layers: int, heads: int, kv: int, vocab: int,
     return sizes | {"num_attention_heads": heads, "num_key_value_heads": kv, "model_type": "llama"} | more
 
 
-_GEMMA = {"model_type": "gemma3_text", "head_dim": 256, "sliding_window": 512, "query_pre_attn_scalar": 256}
 _QWEN = {"model_type": "qwen3", "head_dim": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama 3.2 1B": _llama(2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True),
@@ -50,7 +49,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Llama 3.1 70B": _llama(8192, 28672, 80, 64, 8, 128256),
     "Qwen3 0.6B": _llama(1024, 3072, 28, 16, 8, 151936, **_QWEN, tie_word_embeddings=True),
     "Qwen3 32B": _llama(5120, 25600, 64, 64, 8, 151936, **_QWEN),
-    "Gemma 3 1B": _llama(1152, 6912, 26, 4, 1, 262144, **_GEMMA, hidden_activation="gelu_pytorch_tanh"),
 }
 if HEAD in kinds():
     CONFIGS["EAGLE-3 for 8B"] = _llama(4096, 14336, 1, 32, 8, 128256, draft_vocab_size=32000, model_type=HEAD)

@@ -16,13 +16,10 @@ from typing import Any
 from ssd.config.params import Mode, SamplingParams, Speculation
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
-from tests.models.knobs import FAMILIES as ATTENDING
 from tests.models.knobs import RECURRENT, Knobs
 
 MODES: tuple[Mode, ...] = ("ar", "ngram", "sd", "ssd")
-FAMILIES = {
-    name: (ATTENDING | RECURRENT)[name] for name in ("gpt_oss", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-}
+FAMILIES = {name: RECURRENT[name] for name in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")}
 PROMPTS = [tiny.token_ids(length, seed=7 * length) for length in (1, 3, 5, 17, 40)]
 TALKS = 39
 

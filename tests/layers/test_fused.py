@@ -115,9 +115,6 @@ def test_heads_are_normed_turned_and_stored(offset: bool | None, dim: int, part:
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"head_dim": 8},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 4, "num_hidden_layers": 6},
-    "gemma2": {"head_dim": 16, "sliding_window": 4},
-    "phi3": {"partial_rotary_factor": 0.5, "pad_token_id": 0},
 }
 
 

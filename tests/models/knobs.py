@@ -26,25 +26,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 QWEN3 = {"head_dim": 8}
 MOE = QWEN3 | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True}
-GEMMA3 = {
-    "head_dim": 8,
-    "query_pre_attn_scalar": 12,
-    "sliding_window": 9,
-    "num_hidden_layers": 3,
-    "layer_types": [SLIDING, FULL, SLIDING],
-    "tie_word_embeddings": True,
-}
-GEMMA2 = GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
-GPT_OSS = {
-    "head_dim": 8,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 3,
-    "sliding_window": 7,
-    "layer_types": [SLIDING, FULL, SLIDING],
-}
-PHI3 = {"sliding_window": None, "pad_token_id": 0}
-PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
 DELTA = "linear_attention"
 QWEN3_5 = {
     "std": 0.1,  # of the weights: the norm behind a state makes small differences large
@@ -123,43 +104,6 @@ FAMILIES: Knobs = {
     "qwen3_moe tied, bias": ("qwen3_moe", MOE | {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3_moe every second layer": ("qwen3_moe", MOE | {"decoder_sparse_step": 2}),
     "qwen3_moe without experts in a layer": ("qwen3_moe", MOE | {"mlp_only_layers": [1]}),
-    "gemma3_text": ("gemma3_text", GEMMA3),
-    "gemma3_text pattern": ("gemma3_text", GEMMA3 | {"layer_types": None, "sliding_window_pattern": 2}),
-    "gemma3_text untied, bias, eps": (
-        "gemma3_text",
-        GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True, "rms_norm_eps": 0.1},
-    ),
-    "gemma3_text soft cap": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 3.0}),
-    "gemma3_text two bases": (
-        "gemma3_text",
-        GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
-    ),
-    "gemma3_text yarn": ("gemma3_text", GEMMA3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
-    "gemma2": ("gemma2", GEMMA2),
-    "gemma2 uncapped, untied, bias": (
-        "gemma2",
-        GEMMA2
-        | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
-        | {"tie_word_embeddings": False, "attention_bias": True},
-    ),
-    "gemma2 every second layer, linear rope": ("gemma2", GEMMA2 | {"layer_types": None, "rope_parameters": LINEAR}),
-    "gpt_oss": ("gpt_oss", GPT_OSS),
-    "gpt_oss unbiased, tied, eps, plain rope": (
-        "gpt_oss",
-        GPT_OSS
-        | {"attention_bias": False, "tie_word_embeddings": True, "rms_norm_eps": 0.1}
-        | {"rope_parameters": DEFAULT | THETA},
-    ),
-    "gpt_oss clamped": (
-        "gpt_oss",
-        GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5, "num_experts_per_tok": 3, "layer_types": None},
-    ),
-    "gpt_oss yarn": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
-    "phi3": ("phi3", PHI3),
-    "phi3 window, tied": ("phi3", PHI3 | {"sliding_window": 5, "tie_word_embeddings": True}),
-    "phi3 without GQA": ("phi3", PHI3 | {"num_key_value_heads": 4}),
-    "phi3 longrope": ("phi3", PHI3_LONG),
-    "phi3 partly rotated": ("phi3", PHI3 | {"rope_parameters": DEFAULT | THETA | {"partial_rotary_factor": 0.75}}),
 }
 
 # Families with layers that have a state.

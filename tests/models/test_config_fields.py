@@ -23,7 +23,6 @@ from tests.models import tiny
 from tests.models.knobs import FAMILIES, FULL, LLAMA3, SLIDING, THETA
 
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-TABLES = (*LLAMAS, "gemma3_text")
 
 
 def model(kind: str, directory: Path, **options: Any) -> Path:
@@ -47,7 +46,7 @@ def assert_as_transformers(directory: Path) -> None:
     assert (logits(directory, text) - tiny.oracle_logits(tiny.oracle(directory), text)).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", LLAMAS)
 @pytest.mark.parametrize("same", [False, True])
 def test_a_table_of_its_own_is_not_tied_whatever_the_config_says(kind: str, same: bool, tmp_path: Path) -> None:
     """As fine-tunes have it that were untied and kept their config, and files that keep a tied table twice."""
@@ -79,19 +78,12 @@ READ: dict[str, tuple[str, dict[str, Any], Collection[str]]] = {
         {"sliding_window": 5, "use_sliding_window": True},
         ("layer_types", "max_window_layers"),
     ),
-    "a switch that Gemma has not": ("gemma3_text", {"use_sliding_window": False}, ()),
     "trained length beside the scaling": (
         "llama",
         {"rope_parameters": THETA | LLAMA3, "original_max_position_embeddings": 32},
         (),
     ),
-    "a gpt-oss of few words": (
-        "gpt_oss",
-        {},
-        ("layer_types", "rope_parameters", "attention_bias", "rms_norm_eps", "swiglu_alpha", "swiglu_limit"),
-    ),
     "theta beside its parameters": ("llama", {"rope_theta": 50.0}, ()),
-    "half a table of rotations": ("gemma3_text", {"rope_parameters": {FULL: {"rope_theta": 77.0}}}, ()),
     "nulls": ("llama", {"attention_bias": None, "head_dim": None, "rope_scaling": None, "auto_map": None}, ()),
 }
 
@@ -114,10 +106,9 @@ def test_a_mistral_without_a_window_has_the_one_of_the_first_mistral(tmp_path: P
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 SCALED = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *((kind, {"is_causal": False}, "is_causal must be true") for kind in (*TABLES, "gemma2")),
-    *((kind, {"rope_scaling": LINEAR}, "contradict each other") for kind in (*LLAMAS, "gemma3_text")),
+    *((kind, {"is_causal": False}, "is_causal must be true") for kind in LLAMAS),
+    *((kind, {"rope_scaling": LINEAR}, "contradict each other") for kind in LLAMAS),
     *((kind, {"rope_parameters": {FULL: LINEAR}}, "differ by kind of layer") for kind in LLAMAS),
-    ("gemma3_text", {"rope_parameters": LINEAR}, "must be those of full_attention and of sliding_attention"),
     ("llama", {"rope_parameters": LINEAR | {"factor": 0}}, "factor must be a positive number, is 0"),
     ("llama", {"rope_parameters": LINEAR | {"factor": "4"}}, "factor must be a positive number, is '4'"),
     ("llama", {"rope_parameters": {"rope_theta": -1}}, "rope_theta must be a positive number, is -1"),
@@ -138,10 +129,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 9},
         "sliding-window attention",
     ),
-    ("gemma3_text", {"sliding_window": None}, "no sliding_window that is used"),
-    ("gemma3_text", {"sliding_window": 0}, "sliding_window must be a positive number"),
-    ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern must be a positive"),
-    ("gemma3_text", {"final_logit_softcapping": "x"}, "final_logit_softcapping must be a positive number, is 'x'"),
     ("llama", {"attention_bias": "false"}, "attention_bias must be true or false, is 'false'"),
     ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
     ("qwen3_moe", {"norm_topk_prob": "false"}, "norm_topk_prob must be true or false"),
@@ -171,12 +158,9 @@ def check_refused(directory: Path, message: str) -> None:
 NO_NUMBERS = pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8, torch.bool])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
 @NO_NUMBERS
-def test_weights_that_are_numbers_only_with_their_scales_are_refused(
-    kind: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    check_unscaled(model(kind, tmp_path), dtype)
+def test_weights_that_are_numbers_only_with_their_scales_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    check_unscaled(tiny.llama(tmp_path), dtype)
 
 
 def check_unscaled(directory: Path, dtype: torch.dtype) -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from ssd.errors import UsageError
-from ssd.execution.batch import Row
 from ssd.models import registry
 from tests.models import tiny
 from tests.models.knobs import FAMILIES
@@ -77,18 +75,6 @@ def test_window_that_is_switched_off_is_accepted(tmp_path: Path) -> None:
     assert tiny.runner(directory).model.shape.layers == 2
 
 
-def test_older_phi3_checkpoints(tmp_path: Path) -> None:
-    """They call LongRoPE by other names, beside the base, and name code of their own, which is not run."""
-    kind, knobs = FAMILIES["phi3 longrope"]
-    directory, rows = tiny.model(kind, tmp_path, **knobs), [Row(tiny.token_ids(40, 0), 0, range(16), 40)]
-    new = tiny.runner(directory).forward(rows)
-    factors = {name: knobs["rope_parameters"][name] for name in ("short_factor", "long_factor")}
-    for name in ("su", "yarn", "longrope"):
-        old = {"rope_theta": 10000.0, "rope_scaling": {"type": name, **factors}, "rope_parameters": None}
-        tiny.edit(directory, **old, auto_map={"AutoConfig": "configuration_phi3.Phi3Config"})
-        assert torch.equal(tiny.runner(directory).forward(rows), new)
-
-
 def test_unknown_family_names_the_known_ones(tmp_path: Path) -> None:
     message = refusal(tiny.edit(tiny.llama(tmp_path), model_type="mamba"))
     assert all(word in message for word in ("mamba", "llama", "qwen3", str(tmp_path)))
@@ -113,18 +99,6 @@ def test_without_a_fallback_the_message_says_that_there_is_none(
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding-window"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok 7 of 6"),
         ("qwen3_moe", {"num_local_experts": 7}, r"experts.6.gate_proj.weight is missing|gate.weight has shape"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("gemma3_text", {"hidden_activation": "gelu"}, "activation 'gelu'"),
-        ("gemma3_text", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types"),
-        ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "su", "factor": 2.0}}}, "'su'"),
-        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping must be a positive number"),
-        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a positive number"),
-        ("gpt_oss", {"mlp_bias": True}, "mlp_bias"),
-        ("gpt_oss", {"layer_types": ["full_attention"] * 2}, "layer_types must be 3 of"),
-        ("phi3", {"attention_bias": True}, "attention_bias"),
-        ("phi3", {"rope_parameters": {"type": "su"}}, "short_factor must be a list of 4 numbers"),
         ("llama", {"text_config": {"vocab_size": 131}}, "several modalities"),
     ],
     ids=str,

@@ -22,14 +22,14 @@ TURNS = [{"role": "user", "content": "it's  the\tquick brown fox, 한 12"}]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A Gemma 3 and its draft, which is the same but for a little noise in one table."""
+    """A model and its draft, which is the same but for a little noise in one table."""
     folder, tokens = tmp_path_factory.mktemp("served"), sentencepiece(False)[1]
     fields = spm_fields(tokens, bos_token_id=1, eos_token_id=2) | {"tokenizer.chat_template": TEMPLATE}
-    sizes = {"vocab_size": len(tokens), "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 24}
+    sizes = {"vocab_size": len(tokens), "head_dim": 16, "num_hidden_layers": 3}
     noise = np.random.default_rng(0).standard_normal((96, 64)).astype(np.float32)
     files = folder / "target.gguf", folder / "draft.gguf"
-    ggufs.write_model(files[0], "gemma3_text", "Q8_0", fields, **sizes)
-    ggufs.write_model(files[1], "gemma3_text", "Q4_1", fields, {"blk.2.ffn_up.weight": noise}, **sizes)
+    ggufs.write_model(files[0], "qwen3", "Q8_0", fields, **sizes)
+    ggufs.write_model(files[1], "qwen3", "Q4_1", fields, {"blk.2.ffn_up.weight": noise}, **sizes)
     return files
 
 

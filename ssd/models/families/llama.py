@@ -96,6 +96,13 @@ def head_and_table(
     return head, embedding_table(embedding, predicting, head)
 
 
+def text_of(weights: Weights) -> Weights:
+    """Return the weights below `model`, or below a prefix of checkpoints with a vision tower."""
+    prefixes = ("model", "language_model.model", "model.language_model")
+    found = (weights.below(prefix) for prefix in prefixes)
+    return next((one for one in found if one.has("embed_tokens.weight")), weights.below("model"))
+
+
 def optional_bias(weights: Weights, name: str, size: int, present: bool) -> Tensor | None:
     return weights(f"{name}.bias", size) if present else None
 

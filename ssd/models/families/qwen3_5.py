@@ -18,7 +18,6 @@ from ssd.layers.linear import Linear
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.recurrent import GatedDelta, ShortConvolution, StateSize, sigmoid_mul
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.families.gemma3 import text_of
 from ssd.models.families.llama import (
     SPLITS,
     Attention,
@@ -27,6 +26,7 @@ from ssd.models.families.llama import (
     check_activation,
     head_and_table,
     shape_of,
+    text_of,
     through_layers,
 )
 from ssd.models.families.qwen3 import Qwen3Attention

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ssd.models.layer_kinds import FULL, LINEAR, SLIDING
+from ssd.models.layer_kinds import FULL, LINEAR
 from ssd.system import registered
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -21,22 +21,15 @@ ATTENTION = {
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }
-_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_EXPERTS = {
+EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_GEMMA_NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
 
 class Names(NamedTuple):
@@ -95,56 +88,10 @@ class Architecture:
     freq_factors: bool = False
     long_factors: bool = False  # longrope, by two tensors of factors
     partly: bool = False  # heads may be rotated in part
-    pattern: int = 0  # every n-th layer sees all tokens, the others a window
-    large: int = 0  # with this many layers, Gemma's scores are scaled by hidden_size / heads
     own: Own | None = None  # the config's fields that are neither copied nor constant
 
 
 Own = Callable[[Mapping[str, Any], Metadata, Architecture], dict[str, Any]]
-
-
-def _gemma(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return windows, caps and scale; llama.cpp derives missing ones from the model's depth."""
-    layers, hidden, heads = (config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    pattern = said.get("attention.sliding_window_pattern", arch.pattern)
-    slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
-    scalar = hidden / heads if layers == arch.large else config["head_dim"]
-    own: dict[str, Any] = {"sliding_window": said["attention.sliding_window"]}
-    own["layer_types"] = [SLIDING if slide else FULL for slide in slides]
-    own["query_pre_attn_scalar"] = said["attention.scale"] ** -2 if "attention.scale" in said else scalar
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        own[cap] = config.get(cap) or None
-    return own
-
-
-def _gemma2(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # llama.cpp's defaults
-    return _gemma({**caps, **config}, said, arch)
-
-
-def _gemma3(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the fields of Gemma 3, whose layers with a window rotate by their own base, unscaled."""
-    base = said.get("rope.freq_base_swa", 10000.0)
-    rope = dict(config["rope_parameters"])
-    if "rope.freq_base" not in said:
-        rope["rope_theta"] = 1e6
-    sliding = {"rope_type": "default", "rope_theta": base}
-    return {
-        **_gemma(config, said, arch),
-        "rope_theta": rope["rope_theta"],
-        "rope_local_base_freq": base,
-        "rope_parameters": {FULL: rope, SLIDING: sliding},
-    }
-
-
-def _gpt_oss(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
-    window = said["attention.sliding_window"]
-    return {"sliding_window": window, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
-
-
-def _phi3(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
-    """Return the window (0 in a file: none) and a padding token that fits small vocabularies."""
-    return {"sliding_window": config.get("sliding_window") or None, "pad_token_id": config["pad_token_id"] or 0}
 
 
 def _qwen35(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> dict[str, Any]:
@@ -159,7 +106,7 @@ def _qwen35(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> di
 
 LLAMA = Architecture(
     Names("llama", "llama", "LlamaForCausalLM"),
-    _NORMS | ATTENTION | FEED_FORWARD,
+    NORMS | ATTENTION | FEED_FORWARD,
     as_without={"logit_scale": 1.0},
     optional=dict.fromkeys(ATTENTION, "attention_bias") | dict.fromkeys(FEED_FORWARD, "mlp_bias"),
     permuted=True,
@@ -167,7 +114,7 @@ LLAMA = Architecture(
 )
 _QWEN2 = Architecture(
     Names("qwen2", "qwen2", "Qwen2ForCausalLM"),
-    _NORMS | ATTENTION | FEED_FORWARD,
+    NORMS | ATTENTION | FEED_FORWARD,
     constants={"hidden_act": "silu", "use_sliding_window": False},
     biased=frozenset(("attn_q", "attn_k", "attn_v")),
     freq_factors=True,
@@ -175,14 +122,14 @@ _QWEN2 = Architecture(
 _QWEN3 = replace(
     _QWEN2,
     names=Names("qwen3", "qwen3", "Qwen3ForCausalLM"),
-    layer=_NORMS | HEAD_NORMS | ATTENTION | FEED_FORWARD,
+    layer=NORMS | HEAD_NORMS | ATTENTION | FEED_FORWARD,
     constants={**_QWEN2.constants, "attention_bias": False},
     biased=frozenset(),
 )
 _QWEN3_MOE = replace(
     _QWEN3,
     names=Names("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM"),
-    layer=_NORMS | HEAD_NORMS | ATTENTION | _EXPERTS,
+    layer=NORMS | HEAD_NORMS | ATTENTION | EXPERTS,
     fields={
         **EPS,
         "expert_count": "num_experts",
@@ -192,64 +139,6 @@ _QWEN3_MOE = replace(
     # llama.cpp divides the chosen experts' probabilities by their sum in every file.
     constants={**_QWEN3.constants, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     freq_factors=False,
-)
-_GEMMA2 = Architecture(
-    Names("gemma2", "gemma2", "Gemma2ForCausalLM"),
-    _GEMMA_NORMS | ATTENTION | FEED_FORWARD,
-    fields={
-        **EPS,
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-        "attention.sliding_window": "sliding_window",
-    },
-    constants=_GEMMA,
-    norm_offset=1.0,
-    pattern=2,
-    large=46,
-    own=_gemma2,
-)
-_GEMMA3 = replace(
-    _GEMMA2,
-    names=Names("gemma3", "gemma3_text", "Gemma3ForCausalLM"),
-    layer=_GEMMA_NORMS | HEAD_NORMS | ATTENTION | FEED_FORWARD,
-    pattern=6,
-    large=62,
-    own=_gemma3,
-)
-_PHI3 = Architecture(
-    Names("phi3", "phi3", "Phi3ForCausalLM"),
-    {
-        **_NORMS,
-        "attn_qkv": "self_attn.qkv_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_up": "mlp.gate_up_proj",
-        "ffn_down": "mlp.down_proj",
-    },
-    fields={**EPS, "attention.sliding_window": "sliding_window"},
-    long_factors=True,
-    partly=True,
-    own=_phi3,
-)
-_GPT_OSS = Architecture(
-    Names("gpt-oss", "gpt_oss", "GptOssForCausalLM"),
-    {
-        **ATTENTION,
-        **_EXPERTS,
-        "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "mlp.router",
-    },
-    fields={
-        **EPS,
-        "attention.sliding_window": "sliding_window",
-        "expert_count": "num_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "intermediate_size",
-    },
-    biased=frozenset(("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
-    bare={"attn_sinks.weight": "self_attn.sinks"},
-    optional=dict.fromkeys(ATTENTION, "attention_bias"),
-    own=_gpt_oss,
 )
 
 _SHARED_EXPERT = {
@@ -292,7 +181,7 @@ _QWEN35 = Architecture(
 _QWEN35_MOE = replace(
     _QWEN35,
     names=Names("qwen35moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
-    layer={**{part: name for part, name in _QWEN35.layer.items() if part not in FEED_FORWARD}, **_EXPERTS}
+    layer={**{part: name for part, name in _QWEN35.layer.items() if part not in FEED_FORWARD}, **EXPERTS}
     | _SHARED_EXPERT,
     fields={
         **_QWEN35.fields,
@@ -303,14 +192,11 @@ _QWEN35_MOE = replace(
 _QWEN3_NEXT = replace(
     _QWEN35_MOE,
     names=Names("qwen3next", "qwen3_next", "Qwen3NextForCausalLM"),
-    layer=_DELTA | _EXPERTS | _SHARED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba"},
+    layer=_DELTA | EXPERTS | _SHARED_EXPERT | {"ssm_ba": "linear_attn.in_proj_ba"},
     constants={**_QWEN3_MOE.constants, "use_sliding_window": False},
 )
 
-_ALL = (
-    *(LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _GEMMA2, _GEMMA3, _GPT_OSS, _PHI3),
-    *(_QWEN35, _QWEN35_MOE, _QWEN3_NEXT),
-)
+_ALL = LLAMA, _QWEN2, _QWEN3, _QWEN3_MOE, _QWEN35, _QWEN35_MOE, _QWEN3_NEXT
 _OURS = {one.names.kind: one for one in _ALL}
 
 

@@ -25,7 +25,6 @@ _SIZES |= {f"attention.{name}" for name in ("head_count", "head_count_kv", "key_
 _ROPE = {"rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"}
 _ROPE |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "attn_factor")}
 _ROPE |= {f"rope.scaling.yarn_{name}" for name in ("attn_factor", "beta_fast", "beta_slow")}
-_WINDOWS = {"attention.sliding_window_pattern", "rope.freq_base_swa", "attention.scale"}
 # Keys that are accepted with this value only, because it changes nothing.
 _AS_WITHOUT = {"attention.causal": True, "use_parallel_residual": False, "rope.scaling.yarn_ext_factor": 1.0}
 _AS_WITHOUT |= {"expert_count": 0, "expert_used_count": 0, "attention.sliding_window": 0}
@@ -95,14 +94,8 @@ def _inner(said: Metadata) -> str:
 
 
 def _refuse_what_is_not_read(fields: Mapping[str, Any], arch: Architecture) -> None:
-    known = (
-        _SIZES
-        | {"pooling_type"}
-        | arch.fields.keys()
-        | arch.known
-        | (_ROPE if arch.rope else set())
-        | (_WINDOWS if arch.pattern else set())
-    ) - (arch.as_without.keys())
+    known = _SIZES | {"pooling_type"} | arch.fields.keys() | arch.known | (_ROPE if arch.rope else set())
+    known -= arch.as_without.keys()
     same = {**_AS_WITHOUT, **arch.as_without}
     for key, value in fields.items():
         name = key.removeprefix(f"{arch.names.kind}.")

@@ -17,14 +17,14 @@ from ssd.layers.attention import Scores
 from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm, gelu_mul
 from ssd.layers.rotary import Frequencies, Rotary, frequencies
-from ssd.models.families.gemma3 import ACTIVATION, Gemma3FeedForward, rope, text_of
-from ssd.models.families.llama import SPLITS, check_activation, head_and_table, shape_of
+from ssd.models.families.llama import SPLITS, check_activation, head_and_table, shape_of, text_of
 from ssd.models.families.qwen3_moe import Experts
 from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.split import VOCABULARY, Splits
 from ssd.models.weights import Weights
+from ssd.plugins.families.gemma3 import ACTIVATION, Gemma3FeedForward, rope
 from ssd.plugins.families.sizes import gemma4_layers
 from ssd.system.fields import Config, count, flag, mapping, number, refuse
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ssd.layers.rotary import Rotary, frequencies
-from ssd.models.families.gemma3 import layer_types, rope
 from ssd.models.families.llama import through_layers
 from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.weights import Weights
+from ssd.plugins.families.gemma3 import layer_types, rope
 from ssd.plugins.families.olmo2 import OLMO_SPLITS, Olmo2
 from ssd.system.fields import Config, number
 

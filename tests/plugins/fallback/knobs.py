@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.knobs import YARN, Knobs
+from tests.models.knobs import FULL, SLIDING, YARN, Knobs
 
 # Keys of 12 numbers beside values of 6, from a latent of 16.
 MLA: dict[str, Any] = {
@@ -14,6 +14,11 @@ MLA: dict[str, Any] = {
     **{"pad_token_id": 0, "eos_token_id": 2},
 }
 MLA_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
+
+GPT_OSS: dict[str, Any] = {
+    **{"head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3, "sliding_window": 7},
+    "layer_types": [SLIDING, FULL, SLIDING],
+}
 
 # Families that have no file: transformers' own models over the engine's cache.
 FALLBACK: Knobs = {

@@ -21,8 +21,8 @@ from tests.exactness.test_embeddings import check_kind
 from tests.models import test_families as families
 from tests.models import test_unsound_weights as unsound
 from tests.models import tiny
-from tests.models.knobs import FAMILIES, kinds
-from tests.plugins.fallback.knobs import FALLBACK
+from tests.models.knobs import kinds
+from tests.plugins.fallback.knobs import FALLBACK, GPT_OSS
 from tools.distill.layouts import quantization_config
 
 
@@ -63,8 +63,7 @@ def test_a_tensor_that_is_no_number_is_named(
 
 
 def test_it_attends_with_sinks(tmp_path: Path) -> None:
-    kind, knobs = FAMILIES["gpt_oss"]
-    directory, text = tiny.model(kind, tmp_path, **knobs), tiny.token_ids(50, 0)
+    directory, text = tiny.model("gpt_oss", tmp_path, **GPT_OSS), tiny.token_ids(50, 0)
     model = paged.load(inspect(directory), torch.float32, tiny.CPU, tiny.MAX_POSITION, dummy=False)
     runner = Runner(model, 64, 4)
     logits = [runner.forward([Row(text[a:b], a, range(64), b - a)]) for a, b in ((0, 40), (40, 41), (41, 50))]

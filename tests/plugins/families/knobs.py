@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from tests.models.knobs import DEFAULT, FULL, SLIDING, THETA, YARN, Knobs
+from tests.models.knobs import DEFAULT, FULL, LINEAR, LONGROPE, SLIDING, THETA, YARN, Knobs
 
+GPT_OSS = {
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "sliding_window": 7,
+    "layer_types": [SLIDING, FULL, SLIDING],
+}
+PHI3 = {"sliding_window": None, "pad_token_id": 0}
+PHI3_LONG = PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 2}
 GRANITE = {"embedding_multiplier": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 3.0}
 OLMO3 = {"sliding_window": 5, "layer_types": [SLIDING, FULL]}
+GEMMA3 = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 9,
+    "num_hidden_layers": 3,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "tie_word_embeddings": True,
+}
+GEMMA2 = GEMMA3 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 GEMMA4 = {
     "head_dim": 8,
     "global_head_dim": 12,
@@ -46,6 +65,26 @@ FAMILIES: Knobs = {
     "gpt2 unscaled": ("gpt2", {"scale_attn_weights": False}),
     "gpt2 scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2 upcast": ("gpt2", {"reorder_and_upcast_attn": True}),
+    "gemma3_text": ("gemma3_text", GEMMA3),
+    "gemma3_text pattern": ("gemma3_text", GEMMA3 | {"layer_types": None, "sliding_window_pattern": 2}),
+    "gemma3_text untied, bias, eps": (
+        "gemma3_text",
+        GEMMA3 | {"tie_word_embeddings": False, "attention_bias": True, "rms_norm_eps": 0.1},
+    ),
+    "gemma3_text soft cap": ("gemma3_text", GEMMA3 | {"final_logit_softcapping": 3.0}),
+    "gemma3_text two bases": (
+        "gemma3_text",
+        GEMMA3 | {"rope_parameters": {FULL: LINEAR | {"rope_theta": 500.0}, SLIDING: DEFAULT | {"rope_theta": 50.0}}},
+    ),
+    "gemma3_text yarn": ("gemma3_text", GEMMA3 | {"rope_parameters": {FULL: YARN, SLIDING: DEFAULT | THETA}}),
+    "gemma2": ("gemma2", GEMMA2),
+    "gemma2 uncapped, untied, bias": (
+        "gemma2",
+        GEMMA2
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        | {"tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma2 every second layer, linear rope": ("gemma2", GEMMA2 | {"layer_types": None, "rope_parameters": LINEAR}),
     "gemma4_text": ("gemma4_text", GEMMA4),
     "gemma4_text double width, soft cap, untied, eps": (
         "gemma4_text",
@@ -70,6 +109,23 @@ FAMILIES: Knobs = {
         GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "std": 0.1},
     ),
     "gemma4_text experts": ("gemma4_text", GEMMA4_MOE),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss unbiased, tied, eps, plain rope": (
+        "gpt_oss",
+        GPT_OSS
+        | {"attention_bias": False, "tie_word_embeddings": True, "rms_norm_eps": 0.1}
+        | {"rope_parameters": DEFAULT | THETA},
+    ),
+    "gpt_oss clamped": (
+        "gpt_oss",
+        GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5, "num_experts_per_tok": 3, "layer_types": None},
+    ),
+    "gpt_oss yarn": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
+    "phi3": ("phi3", PHI3),
+    "phi3 window, tied": ("phi3", PHI3 | {"sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3 without GQA": ("phi3", PHI3 | {"num_key_value_heads": 4}),
+    "phi3 longrope": ("phi3", PHI3_LONG),
+    "phi3 partly rotated": ("phi3", PHI3 | {"rope_parameters": DEFAULT | THETA | {"partial_rotary_factor": 0.75}}),
     "granite": ("granite", GRANITE),
     "granite tied, bias, eps": (
         "granite",

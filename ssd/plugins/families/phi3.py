@@ -8,11 +8,11 @@ import torch
 
 from ssd.layers.rotary import rope_parameters
 from ssd.models.families.llama import SPLITS, Attention, FeedForward, Llama
-from ssd.models.split import FUSED_GATE_UP, FUSED_QKV, Splits
+from ssd.models.split import Split, Splits
 from ssd.models.weights import Weights
 from ssd.system.fields import Config
 
-_SPLITS: Splits = {**SPLITS, "qkv_proj": FUSED_QKV, "gate_up_proj": FUSED_GATE_UP}
+_SPLITS: Splits = {**SPLITS, "qkv_proj": Split(0, 0, fused=True), "gate_up_proj": Split(0, 0, blocks=2)}
 
 
 class Phi3Attention(Attention):

@@ -25,9 +25,9 @@ from ssd.models.resident import resident_bytes
 from ssd.models.weights import from_checkpoint
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
-from tests.models.knobs import FAMILIES
+from tests.plugins.families.knobs import GPT_OSS
 
-KNOBS = FAMILIES["gpt_oss"][1]
+KNOBS = GPT_OSS
 WIDE = KNOBS | {"hidden_size": 64, "intermediate_size": 96}
 
 

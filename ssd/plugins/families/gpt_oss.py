@@ -13,12 +13,12 @@ from ssd.layers.attention import sinks_of
 from ssd.layers.linear import Linear
 from ssd.layers.norm import silu_mul
 from ssd.layers.rotary import Rotary
-from ssd.models.families.gemma3 import layer_types
 from ssd.models.families.llama import SPLITS, Attention, FeedForward, Llama
 from ssd.models.families.qwen3_moe import Experts
 from ssd.models.interface import Shape
 from ssd.models.split import Split, Splits
 from ssd.models.weights import Weights
+from ssd.plugins.families.gemma3 import layer_types
 from ssd.system.fields import Config, number
 
 # The rotation of a config that names none.

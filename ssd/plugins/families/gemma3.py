@@ -20,6 +20,7 @@ from ssd.models.families.llama import (
     check_activation,
     head_and_table,
     shape_of,
+    text_of,
     through_layers,
     window_of,
 )
@@ -114,13 +115,6 @@ class Gemma3(Predicting):
 
     def scaled(self, logits: Tensor) -> Tensor:
         return self._cap.capped(logits)
-
-
-def text_of(weights: Weights) -> Weights:
-    """Return the weights below `model`, or below a prefix of checkpoints with a vision tower."""
-    prefixes = ("model", "language_model.model", "model.language_model")
-    found = (weights.below(prefix) for prefix in prefixes)
-    return next((one for one in found if one.has("embed_tokens.weight")), weights.below("model"))
 
 
 def layer_types(config: Config) -> list[str]:

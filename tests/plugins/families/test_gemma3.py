@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from ssd.execution.batch import Row
 from ssd.models.checkpoint import read_config
 from tests.models import tiny
-from tests.models.knobs import GEMMA3
+from tests.plugins.families.knobs import GEMMA3
 
 TEXT = tiny.token_ids(60, 0)
 

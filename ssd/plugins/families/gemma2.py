@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from ssd.layers.attention import Scores
 from ssd.layers.rotary import Rotary
-from ssd.models.families.gemma3 import Gemma3
 from ssd.models.families.llama import SPLITS, Attention, window_of
 from ssd.models.interface import Shape
 from ssd.models.weights import Weights
+from ssd.plugins.families.gemma3 import Gemma3
 from ssd.system.fields import Config, number
 
 
