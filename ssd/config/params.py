@@ -122,7 +122,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.chains > MAX_CHAINS:
             return f"fan-out asks for {self.chains} outcomes per round; at most {MAX_CHAINS} are prepared"
         if self.saguaro_c != 1.0 and not self.rule().needs_draft_probs:
-            return "saguaro-c belongs to the sampler rejection"
+            return "saguaro-c is for samplers with draft probabilities, as rejection"
         return None
 
     @property

@@ -174,7 +174,8 @@ class GrammarState:
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
         if self._matcher.is_error():
-            self._rebuild(output)
+            self._matcher = self._grammar.root.deep_copy()
+            self._matcher.consume_tokens(list(output))
             return []
         return tokens
 
@@ -211,7 +212,3 @@ class GrammarState:
         if matcher.is_error():
             bits[:] = 0
         return bits
-
-    def _rebuild(self, output: Sequence[int]) -> None:
-        self._matcher = self._grammar.root.deep_copy()
-        self._matcher.consume_tokens(list(output))

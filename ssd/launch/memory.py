@@ -351,12 +351,11 @@ def check_arenas(config: EngineConfig, draft_probs: int, available: int) -> None
     `draft_probs`: size of the draft probabilities, `available`: the host's free memory, in bytes."""
     if on_gpus(config.device, config.draft_device):
         return
-    arenas = [("--sampler rejection", draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]
+    sampler = f"--sampler {config.speculation.sampler}"
+    arenas = [(sampler, draft_probs, "the draft's probabilities", "--max-num-seqs, --budget or -k")]
     if config.features is not None:
-        lower = "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
-        arenas.append(
-            ("a draft that reads hidden states", feature_layout(config).size_bytes, "the target's hidden states", lower)
-        )
+        size, lower = feature_layout(config).size_bytes, "--max-num-seqs, --max-model-len or --kv-cache-memory-bytes"
+        arenas.append(("a draft that reads hidden states", size, "the target's hidden states", lower))
     for who, size, what, lower in arenas:
         if size > available // 4:
             raise UsageError(

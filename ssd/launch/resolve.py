@@ -176,7 +176,7 @@ def _why_not_inline(options: ChosenOptions, speculation: Speculation, pair: _Mod
     kind = draft_kind(pair.drafts[-1]) if pair.drafts else PLAIN
     causes = {
         "mode ssd drafts ahead, in another process; give --mode sd or auto": speculation.mode == "ssd",
-        "the sampler rejection needs a draft's probabilities": speculation.rule().needs_draft_probs,
+        f"the sampler {speculation.sampler} needs a draft's probabilities": speculation.rule().needs_draft_probs,
         f"the target is on {options.device}, the draft on {options.draft_device}; both must be on one GPU": (
             options.device == "cpu" or gpus.number(options.device) != gpus.number(options.draft_device)
         ),

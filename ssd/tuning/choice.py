@@ -41,6 +41,11 @@ class MemoryShare(NamedTuple):
 NO_MEMORY = MemoryShare(0.0, 1.0)
 
 
+def margin(plan: Plan, present: Plan | None) -> float:
+    """Return the advantage that a plan has in a choice, as a share of the speed."""
+    return _STAY * (plan == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
+
+
 class Belief:
     """The mean and variance of a normally distributed error."""
 
@@ -97,8 +102,8 @@ class Chooser:
         def promise(plan: Plan) -> float:
             parts = self._parts(plan)
             error = sum(share * (drawn[b] if b in drawn else b.drawn(self._dice)) for share, b in parts)
-            margin = _STAY * (plan == present) - DRAFT_MARGIN * (plan.mode in DRAFTED)
-            return margin - math.log(memory.seconds + memory.other_tokens / plan.speed * math.exp(-error))
+            seconds = memory.seconds + memory.other_tokens / plan.speed * math.exp(-error)
+            return margin(plan, present) - math.log(seconds)
 
         return max(plans, key=promise)
 

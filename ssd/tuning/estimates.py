@@ -282,19 +282,16 @@ class Estimates:
     def note(self, round_: DecodingRound | None, draft: DraftTelemetry) -> None:
         """Learn from a round; None if it was of another kind. `draft`: its present counters."""
         if round_ is not None:
-            self._learn(round_, draft)
+            if not round_.busy:
+                self._learn_costs(round_, draft)
+            if self._long_run[0] != round_.batch:
+                self._long_run = round_.batch, Mean(0.0, _LONG_RUN), Mean(0.0, _LONG_RUN)
+            self._long_run[1].note(round_.brought)
+            self._long_run[2].note(round_.seconds + round_.waited)
         self._telemetry = draft
         self.rounds += 1
         if self.rounds == _JUDGED_AT:
             self.costs.judge()
-
-    def _learn(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
-        if not round_.busy:
-            self._learn_costs(round_, draft)
-        if self._long_run[0] != round_.batch:
-            self._long_run = round_.batch, Mean(0.0, _LONG_RUN), Mean(0.0, _LONG_RUN)
-        self._long_run[1].note(round_.brought)
-        self._long_run[2].note(round_.seconds + round_.waited)
 
     def _learn_costs(self, round_: DecodingRound, draft: DraftTelemetry) -> None:
         self.costs.note("verify_beside" if round_.beside else "verify", round_.tokens, round_.seconds)

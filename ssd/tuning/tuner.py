@@ -13,7 +13,7 @@ import msgspec
 
 from ssd.config.params import DRAFTED, Mode, Speculation
 from ssd.speculation.fan_out import single_chain
-from ssd.tuning.choice import Chooser, MemoryShare
+from ssd.tuning.choice import Chooser, MemoryShare, margin
 from ssd.tuning.costs import NEAR
 from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean, Measurements
 from ssd.tuning.knowledge import MOST_ERROR, Knowledge
@@ -208,23 +208,24 @@ class Tuning:
             modes = tuple(mode for mode in choices.modes if mode != "ssd" or not far)
             ranked = [*ranked_plans(measured, batch, choices._replace(modes=modes)), *far]
         near = [replace(p, speed=speed_of(measured, batch, p)) for p in chooser.candidates(ranked, present)]
-        share = MemoryShare(self._memory_s.value, self._other_tokens.value)
-        return _Chosen(chooser.choose(near, present, share), rounds, ranked)
+        return _Chosen(chooser.choose(near, present, self._memory_share), rounds, ranked)
+
+    @property
+    def _memory_share(self) -> MemoryShare:
+        return MemoryShare(self._memory_s.value, self._other_tokens.value)
 
     def choice(self, asked: Speculation) -> list[tuple[Plan, float]]:
         """Return the present plan of a kind of request, then the best of another mode, if any.
 
         Each comes with its expected tokens per second, 0 while nothing is measured."""
         case, plan, chooser = self._case(asked, self._drafted), self.plan(asked), self._chooser(self._batch)
-        measured, chosen = self._measurements(case), self._chosen.get(case)
-        ranked = [] if chosen is None else chosen.ranked
+        measured, ranked = self._measurements(case), self._chosen[case].ranked
         best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:
             return [(plan, chooser.expected(plan))]
-        speeds = {o: chooser.expected(replace(o, speed=speed_of(measured, self._batch, o))) for o in others}
-        best = max(others, key=speeds.__getitem__)
-        return [(plan, chooser.expected(plan)), (best, speeds[best])]
+        others = [replace(other, speed=speed_of(measured, self._batch, other)) for other in others]
+        return [(p, chooser.expected(p)) for p in (plan, max(others, key=chooser.expected))]
 
     def described(self, asked: Speculation, cores: tuple[int, int] | None = None) -> str:
         """Describe the present plan and its reason; `cores`: the target's own, and all."""
@@ -235,7 +236,18 @@ class Tuning:
         said += f": predicted for the next rounds {speed:.0f} tok/s"
         if not self._drafted and asked.mode == "auto":
             return f"{said}; there is no draft in use"
-        return ", ".join([said, *(f"{speed:.0f} with {other.words()}" for other, speed in others)])
+        for other, faster in others:
+            said += f", {faster:.0f} with {other.words()}" + (self._reason(plan, other) if faster > speed else "")
+        return said
+
+    def _reason(self, plan: Plan, faster: Plan) -> str:
+        """Return why a plan is followed beside one that is expected to be faster."""
+        if self._dice is not None:
+            return "; plans are tried out"
+        if self._chooser(self._batch).choose([plan, faster], plan, self._memory_share) != plan:
+            return "; the next choice may take that"
+        least = margin(plan, plan) - margin(faster, plan)
+        return f"; it stays: over all rounds a change gains less than {100 * least:.0f} %"
 
     def _choices(self, case: _Case) -> Choices:
         """Return what is left open, without modes whose draft is not there or not measured."""

@@ -113,7 +113,8 @@ class Breaker:
             self._deficit -= seen.gain or 0.0
             if self.state == "closed":
                 self._deficit = max(0.0, self._deficit)
-            if self.state == "half_open" and self._proved(seen):
+            proved = bool(seen.accepted) if seen.gain is None else self._deficit <= -_TRIAL_DEFICIT
+            if self.state == "half_open" and proved:
                 self._enter("closed")
             elif reason := self._complaint(seen, verify_s):
                 self._open(reason, now)
@@ -123,9 +124,6 @@ class Breaker:
 
     def try_again(self) -> None:
         self._enter("half_open")
-
-    def _proved(self, seen: Seen) -> bool:
-        return bool(seen.accepted) if seen.gain is None else self._deficit <= -_TRIAL_DEFICIT
 
     def _complaint(self, seen: Seen, verify_s: float) -> str:
         """Return why the draft should be left alone; empty if it should not."""

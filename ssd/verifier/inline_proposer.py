@@ -229,7 +229,8 @@ class InlineProposer(Proposer):
     def _propose(self, sequences: Items[Sequence]) -> None:
         """Let the draft read new tokens, and draft for each sequence read to the end."""
         try:
-            ready = [each for each in self._draft.read(sequences) if self._has_room(each)]
+            read, room = self._draft.read(sequences), self._draft.makes_room
+            ready = [each for each in read if room(each, len(each.tokens) + self._lookahead(each))]
             rows = [self._row(index, sequence) for index, sequence in enumerate(ready)]
             found = self.device.draft(rows, [sequence.tokens[-1] for sequence in ready]) if rows else []
         except Exception:
@@ -238,9 +239,6 @@ class InlineProposer(Proposer):
         for sequence, ids in zip(ready, found, strict=True):
             sequence.proposal = ids
             self._draft.committed(sequence, len(ids))
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        return self._draft.makes_room(sequence, len(sequence.tokens) + self._lookahead(sequence))
 
     def _row(self, index: int, sequence: Sequence) -> FollowedRow:
         """Return a row as if its last token were the outcome of a running verification."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode, Speculation
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
-from ssd.speculation.theory import Cost, LinearCost, depth_worth_waiting_for, expected_tokens, tokens_worth_verifying
+from ssd.speculation.theory import LinearCost, depth_worth_waiting_for, expected_tokens, tokens_worth_verifying
 from ssd.tuning.estimates import KINDS, Estimates, Mean, recent
 from ssd.verifier.sequence import Sequence
 
@@ -57,13 +57,9 @@ class WaitCosts:
             cost = self.estimates.costs.of("verify_beside" if self.estimates.works_ahead else "verify")
             if cost is None:
                 return lambda more: 0.0
-            self._priced[key] = cache(self._pricing(cost))
+            worth, verified, present = self._worth(), self.verified, cost.at(self.verified)
+            self._priced[key] = cache(lambda more: worth * (cost.at(verified + more) - present))
         return self._priced[key]
-
-    def _pricing(self, cost: Cost) -> Callable[[int], float]:
-        worth, verified = self._worth(), self.verified
-        present = cost.at(verified)
-        return lambda more: worth * (cost.at(verified + more) - present)
 
     def _worth(self) -> float:
         speed = self.estimates.speed(self.batch)

@@ -240,6 +240,20 @@ def test_a_machine_that_is_known_tries_nothing_out() -> None:
     assert share(world.play(600), "ssd") == 1
 
 
+def test_a_plan_beside_a_faster_one_comes_with_the_reason() -> None:
+    """A draft takes power: 2 % more must be expected of it, and another plan must gain 1 %."""
+
+    def said(step: float, dice: Random | None = None) -> str:
+        return World(0.6, step=LinearCost(step, 0.0), slower=3.0, tuning=Tuning(dice)).tuning.described(AUTO)
+
+    reason = "21 with sd, K 1; it stays: over all rounds a change gains less than 3 %"
+    assert said(0.0205) == f"plain decoding with prompt lookup: predicted for the next rounds 21 tok/s, {reason}"
+    assert ";" not in said(0.015) and ";" not in said(0.025)  # the plan is the fastest
+    drawn = [said(0.018, Random(seed)) for seed in range(8)]
+    assert {text.partition("; ")[2] for text in drawn} == {"", "plans are tried out"}
+    assert all(text.startswith("plain") == text.endswith("; plans are tried out") for text in drawn)
+
+
 def test_a_machine_that_becomes_slower_is_no_reason_to_change() -> None:
     world = World(0.9)
     world.play(300)

@@ -96,7 +96,8 @@ class Rules:
         """Return the expression of any text without these markers that does not begin with `beginning`.
 
         `beginning`: a regular expression, or "". `lengths`: a quantifier, as `{1,9}`."""
-        barred = [f"{_ANYTHING}({'|'.join(map(_escaped, markers))}){_ANYTHING}"]
+        any_marker = "|".join(re.escape(marker).replace("/", r"\/") for marker in markers)
+        barred = [f"{_ANYTHING}({any_marker}){_ANYTHING}"]
         barred += [f"{beginning}{_ANYTHING}"] if beginning else []
         name = self._name().upper()
         self._lines.append(f"{name}: /(?s:.{lengths})/ {' '.join(f'& ~/{pattern}/' for pattern in barred)}")
@@ -247,7 +248,3 @@ def decoded(value: Any) -> Any:
 
 def unfit(function: CallableFunction, cause: str) -> Unfit:
     return Unfit(f"the tool {function.name[:64]!r} cannot be enforced: {cause}")
-
-
-def _escaped(text: str) -> str:
-    return re.escape(text).replace("/", r"\/")
