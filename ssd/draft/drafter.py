@@ -26,7 +26,7 @@ from ssd.execution.states import StateBatch, StateCache
 from ssd.kernels.guess import Ask, Ending, GuessStep
 from ssd.speculation.fan_out import fan_out_at, most_candidates
 from ssd.speculation.noise import NoiseCache, Stream, gumbels_of, halves, keys_of, stream_seed
-from ssd.speculation.sampling import Asked, Noise, argmax, ranked, saguaro, scores_of
+from ssd.speculation.sampling import Noise, SampledRows, argmax, ranked, saguaro, scores_of
 
 
 class PathRow(NamedTuple):
@@ -301,7 +301,7 @@ class DraftSampler:
         logits = self._masked(logits, rows, own_texts)
         self._prepare(rows)
         asked = [
-            Asked(own.tree.law, own.positions, self._noise_of(text, logits.shape[1]) if _shares(own) else None)
+            SampledRows(own.tree.law, own.positions, self._noise_of(text, logits.shape[1]) if _shares(own) else None)
             for own, text in zip(rows, own_texts, strict=True)
         ]
         scores, warmth = scores_of(logits, asked)

@@ -57,7 +57,7 @@ def numbers_of(law: Law) -> tuple[float, ...]:
 Noise = Callable[[int, int], Tensor]
 
 
-class Asked(NamedTuple):
+class SampledRows(NamedTuple):
     """Rows of logits of one request: law, position of each row's token, noise to add, if any."""
 
     law: Law
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
     noise: Noise | None
 
 
-def scores_of(logits: Tensor, asked: Sequence[Asked]) -> tuple[Tensor, cpu.Warmth | None]:
+def scores_of(logits: Tensor, asked: Sequence[SampledRows]) -> tuple[Tensor, cpu.Warmth | None]:
     """Return scores for `argmax` and `ranked`: a tensor, and what kernels still do with each row.
 
     `logits` [n, V] are those of all `asked`, in order. Kernels perturb in the pass that finds the best scores, with the

@@ -40,17 +40,17 @@ class MissedRow:
 class MissedRows:
     """Owns the rows of a round that missed, from their outcomes to their launch. The proposer calls it.
 
-    By request: `rows`; seconds `waited` by rows whose draft works ahead; policies `asked` to propose."""
+    By request: `rows`; seconds `waited` by rows whose draft works ahead; `proposed_by`, the policy asked last."""
 
     def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
         self.rows: dict[int, MissedRow] = {}
         self.waited: dict[int, float] = {}
-        self.asked: dict[int, MissPolicy] = {}
+        self.proposed_by: dict[int, MissPolicy] = {}
         self._silent_at = 0.0  # when a wait in vain ended
 
     def forget(self, request: int) -> None:
-        for known in (self.rows, self.waited, self.asked):
+        for known in (self.rows, self.waited, self.proposed_by):
             known.pop(request, None)
 
     def note_reason(self, request: int, reason: Mark, *figures: float) -> None:
@@ -172,6 +172,6 @@ class MissedRows:
             # A proposal ends at the first id that is not in the vocabulary: a plugin may return anything.
             own = list(takewhile(lambda token: type(token) is int and 0 <= token < vocab_size, found))
             self._costs.verified += len(own)
-            self.asked[sequence.request] = row.policy
+            self.proposed_by[sequence.request] = row.policy
             sequence.proposal = own
         return Launch(sequence.request, sequence.round, len(sequence.proposal), own)

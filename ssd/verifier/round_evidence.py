@@ -122,7 +122,7 @@ class RoundEvidence:
         sequence, drafted, accepted = result.sequence, result.drafted, result.outcome.accepted
         learner = self._estimates.learners[sequence.kind]
         waited = self._misses.waited.pop(sequence.request, None)
-        policy = self._misses.asked.pop(sequence.request, None)
+        policy = self._misses.proposed_by.pop(sequence.request, None)
         # The first round after the prefill waits for a draft that may still compute the prompt.
         if waited is not None and result.round > 1 and sequence.request in self._session.tracked:
             learner.missed(accepted + 1, waited, drafted)

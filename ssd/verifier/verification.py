@@ -27,7 +27,7 @@ from ssd.speculation.acceptance import Outcome, coupled
 from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.rules import VerifiedRow
-from ssd.speculation.sampling import Asked, argmax, scores_of
+from ssd.speculation.sampling import SampledRows, argmax, scores_of
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
 
@@ -211,7 +211,7 @@ class Sampler:
         if cpu.serve(logits) and all(_plain(part) and part.sequence.law.temperature == 0.0 for part in batch):
             samples = by_row(batch, cpu.draw(logits))
             return samples, outcomes_of(batch, samples)
-        asked = [Asked(_law(part), part.predicted, self._noise) for part in batch]
+        asked = [SampledRows(_law(part), part.predicted, self._noise) for part in batch]
         self._noise.prepare((law.seed, place) for law, places, _ in asked if law.temperature for place in places)
         if all(_plain(part) for part in batch):
             rows, tokens = list(_split(logits, batch)), argmax(*scores_of(logits, asked))

@@ -302,8 +302,8 @@ class Llama(Predicting):
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         self.check(config)
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        turned = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
-        self._rotary = Rotary(turned, max_position, dtype, device)
+        rotations = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
+        self._rotary = Rotary(rotations, max_position, dtype, device)
         model = weights.below("model")
         # Comes first, so that nothing else is in memory while the largest weights are packed.
         self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=False)
@@ -311,7 +311,7 @@ class Llama(Predicting):
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
-        whole = 2 * turned.inverse.shape[0] == self.shape.head_dim
+        whole = 2 * rotations.inverse.shape[0] == self.shape.head_dim
         self._decoder = decoder_of(self._layers, self._rotary) if whole else None
         self._norm = RMSNorm(model("norm.weight", width), eps)
 
