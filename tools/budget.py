@@ -43,7 +43,7 @@ def sizes() -> dict[str, Size]:
 def path_files() -> list[Path]:
     """Return the files that docs/life-of-a-round.md lists as the decoding path."""
     section = (ROOT / "docs" / "life-of-a-round.md").read_text().split("\n## The files of the path\n")[1]
-    rows = re.findall(r"^\| `(\w+)/`.*? \| (`.*`) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)/`.*? \| (`.*`) \|$", section, re.MULTILINE)
     return [ROOT / "ssd" / folder / f"{name}.py" for folder, names in rows for name in re.findall(r"`(\w+)`", names)]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.execution.runner import Runner
-from ssd.ipc.board import BoardWriter, Key
+from ssd.ipc.board import BoardWriter, Prepared
 from ssd.ipc.messages import Admit, Release
 from ssd.ipc.public import Message
 from tests.draft.audit import PROMPTS, World, plainly, world_in
@@ -41,10 +40,8 @@ def silent(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., N
 def lying(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
     """Sound entries of tokens that are never right."""
 
-    def lie(
-        slot: int, entries: Sequence[int], keys: Sequence[Key], chains: Sequence[Sequence[int]], *rest: Any
-    ) -> None:
-        publish(slot, entries, keys, [[(token + 1) % VOCABULARY for token in chain] for chain in chains], *rest)
+    def lie(slot: int, entries: Sequence[Prepared]) -> None:
+        publish(slot, [entry._replace(ids=[(token + 1) % VOCABULARY for token in entry.ids]) for entry in entries])
 
     return lie
 
@@ -52,16 +49,16 @@ def lying(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., No
 def scribbling(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
     """The right keys over what is no chain."""
 
-    def scribble(slot: int, entries: Sequence[int], *rest: Any) -> None:
-        publish(slot, entries, *rest)
-        writer.slots[slot, list(entries), -1] += 1
+    def scribble(slot: int, entries: Sequence[Prepared]) -> None:
+        publish(slot, entries)
+        writer.slots[slot, [entry.entry for entry in entries], -1] += 1
 
     return scribble
 
 
 def forgetful(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:
     """Nothing of the first request."""
-    return lambda slot, entries, keys, *rest: keys[0].request == 0 or publish(slot, entries, keys, *rest)
+    return lambda slot, entries: entries[0].key.request == 0 or publish(slot, entries)
 
 
 class Watched:

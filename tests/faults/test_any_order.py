@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from ssd.config.params import SamplingParams, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.execution.runner import Runner
-from ssd.ipc.board import IDS, BoardReader, BoardWriter, Cached, Key, Place, size_bytes
+from ssd.ipc.board import IDS, BoardReader, BoardWriter, Cached, Key, Prepared, size_bytes
 from ssd.ipc.messages import (
     TARGET_TO_DRAFT,
     TARGET_TO_FRONTEND,
@@ -90,12 +90,10 @@ class Draft:
         runner = Runner(self._world.draft.model, 120, PAGE_SIZE)
         return DraftEngine(settings, [runner], self._writer, self.epoch, VOCABULARY)
 
-    def _noted(
-        self, slot: int, entries: Any, keys: list[Key], chains: list[list[int]], places: Sequence[Place] = ()
-    ) -> None:
-        for key, chain in zip(keys, chains, strict=True):
-            self.shown.setdefault(key, []).append(list(chain))
-        self._publish(slot, entries, keys, chains, places)
+    def _noted(self, slot: int, prepared: Sequence[Prepared]) -> None:
+        for entry in prepared:
+            self.shown.setdefault(entry.key, []).append(list(entry.ids))
+        self._publish(slot, prepared)
 
     def work(self, messages: int, steps: int) -> None:
         """Read so many messages and take so many steps, like the loop of its process; what breaks it ends it."""
