@@ -45,7 +45,7 @@ def test_the_page_lists_the_files_of_a_round(tmp_path: Path, speculation: Specul
     pair = Pair(settings, runners[0], Draft(settings, runners[1]))
     sys.setprofile(note)
     try:
-        for request, sampling in enumerate(params(3, 180)):
+        for request, sampling in enumerate([*params(2, 180), *params(1, 180, 0.8)]):
             pair.engine.submit(Submit(request, tiny.token_ids(10 + request, request), sampling))
         for _ in range(ROUNDS):
             pair.engine.step()
