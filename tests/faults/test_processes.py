@@ -129,27 +129,6 @@ def test_a_draft_that_loses_its_core_for_moments_is_kept(engine: Engine, noise: 
         assert openings(engine) == before
 
 
-def test_a_draft_that_dies_again_and_again_stays_off_and_the_engine_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine = Engine(resolve(EngineOptions(), ServerOptions(port=0)))
-    with engine, Client(engine.address) as client:
-        expected = client.generate(PROMPT, params("ar")).token_ids
-        deadline, draft = time.monotonic() + 60, 0
-        while "it stays off" not in caplog.text:
-            assert time.monotonic() < deadline
-            if (now := engine.pids.get("draft", draft)) != draft:
-                draft = now
-                os.kill(draft, signal.SIGKILL)
-            time.sleep(0.01)
-        assert client.generate(PROMPT, params()).token_ids == expected
-        assert set(engine.pids) == {"target", "frontend"}
-        with urlopen(f"{engine.url}/health") as answer:
-            assert answer.status == 200
-        with urlopen(f"{engine.url}/server_info") as answer:
-            assert json.load(answer)["state"] == "degraded"
-
-
 def test_after_the_death_of_the_target_a_new_pair_gives_the_same_tokens() -> None:
     shm = shared_memory()
     with running_engine() as engine, Client(engine.address) as client:
@@ -193,39 +172,32 @@ def test_a_request_that_a_hanging_target_had_not_begun_is_answered_by_the_next(
 
 
 @pytest.mark.parametrize(
-    "stopped", [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)], ids=ROLES
+    "stopped",
+    [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2)), None],
+    ids=[*ROLES, "none, but the program has forked"],
 )
-def test_children_end_with_a_killed_supervisor(stopped: int) -> None:
-    """Those that run, and one that is stopped."""
+def test_children_end_with_a_killed_supervisor(stopped: int | None) -> None:
+    """Those that run, and one that is stopped. What the program has forked, as `multiprocessing` does, has its
+    descriptors, and may live on."""
+    fork = "import os, time\nforked = os.fork() or time.sleep(600)" if stopped is None else "forked = 0"
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert host.stdout is not None and host.stdin is not None
-    address, *pids = host.stdout.readline().split()
-    os.kill(int(pids[stopped]), signal.SIGSTOP)
-    host.kill()
-    host.wait()
-    assert all(gone(int(pid)) for pid in pids)
-    assert not Path(address.removeprefix("ipc://")).parent.exists()
-    host.stdin.close()
-    host.stdout.close()
-
-
-def test_children_end_with_a_killed_supervisor_whose_program_has_forked() -> None:
-    """What it has forked, as `multiprocessing` does, has its descriptors, and may live on."""
-    script = HOST.replace("print(", "import os, time\nforked = os.fork() or time.sleep(600)\nprint(forked, ")
-    host = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        [sys.executable, "-c", HOST.replace("print(", f"{fork}\nprint(forked, ")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert host.stdout is not None and host.stdin is not None
     forked, address, *pids = host.stdout.readline().split()
+    if stopped is not None:
+        os.kill(int(pids[stopped]), signal.SIGSTOP)
     host.kill()
     host.wait()
     try:
         assert all(gone(int(pid)) for pid in pids)
         assert not Path(address.removeprefix("ipc://")).parent.exists()
     finally:
-        os.kill(int(forked), signal.SIGKILL)
+        if forked != "0":
+            os.kill(int(forked), signal.SIGKILL)
         host.stdin.close()
         host.stdout.close()
 

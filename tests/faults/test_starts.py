@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from ssd.launch import liveness
 from ssd.launch.liveness import LOOK_S
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
+from ssd.launch.server import ServerOptions
 from ssd.launch.supervisor import Engine
 from tests.faults.engine import sending
 from tests.scripted_engine import PATIENCE_S, SMALL
@@ -56,13 +59,15 @@ def test_too_many_deaths_end_the_engine_and_the_cause_counts_them(role: str, num
 def test_a_pair_loads_with_kills_of_all_its_processes_and_comes_up_without_a_draft_that_always_dies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Engine(resolve(EngineOptions(mode="ssd")))
+    engine = Engine(resolve(EngineOptions(mode="ssd"), ServerOptions(port=0)))
     with sending(engine, "draft", signal.SIGKILL) as sent, engine, Client(engine.address) as client:
         while "it stays off" not in caplog.text:
             assert not engine.wait(0.01)
         assert sent() == 6 and set(engine.pids) == {"target", "frontend"}
         expected = client.generate(PROMPT, msgspec.structs.replace(FEW, speculation=Speculation("ar"))).token_ids
         assert client.generate(PROMPT, FEW).token_ids == expected
+        with urlopen(f"{engine.url}/health") as healthy, urlopen(f"{engine.url}/server_info") as told:
+            assert healthy.status == 200 and json.load(told)["state"] == "degraded"
     assert "the draft was lost (killed by SIGKILL), it dies again and again (6 times); it stays off" in caplog.text
     one = start("LLM", {"mode": "ssd"}, {role: Kill(0.5) for role in VICTIMS})
     assert one.killed == set(VICTIMS)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,42 +59,23 @@ def streams(address: str, ends: list[str]) -> list[threading.Thread]:
     return threads
 
 
-@pytest.fixture
-def loaded() -> Iterator[tuple[subprocess.Popen[str], list[threading.Thread], list[str], str]]:
-    """An engine under load that drains for a second."""
+@pytest.mark.parametrize("second", [False, True], ids=["one signal", "a second one, which does not wait"])
+def test_what_a_drain_does_not_finish_ends_with_what_it_has(second: bool) -> None:
+    """By an engine under load that drains for a second. After a second signal everyone is told, or sees the connection
+    break."""
     with running("--no-http", "--shutdown-timeout", "1") as (process, said):
         ends: list[str] = []
-        yield process, streams(said["ready"], ends), ends, said["ready"]
-
-
-def test_what_a_drain_does_not_finish_ends_with_what_it_has(
-    loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
-) -> None:
-    process, threads, ends, address = loaded
-    pids = roles(process.pid)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 0
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert ends == ["abort"] * STREAMS
-    assert all(gone(pid) for pid in pids.values())
-    assert not Path(address.removeprefix("ipc://")).parent.exists()
-
-
-def test_a_second_signal_does_not_wait(
-    loaded: tuple[subprocess.Popen[str], list[threading.Thread], list[str], str],
-) -> None:
-    process, threads, ends, _ = loaded
-    pids = roles(process.pid)
-    assert process.stderr is not None
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr.readline() == "draining\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 143
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(ends) == STREAMS, "everyone is told, or sees the connection break"
-    assert all(gone(pid) for pid in pids.values())
+        threads, pids = streams(said["ready"], ends), roles(process.pid)
+        process.send_signal(signal.SIGTERM)
+        if second:
+            assert process.stderr is not None and process.stderr.readline() == "draining\n"
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == (143 if second else 0)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(ends) == STREAMS and (second or {*ends} == {"abort"})
+        assert all(gone(pid) for pid in pids.values())
+        assert second or not Path(said["ready"].removeprefix("ipc://")).parent.exists()
 
 
 def test_a_command_whose_engine_dies_has_failed() -> None:
