@@ -94,6 +94,14 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay_captures(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Checkpoints of a target and of a draft that agrees with it about every other time, loaded."""
+    from tests.draft.audit import world_in
+
+    return world_in(tmp_path_factory.mktemp("world"))
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own. The kernels in it are those of all: to compile them again takes a while."""

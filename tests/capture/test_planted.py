@@ -27,7 +27,7 @@ from ssd.speculation.adjustment import Adjustment, Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, Draws, argmax, perturbed
 from ssd.verifier.overlap import DeviceScheduler
-from tests.draft.audit import World, world_in
+from tests.draft.audit import World
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, config, params
 from tests.draft.steps import assert_alike, grown, trees_of
 from tests.models import tiny
@@ -40,11 +40,6 @@ LAWS = {
     "filtered": (FILTERED, replace(FILTERED, min_p=0.05, seed=2)),
     "mixed with filters": (Law(), FILTERED),
 }
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

@@ -24,16 +24,11 @@ from ssd.verifier import misses
 from ssd.verifier import sequence as sequences
 from ssd.verifier.misses import ModelFree, WaitCosts
 from ssd.verifier.proposer import Result
-from tests.draft.audit import Auditor, World, plainly, world_in
+from tests.draft.audit import Auditor, World, plainly
 from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
 PROMPTS = [[5, 6, 7, 8] * 6, tiny.token_ids(30, 30), [9, 9, 9, 9, 9]]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,12 @@ from ssd.draft.chain_scheduler import ChainScheduler
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.draft.tree_attention import ChainCache
 from ssd.speculation.fan_out import single_chain
-from tests.draft.audit import GREEDY, Auditor, World, play, world_in
+from tests.draft.audit import GREEDY, Auditor, World, play
 from tests.draft.pair import Draft, ScriptedTarget, config
 from tests.draft.test_tree import tree_of
 from tests.models import tiny
 
 SPECULATION = Speculation("ssd", 3, (4,), "jit")
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("choice"))
 
 
 def crowded(world: World, cells: int, steps: int | None = None) -> Draft:

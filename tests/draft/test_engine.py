@@ -28,11 +28,6 @@ from tests.models import tiny
 WARM = Law(temperature=0.8, seed=77)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
-
-
 # -- a draft that is the target ---------------------------------------------------------------------------------------
 
 

@@ -10,15 +10,10 @@ import pytest
 from ssd.config.params import Speculation
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Verified
 from ssd.ipc.public import Message
-from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, plainly, world_in
+from tests.draft.audit import GREEDY, PROMPTS, SAMPLED, Auditor, World, plainly
 from tests.draft.pair import Draft, Pair, ScriptedTarget, config, params
 
 Post = Callable[[Message], bool]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def lossy(deliver: Post, choice: random.Random) -> Post:

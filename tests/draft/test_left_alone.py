@@ -12,7 +12,7 @@ from ssd.execution.runner import Runner
 from ssd.ipc.board import BoardWriter, Prepared
 from ssd.ipc.messages import Admit, Release
 from ssd.ipc.public import Message
-from tests.draft.audit import PROMPTS, World, plainly, world_in
+from tests.draft.audit import PROMPTS, World, plainly
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
@@ -26,11 +26,6 @@ def real_time() -> Iterator[None]:
 
 Fault = Callable[[BoardWriter, Callable[..., None]], Callable[..., None]]
 TOKENS = 150
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def silent(writer: BoardWriter, publish: Callable[..., None]) -> Callable[..., None]:

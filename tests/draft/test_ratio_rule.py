@@ -19,7 +19,7 @@ from ssd.ipc.layouts import draft_probs_layout
 from ssd.ipc.process import memory_file
 from ssd.law import Law
 from ssd.speculation.sampling import probabilities
-from tests.draft.audit import World, world_in
+from tests.draft.audit import World
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config
 from tests.exactness.plain import Plain
 from tests.models import tiny
@@ -27,11 +27,6 @@ from tests.models import tiny
 PROMPT = tiny.token_ids(9, 9)
 LAW = Law(temperature=0.9, top_k=3)
 TOKENS = 4
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def ratio(mode: str, c: float = 1.0, lookahead: int = 2) -> Speculation:

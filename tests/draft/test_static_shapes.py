@@ -30,7 +30,7 @@ from ssd.models.interface import Model
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import Drawing, highest
 from ssd.tuning.estimates import Mean
-from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play, world_in
+from tests.draft.audit import GREEDY, SAMPLED, Auditor, World, plainly, play
 from tests.draft.pair import VOCABULARY, Draft, Pair, ScriptedTarget, config, params
 from tests.draft.steps import DEPTH, MORE, TRUNK, assert_alike, deepened, grown, trees_of
 from tests.models import tiny
@@ -51,11 +51,6 @@ class Counting(TreeRunner):
     def _run(self, rows: Sequence[TreeRow], shape: GraphShape, *how: Any) -> Any:
         self.taken.append(shape)
         return super()._run(rows, shape, *how)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def static(model: Model, configuration: EngineConfig, attention: str = "torch") -> Counting:

@@ -73,31 +73,39 @@ def _tiny_llama(dtype: torch.dtype, broken: int | None, kernels: bool) -> Llama:
     return Llama(CONFIG, Weights(read), dtype, CPU, LONGEST)
 
 
-class Poisoned:
-    """A model whose logits after the token `poison` are not numbers."""
+class Wrapped:
+    """A model that computes what another one computes."""
 
-    def __init__(self, model: Model, poison: int) -> None:
+    def __init__(self, model: Model) -> None:
         self.shape: Shape = model.shape
         self.dtype, self.device = model.dtype, model.device
-        self._model, self._poison = model, poison
+        self._model = model
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        return self._model.forward(token_ids, context).masked_fill((token_ids == self._poison)[:, None], torch.nan)
+        return self._model.forward(token_ids, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
 
 
-class BrokenOnce:
-    """A model whose first forward leaves only NaN behind: in its result, and in the keys and values it stores."""
+class Poisoned(Wrapped):
+    """A model whose logits after the token `poison` are not numbers."""
 
-    def __init__(self, model: Model) -> None:
-        self.shape: Shape = model.shape
-        self.dtype, self.device = model.dtype, model.device
-        self._model, self._broken = model, True
+    def __init__(self, model: Model, poison: int) -> None:
+        super().__init__(model)
+        self._poison = poison
 
     def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        hidden = self._model.forward(token_ids, context)
+        return super().forward(token_ids, context).masked_fill((token_ids == self._poison)[:, None], torch.nan)
+
+
+class BrokenOnce(Wrapped):
+    """A model whose first forward leaves only NaN behind: in its result, and in the keys and values it stores."""
+
+    _broken = True
+
+    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
+        hidden = super().forward(token_ids, context)
         if not self._broken:
             return hidden
         self._broken = False
@@ -105,9 +113,6 @@ class BrokenOnce:
         for layer in range(self.shape.layers):
             context.attend(layer, heads, *[heads[:, : self.shape.kv_heads]] * 2)
         return hidden * torch.nan
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
 
 
 def make_engine(

@@ -17,7 +17,7 @@ from ssd.ipc.messages import Release
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S, Breaker, Seen
 from ssd.verifier.draft_session import TrackedRequests
-from tests.draft.audit import World, plainly, world_in
+from tests.draft.audit import World, plainly
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
@@ -30,11 +30,6 @@ SILENT = Seen(rows=2)
 IN_VAIN = Seen(rows=2, ticked=True, lost=VERIFY_S)
 TORN = Seen(rows=2, ticked=True, rejected=True)
 NOBODY = Seen()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 class Played:

@@ -22,18 +22,13 @@ from ssd.tuning.plan import Plan
 from ssd.tuning.tuner import Tuning
 from ssd.verifier import misses
 from ssd.verifier.draft_session import DraftSession
-from tests.draft.audit import World, world_in
+from tests.draft.audit import World
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
 
 PROMPTS = [tiny.token_ids(30, 30), [5, 6, 7, 8] * 6, tiny.token_ids(9, 9)]
 JIT = Speculation("ssd", 4, (1,), "jit")
 NUMBER = r"(-?[\d.e+]+)"
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def moments(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.errors import UsageError
 from ssd.execution.pages import PagePool, PageTable
@@ -21,17 +22,12 @@ from ssd.verifier.misses import GuessedTokens, MissPolicy, ModelFree, WaitCosts
 from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.suffix_memory import SuffixMemory
-from tests.draft.audit import World, plainly, world_in
+from tests.draft.audit import World, plainly
 from tests.draft.pair import PAGE_SIZE, Clock, Draft, Pair, config, params, use_clock
 from tests.models import tiny
 
 SIZE = 2**20
 TEXT = tiny.token_ids(60, 5)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 def sequence(
@@ -49,6 +45,13 @@ def free() -> Callable[[int], float]:
 
 def dear() -> Callable[[int], float]:
     return lambda more: 1.0 * more
+
+
+def remembering(world: World, settings: EngineConfig, memory: SuffixMemory, **how: bool) -> Pair:
+    """A pair with a memory, in which one more token to verify costs little."""
+    pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory, **how)
+    pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+    return pair
 
 
 def told(memory: SuffixMemory, tokens: list[int], salt: str = "", owner: str = "", store: bool = True) -> None:
@@ -177,8 +180,7 @@ def test_tokens_are_those_of_plain_decoding(world: World, mode: Mode, temperatur
     plain = plainly(world, prompts, temperature, 40)
     rounds = []
     for _ in range(2):
-        pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
-        pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+        pair = remembering(world, settings, memory)
         texts = pair.run(prompts, params(len(prompts), 40, temperature))
         assert texts.ids == plain.ids
         rounds.append([metrics.rounds for metrics in texts.metrics])
@@ -194,8 +196,7 @@ def test_a_draft_on_the_targets_cores_hears_of_an_outcome_with_the_launch_of_a_g
     memory, prompts = SuffixMemory(SIZE), [tiny.token_ids(12, 7)]
     plain = plainly(world, prompts, 0.0, 60)
     for _ in range(2):
-        pair = Pair(settings, world.target, Draft(settings, world.draft), elastic=elastic, memory=memory)
-        pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+        pair = remembering(world, settings, memory, elastic=elastic)
         said = noted(pair)
         assert pair.run(prompts, params(1, 60)).ids == plain.ids
     assert ("verified Outcomes Launched" in " ".join(said)) == elastic
@@ -225,8 +226,7 @@ def test_a_row_that_leaves_its_draft_before_the_launch_tells_it_nothing_late(
     settings = config(Speculation("auto"))
     memory, prompts = SuffixMemory(SIZE), [tiny.token_ids(12, 7)]
     told(memory, [*prompts[0], *(plain := plainly(world, prompts, 0.0, 80)).ids[0]])
-    pair = Pair(settings, world.target, Draft(settings, world.draft), elastic=True, memory=memory)
-    pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+    pair = remembering(world, settings, memory, elastic=True)
     rounds = count()
 
     def planned(row: Sequence, _: object) -> Speculation:
@@ -243,8 +243,7 @@ def test_a_draft_that_is_not_asked_while_the_memory_helps_is_not_given_up(world:
     settings = config(Speculation("sd", 3))
     memory, prompts = SuffixMemory(SIZE), [tiny.token_ids(12, 7)]
     told(memory, [*prompts[0], *(plain := plainly(world, prompts, 0.0, 150)).ids[0]])
-    pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
-    pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+    pair = remembering(world, settings, memory)
     clock, states = Clock(), list[str]()
 
     def later() -> None:
@@ -327,8 +326,7 @@ def test_the_memory_lives_with_policies_of_others(world: World, policy: MissPoli
     plain = plainly(world, prompts, 0.0, 60)
     memory = SuffixMemory(SIZE)
     told(memory, [*prompts[0], *plain.ids[0]])
-    pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
-    pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+    pair = remembering(world, settings, memory)
     pair.proposer._policies._policies["ssd", "jit"] = policy
     texts = pair.run(prompts, params(1, 60))
     assert texts.ids == plain.ids
@@ -365,8 +363,7 @@ def test_a_guess_takes_the_place_of_a_hit_that_would_bring_less(world: World) ->
     memory = SuffixMemory(SIZE)
     found = []
     for _ in range(2):
-        pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
-        pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+        pair = remembering(world, settings, memory)
         found.append(pair.run(prompts, params(1, 60)).metrics[0])
     first, again = found
     assert first.accepted_by_source["draft"] > 0 and first.hits > 5
@@ -383,8 +380,7 @@ def test_no_guess_takes_the_place_of_tokens_that_the_ratio_rule_must_test(
     monkeypatch.setattr(WaitCosts, "draft_gain", lambda self, drafted: -1.0)  # every guess seems better
     kept, guesses = 0, 0
     for _ in range(2):
-        pair = Pair(settings, world.target, Draft(settings, world.draft), memory=memory)
-        pair.proposer._costs.pricing = free  # type: ignore[method-assign]
+        pair = remembering(world, settings, memory)
         choose = pair.proposer._better_guess
 
         def watched(memory: SuffixMemory, result: Result, choose: Any = choose) -> GuessedTokens | None:

@@ -12,7 +12,7 @@ from ssd.ipc.messages import LinkLoad
 from ssd.speculation import backups as speculators
 from ssd.verifier import misses
 from ssd.verifier.missed_rows import MissedRows
-from tests.draft.audit import World, plainly, world_in
+from tests.draft.audit import World, plainly
 from tests.draft.pair import Draft, Pair, config, params
 from tests.models import tiny
 
@@ -35,11 +35,6 @@ class Broken(MissPolicy):
     def __init__(self):
         raise RuntimeError("cannot be made")
 """
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(autouse=True)

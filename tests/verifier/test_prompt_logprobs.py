@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd.models.interface import ForwardContext, Model, Shape
+from ssd.models.interface import Model
 from ssd.verifier import scheduler
 from tests.verifier.scripted import (
     LONGEST,
@@ -19,6 +19,7 @@ from tests.verifier.scripted import (
     Answer,
     Poisoned,
     ScriptedProposer,
+    Wrapped,
     continuation,
     make_engine,
     plain_logits,
@@ -63,21 +64,16 @@ def test_they_are_those_of_one_forward(budget: int, count: int) -> None:
             check(prompt, answers[i], ask)
 
 
-class Counting:
+class Counting(Wrapped):
     """A model that notes how many rows of logits each forward makes."""
 
     def __init__(self, model: Model) -> None:
-        self.shape: Shape = model.shape
-        self.dtype, self.device = model.dtype, model.device
-        self._model = model
+        super().__init__(model)
         self.rows: list[int] = []
-
-    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        return self._model.forward(token_ids, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.rows.append(len(hidden))
-        return self._model.logits(hidden)
+        return super().logits(hidden)
 
 
 def test_the_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

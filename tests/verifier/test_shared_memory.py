@@ -20,18 +20,13 @@ from ssd.ipc.messages import Hello, Ready, Submit
 from ssd.ipc.process import HEARTBEAT_BYTES, Child, Start, memory_file
 from ssd.ipc.public import Metrics
 from ssd.verifier.process import Target
-from tests.draft.audit import World, world_in
+from tests.draft.audit import World
 from tests.draft.pair import VOCABULARY, config
 from tests.frontend_dealer import Frontend
 from tests.ipc.driver import Driver, installed
 
 RATIO = Speculation("ssd", 2, (2,), backup="none", sampler="rejection")  # in one process nobody can wait
 CONFIG = config(RATIO, device="cuda:0", draft_device="cuda:0", max_num_seqs=2)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from ssd.execution.tables import Tables, Upload, uploaded
 from ssd.models.interface import Shape
 from ssd.speculation.adjustment import Adjustment, Text
 from ssd.verifier.overlap import DeviceScheduler
-from tests.draft.audit import World, world_in
+from tests.draft.audit import World
 from tests.draft.pair import PAGE_SIZE, Draft, Pair, config
 from tests.models import tiny
 
@@ -68,11 +68,6 @@ class Reads(TorchFunctionMode):
         if func in _VALUES or func is torch.tensor:
             self._stream.wait(self._stream.launched, func.__name__)
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_in(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
