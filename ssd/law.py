@@ -37,7 +37,7 @@ class DrawDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DRAWN = DrawParams.__struct_fields__
-"""The order of a law's numbers on a device, where `temperature` is its inverse, and 0 for a greedy row."""
+"""The order of a law's numbers on a device, without the seed; `temperature` is its inverse there, 0 if greedy."""
 
 
 class Law(DrawParams, frozen=True, array_like=True):

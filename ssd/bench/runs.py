@@ -45,10 +45,11 @@ def measure(
     protocol: Protocol,
     batch_size: int = 1,
     repeats: int = 1,
+    decoding: bool = True,
 ) -> Runs:
     """Run `batch_size` requests at a time, each batch in one setting after the other; prompts fill up the last batch.
 
-    A turn is a batch; its speed is that of decoding for one request, else all tokens over the time of the batch."""
+    A turn is a batch. Its speed is all tokens over the time of the batch, or for one request that of `decoding`."""
     runs: Runs = {setting.name: [] for setting in settings}
     warm_up(client, settings)
     starts = [*range(0, len(prompts), batch_size)] * repeats
@@ -62,7 +63,7 @@ def measure(
             completions = client.generate(batch, params, chat=protocol.chat)
             seconds = time.perf_counter() - began
             tokens = sum(len(completion.token_ids) for completion in completions)
-            speed = completions[0].metrics.tokens_per_second if batch_size == 1 else tokens / seconds
+            speed = completions[0].metrics.tokens_per_second if batch_size == 1 and decoding else tokens / seconds
             runs[setting.name].append(BenchTurn(completions, speed))
     return runs
 

@@ -65,9 +65,10 @@ def _measure(benchmark: str, asked: BatchOptions, engine: EngineOptions, setup: 
             prompts = asked.requests(texts, config.vocab_size)
             workload = asked.workload(protocol, count)
             report = BenchReport(benchmark, engine_facts(config), workload, hardware(config), setup)
+            decoding = asked.batch_size == (1,)  # else all rows have one meaning of speed
             for temperature in asked.temperature:
                 for size in asked.batch_size:
-                    runs = measure(client, prompts, settings, temperature, protocol, size, asked.repeats)
+                    runs = measure(client, prompts, settings, temperature, protocol, size, asked.repeats, decoding)
                     likely = perplexities(client, runs) if asked.perplexity else {}
                     for setting, row in zip(settings, rows(settings, runs, temperature), strict=True):
                         row |= {"batch_size": size, "runs_on": runs_on(config, setting.speculation.mode) or None}

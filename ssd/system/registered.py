@@ -83,14 +83,17 @@ def load(group: str, name: str) -> Any:
 
 
 def load_all(group: str) -> dict[str, Any]:
-    """Return what a group has by its names, sorted; leave out what cannot be loaded, with a line in the log."""
-    found = {}
-    for name in names(group):
-        try:
-            found[name] = load(group, name)
-        except UsageError as error:
-            log.warning("left out: %s", error)
-    return found
+    """Return what a group has by its names, sorted; leave out what cannot be loaded, with one line in the log."""
+    return {name: found for name in names(group) for found in _usable(group, name)}
+
+
+@cache
+def _usable(group: str, name: str) -> list[Any]:
+    try:
+        return [load(group, name)]
+    except UsageError as error:
+        log.warning("left out: %s", error)
+        return []
 
 
 def check(group: str, option: str, name: str, own: Sequence[str] = (AUTO, NONE)) -> None:

@@ -72,7 +72,7 @@ class PlanFollower:
             if begins:
                 if not sequence.proposal:  # else it is told when no draft tokens of its are being verified
                     self._session.admit(sequence)
-            elif planned.mode not in serves and before != planned.mode:
+            elif planned.mode not in serves and before != planned.mode:  # the board's answer is of no use to it
                 self._misses.rows.pop(sequence.request, None)
                 if before in serves:
                     sequence.proposal, sequence.draft_probs, sequence.cache = [], None, ""
@@ -84,6 +84,7 @@ class PlanFollower:
         self._followed = tuned[-1].asked, Plan.of(tuned[-1].speculation), len(sequences)
 
     def _drafted(self, called: bool = False) -> tuple[Mode, ...]:
+        # `called`: as if a parked draft were back.
         usable = called or self._session.state in ("up", "half_open") or self._session.breaker.stalled
         inline = self._inline.state == "up"
         return tuple(mode for mode in DRAFTED if (usable if mode in self._session.modes else inline))
