@@ -219,7 +219,8 @@ class Tuning:
 
         Each comes with its expected tokens per second, 0 while nothing is measured."""
         case, plan, chooser = self._case(asked, self._drafted), self.plan(asked), self._chooser(self._batch)
-        measured, ranked = self._measurements(case), self._chosen[case].ranked
+        measured, chosen = self._measurements(case), self._chosen.get(case)
+        ranked = [] if chosen is None else chosen.ranked
         best_of = {other.mode: other for other in sorted(ranked, key=chooser.expected)}  # the fastest comes last
         others = [other for mode, other in best_of.items() if mode != plan.mode]
         if measured is None or not others or not plan.speed:
