@@ -4,6 +4,7 @@ training in some seconds."""
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
 
 from ssd.execution.runner import Runner
+from ssd.ipc.features import FeatureArena
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
 from ssd.models.pairs import borrowed
@@ -189,3 +191,15 @@ class PlainHead:
         kept = load_file(directory / "model.safetensors")
         learned = {name: tensor.detach().float() for name, tensor in self.weights.items()}
         save_file(kept | learned, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def scribbling(arena: FeatureArena) -> Callable[[], None]:
+    """Return what scribbles over an arena: versions, tags, table and rows."""
+    choice = random.Random(5)
+
+    def scribble() -> None:
+        for words in (arena._versions, arena._tags, arena._table):
+            words.flat[choice.randrange(words.size) :: 3] = choice.randint(-(2**40), 2**40)
+        arena._rows[choice.randrange(len(arena._rows)) :: 2] = choice.choice((float("nan"), 1e30))
+
+    return scribble

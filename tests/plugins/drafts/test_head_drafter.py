@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -312,14 +311,7 @@ def test_features_that_are_not_there_cost_speed_only(world: World) -> None:
     draft = Draft(config("ssd"), world.trained)
     both = Pair(draft.config, world.target, draft)
     assert draft.shown is not None
-    arena, choice = draft.shown, random.Random(5)
-
-    def scribble() -> None:
-        for words in (arena._versions, arena._tags, arena._table):
-            words.flat[choice.randrange(words.size) :: 3] = choice.randint(-(2**40), 2**40)
-        arena._rows[choice.randrange(len(arena._rows)) :: 2] = choice.choice((float("nan"), 1e30))
-
-    both.between_steps = scribble
+    both.between_steps = heads.scribbling(draft.shown)
     assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
     draft.assert_empty()
 
