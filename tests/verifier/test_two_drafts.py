@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import count
 from random import Random
@@ -239,10 +240,11 @@ def test_times_beside_a_row_that_is_drafted_for_are_no_plain_verifications(world
     assert len(beside) > 10 and all(beside)
 
 
-def test_without_a_usable_draft_a_round_says_nothing_of_its_plan(world: World) -> None:
+def test_without_a_usable_draft_a_round_says_nothing_of_its_plan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     own = TwoDrafts(world, world.static(), True)
     told = Told(own)
     own.inline.fail()
+    monkeypatch.setattr(own.inline, "_again", math.inf)
     own.run(PROMPTS[:1], params(1, 40))
     assert len(told.decoding) > 20 and not any(round_.plan for round_ in told.decoding)
 

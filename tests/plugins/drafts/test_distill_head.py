@@ -302,6 +302,13 @@ def test_a_head_that_does_not_fit_is_refused_first(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_head_does_not_begin_with_a_decoder(target: Path, tmp_path: Path) -> None:
+    flags = ("--kind", "eagle3", "--layers", "1,2,3", "--begin", str(target))
+    said = distill(target, tmp_path, *flags, code=1).replace("\n", " ")
+    assert "is a decoder, the student is an EAGLE-3 head" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_kind_of_draft_in_the_same_folder_is_refused(
     target: Path, prompts: Path, trained: Path, tmp_path: Path
 ) -> None:
