@@ -42,14 +42,14 @@ class Views:
 class DecoderLayer:
     """A layer of `ssd.models.families.llama`, or with a `token_norm` of an EAGLE-3 head (`ssd.plugins.drafts`).
 
-    `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys.
+    `norms`: weights before attention and before the feed-forward. `head_norms`: weights on queries and keys, or none.
     `products`: to queries, keys and values; to the output; to gate and up; down. `normed_residual`: the feed-forward
     adds to the normed x + attention."""
 
     def __init__(
         self,
         norms: tuple[Tensor, Tensor],
-        head_norms: tuple[Tensor, Tensor] | None,
+        head_norms: Sequence[Tensor],
         eps: float,
         products: Sequence[Product],
         heads: Heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ssd.models.split import COLUMN, KEYS, ROW, VOCABULARY, Splits
 from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config, count, flag, number, refuse
 
+NORMS = "input_layernorm", "post_attention_layernorm", "norm"  # of attention, of the feed-forward, the last
 SPLITS: Splits = {
     "embed_tokens": VOCABULARY,
     "q_proj": COLUMN,
@@ -179,11 +180,6 @@ class Attention:
         return Heads(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, self._scores.window)
 
     @property
-    def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """Return the weights of the norms in `normalised`, or None."""
-        return None
-
-    @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
         """Return the norms in `normalised` of queries and keys, or (); None if it does something else."""
         return () if type(self).normalised is Attention.normalised else None
@@ -256,9 +252,8 @@ class Layer:
         products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
         if len(products) < 4:
             return None
-        return DecoderLayer(
-            (first[0], second[0]), self._attention.head_norms, first[1], products, self._attention.heads
-        )
+        head_norms = [norm.kernel[0] for norm in self._attention.fused_norms or () if norm.kernel is not None]
+        return DecoderLayer((first[0], second[0]), head_norms, first[1], products, self._attention.heads)
 
     def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
         x.add(self._attention(x.normed(self._attention_norm), table, context))
@@ -288,7 +283,9 @@ def through_layers(
 class Llama(Predicting):
     attention: type[Attention] = Attention
     layer: type[Layer] = Layer
-    norms = "input_layernorm", "post_attention_layernorm"  # of attention, of the feed-forward
+    norm: type[RMSNorm] = RMSNorm
+    norms: tuple[str, ...] = NORMS
+    tied = False  # the default of `tie_word_embeddings`
     slides = False  # True if layers may have windows
     partly_rotated = False  # True if heads may be rotated in part
     defaults: ClassVar[Config] = {}  # values of fields that configs may leave out
@@ -298,22 +295,27 @@ class Llama(Predicting):
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        config = {**self.defaults, **config}
+        config = self.completed(config)
         self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
         self.check(config)
         width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        rotations = frequencies(self.shape.head_dim, config, max_position, self.partly_rotated)
+        rotations = frequencies(self.shape.head_dim, self.rope(config, FULL), max_position, self.partly_rotated)
         self._rotary = Rotary(rotations, max_position, dtype, device)
-        model = weights.below("model")
+        model = text_of(weights)
         # Comes first, so that nothing else is in memory while the largest weights are packed.
-        self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=False)
+        self.head, table = head_and_table(config, weights, model, self.shape, width, device, self.tied)
         self._embed = weights.embedding(table, self.shape.vocab_size)
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
         whole = 2 * rotations.inverse.shape[0] == self.shape.head_dim
         self._decoder = decoder_of(self._layers, self._rotary) if whole else None
-        self._norm = RMSNorm(model("norm.weight", width), eps)
+        self._norm = self.norm(model(f"{self.norms[2]}.weight", width), eps)
+
+    @classmethod
+    def completed(cls, config: Config) -> dict[str, Any]:
+        """Return the config with the values of fields that it leaves out."""
+        return {**cls.defaults, **config}
 
     def check(self, config: Config) -> None:
         """Raise `UsageError` if the config asks for what this family does not compute."""
@@ -326,7 +328,7 @@ class Llama(Predicting):
             raise UsageError(f"layer_types has {len(kinds)} layers, num_hidden_layers says {self.shape.layers}")
 
     def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
-        first, second = (RMSNorm(weights(f"{name}.weight", width), eps) for name in self.norms)
+        first, second = (self.norm(weights(f"{name}.weight", width), eps) for name in self.norms[:2])
         return self.layer(
             first,
             self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary),
@@ -346,7 +348,15 @@ class Llama(Predicting):
                 x, first = self._decoder(x, views, first, stop), stop
                 context.keep_hidden(stop, x)
             return self._norm(x)
-        return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
+        return through_layers(x, self._layers, self.tables(context.positions), self._norm, context)
+
+    def rope(self, config: Config, kind: str) -> Config:
+        """Return the rotary part of the config for layers of a kind."""
+        return config
+
+    def tables(self, positions: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return the cosines and sines of every layer at `positions` int64 [n]."""
+        return repeat(self._rotary.at(positions))
 
     @cached_property
     def guess_step(self) -> GuessStep | None:

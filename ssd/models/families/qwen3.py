@@ -27,11 +27,6 @@ class Qwen3Attention(Attention):
         )
 
     @property
-    def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        q, k = self._q_norm.kernel, self._k_norm.kernel
-        return None if q is None or k is None else (q[0], k[0])
-
-    @property
     def fused_norms(self) -> tuple[RMSNorm, ...] | None:
         norms = self._q_norm, self._k_norm
         own = type(self).normalised is not Qwen3Attention.normalised or not all(norm.fusible for norm in norms)

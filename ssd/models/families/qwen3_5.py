@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -17,27 +16,20 @@ from ssd.kernels.library import MAX_WINDOW
 from ssd.layers.linear import Linear
 from ssd.layers.norm import OffsetRMSNorm, RMSNorm, silu_mul
 from ssd.layers.recurrent import GatedDelta, ShortConvolution, StateSize, sigmoid_mul
-from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import (
     SPLITS,
     Attention,
     FeedForward,
     Layer,
+    Llama,
     check_activation,
-    head_and_table,
-    shape_of,
-    text_of,
-    through_layers,
 )
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_moe import Experts, has_experts
-from ssd.models.head import Predicting
-from ssd.models.interface import ForwardContext, Shape
+from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import FULL, LINEAR
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, flag, number, refuse
-
-NORMS = "input_layernorm", "post_attention_layernorm", "norm"  # of attention, of the feed-forward, the last
 
 Parts = Sequence[tuple[str, int]]
 
@@ -162,25 +154,12 @@ class SharedExperts(Experts):
         return super().__call__(x) + sigmoid_mul(self._gate(x).expand_as(shared), shared)
 
 
-def decoder_layer(
-    config: Config,
-    weights: Weights,
-    mixer: Attention | Recurrent,
-    feed_forward: Callable[[Tensor], Tensor],
-    norm: type[RMSNorm] = OffsetRMSNorm,
-    names: Sequence[str] = NORMS,
-) -> Layer:
-    """Return a layer with its norms; `mixer` is its attention, or stands in its place."""
-    width, eps = count(config, "hidden_size"), number(config, "rms_norm_eps", 1e-6)
-    first, second = (norm(weights(f"{name}.weight", width), eps) for name in names[:2])
-    return Layer(first, mixer, second, feed_forward)  # type: ignore[arg-type]  # called as attention is
-
-
-class Qwen35(Predicting):
+class Qwen35(Llama):
+    attention: type[Attention] = GatedAttention
     recurrent: type[Recurrent] = DeltaNet  # what most layers have for attention
     norm: type[RMSNorm] = OffsetRMSNorm
+    partly_rotated = True
     kind = LINEAR  # of these layers in `layer_types`
-    norms = NORMS
     below = "linear_attn", "mlp"  # of a layer: what it has for attention, its feed-forward
     defaults: ClassVar[Config] = {
         "head_dim": 256,
@@ -197,30 +176,12 @@ class Qwen35(Predicting):
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        config = self.completed(config)
-        self._check(config, weights)
-        kinds = self.layer_types(config)
-        shape = replace(shape_of(config, max_position), layers=kinds.count(FULL))
-        self.dtype, self.device = dtype, device
-        self._rotary = Rotary(
-            frequencies(shape.head_dim, config, max_position, partly=True), max_position, dtype, device
-        )
-        model, width = text_of(weights), count(config, "hidden_size")
-        self.head, table = head_and_table(config, weights, model, shape, width, device, tied=False)
-        self._embed = weights.embedding(table, shape.vocab_size)
-        self._layers: list[Layer] = []
-        states: list[Recurrent] = []
-        for index, kind in enumerate(kinds):
-            below = model.below(f"layers.{index}")
-            if kind == FULL:
-                mixer: Any = self.attention(config, shape, below, index - len(states), self._rotary)
-            else:
-                mixer = self.recurrent(config, below.below(self.below[0]), len(states))
-                states.append(mixer)
-            feed_forward = self.feed_forward(config, below.below(self.below[1]), index)
-            self._layers.append(decoder_layer(config, below, mixer, feed_forward, self.norm, self.norms))
-        self._norm = self.norm(model(f"{self.norms[2]}.weight", width), number(config, "rms_norm_eps", 1e-6))
-        self.shape = replace(shape, states=tuple(size for layer in states for size in layer.sizes))
+        if weights.share.ranks.size > 1:
+            raise UsageError("layers with a state are not split over ranks: use --tensor-parallel-size 1")
+        self._states: list[StateSize] = []
+        super().__init__(config, weights, dtype, device, max_position)
+        attending = self.layer_types(self.completed(config)).count(FULL)
+        self.shape = replace(self.shape, layers=attending, states=tuple(self._states))
 
     @classmethod
     def completed(cls, config: Config) -> dict[str, Any]:
@@ -240,26 +201,23 @@ class Qwen35(Predicting):
     def attends(config: Config, layer: int) -> bool:
         return (layer + 1) % count(config, "full_attention_interval", 4) == 0
 
-    @staticmethod
-    def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> Attention:
-        """Make the attention of a layer, the `index`-th that has any."""
-        return GatedAttention({**config, "layer_types": None}, shape, weights.below("self_attn"), index, rotary)
-
-    def _check(self, config: Config, weights: Weights) -> None:
-        if weights.share.ranks.size > 1:
-            raise UsageError("layers with a state are not split over ranks: use --tensor-parallel-size 1")
+    def check(self, config: Config) -> None:
         check_activation(config)
         refuse(config, self.refused)
         if not flag(config, "attn_output_gate", True):
             raise UsageError("attn_output_gate false is not supported in this family")
 
-    def feed_forward(self, config: Config, weights: Weights, layer: int) -> Callable[[Tensor], Tensor]:
-        return FeedForward(config, weights)
-
-    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        x = self._embed(token_ids)
-        context.keep_hidden(0, x)
-        return through_layers(x, self._layers, repeat(self._rotary.at(context.positions)), self._norm, context)
+    def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
+        kinds = self.layer_types(config)
+        kind, before = kinds[index], kinds[:index].count(kinds[index])
+        if kind == FULL:
+            alike = {**config, "layer_types": None}
+            mixer: Any = self.attention(alike, self.shape, weights.below("self_attn"), before, self._rotary)
+        else:
+            mixer = self.recurrent(config, weights.below(self.below[0]), before)
+            self._states += mixer.sizes
+        first, second = (self.norm(weights(f"{name}.weight", width), eps) for name in self.norms[:2])
+        return Layer(first, mixer, second, self.feed_forward(config, weights.below(self.below[1]), index))
 
 
 class Qwen35MoE(Qwen35):

@@ -19,10 +19,10 @@ from ssd.layers.linear import Table
 from ssd.layers.norm import RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import (
+    NORMS,
     Attention,
     FeedForward,
     Layer,
-    Llama,
     check_activation,
     decoder_of,
     guess_step,
@@ -65,7 +65,7 @@ class BlockDraft(Predicting):
             attention(config, self.shape, layer.below("self_attn"), index, self._rotary)
             for index, layer in enumerate(below)
         ]
-        norms = [[RMSNorm(layer(f"{name}.weight", width), eps) for name in Llama.norms] for layer in below]
+        norms = [[RMSNorm(layer(f"{name}.weight", width), eps) for name in NORMS[:2]] for layer in below]
         self._layers = [
             Layer(first, own, second, FeedForward(config, layer.below("mlp")))
             for layer, own, (first, second) in zip(below, self._attentions, norms, strict=True)

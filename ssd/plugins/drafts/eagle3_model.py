@@ -101,6 +101,6 @@ class Eagle3(PairModel):
             return None
         found = [product for product in products if product is not None]
         layer = DecoderLayer(
-            (feature, forward), None, self._eps, found, self._attention.heads, token, self._normed_residual
+            (feature, forward), (), self._eps, found, self._attention.heads, token, self._normed_residual
         )
         return guess_step(self._embed, Decoder([layer], self._rotary.tables), self._norm, self.head)

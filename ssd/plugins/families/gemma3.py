@@ -4,6 +4,7 @@ Most layers see a window only and rotate by a base of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,21 +12,18 @@ from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.attention import Scores
-from ssd.layers.norm import OffsetRMSNorm, Residual, gelu_mul
+from ssd.layers.norm import OffsetRMSNorm, Residual, RMSNorm, gelu_mul
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import (
     SPLITS,
     Attention,
     FeedForward,
+    Layer,
+    Llama,
     check_activation,
-    head_and_table,
-    shape_of,
-    text_of,
-    through_layers,
     window_of,
 )
 from ssd.models.families.qwen3 import Qwen3Attention
-from ssd.models.head import Predicting
 from ssd.models.interface import ForwardContext, Shape
 from ssd.models.layer_kinds import FULL, SLIDING
 from ssd.models.weights import Weights
@@ -51,24 +49,39 @@ class Gemma3FeedForward(FeedForward):
         return self._down(gelu_mul(self._gate_up(x)))
 
 
-class Gemma3Layer:
+class Gemma3Layer(Layer):
     """Adds norm(attention(norm(x))) to x, then norm(feed_forward(norm(x)))."""
 
-    def __init__(self, config: Config, weights: Weights, attention: Attention) -> None:
-        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        width, eps = int(config["hidden_size"]), number(config, "rms_norm_eps", 1e-6)
-        self._norms = [OffsetRMSNorm(weights(f"{name}_layernorm.weight", width), eps) for name in names]
-        self._attention = attention
-        self._feed_forward = Gemma3FeedForward(config, weights.below("mlp"))
+    def __init__(self, norms: Sequence[RMSNorm], attention: Attention, feed_forward: FeedForward) -> None:
+        super().__init__(norms[0], attention, norms[2], feed_forward)
+        self._after = norms[1], norms[3]
 
     def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
-        before_attention, after_attention, before, after = self._norms
-        x.add(self._attention(x.normed(before_attention), table, context), after_attention)
-        x.add(self._feed_forward(x.normed(before)), after)
+        x.add(self._attention(x.normed(self._attention_norm), table, context), self._after[0])
+        x.add(self._feed_forward(x.normed(self._forward_norm)), self._after[1])
 
 
-class Gemma3(Predicting):
+class ByKind(Llama):
+    """Base of a family whose kinds of layers, full and sliding, rotate in their own ways."""
+
+    def __init__(
+        self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
+    ) -> None:
+        config = self.completed(config)
+        self._kinds = layer_types(config)
+        super().__init__({**config, "layer_types": self._kinds}, weights, dtype, device, max_position)
+        sliding = frequencies(self.shape.head_dim, self.rope(config, SLIDING), max_position)
+        self._rotaries = {FULL: self._rotary, SLIDING: Rotary(sliding, max_position, dtype, device)}
+
+    def tables(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        tables = {kind: self._rotaries[kind].at(positions) for kind in set(self._kinds)}
+        return [tables[kind] for kind in self._kinds]
+
+
+class Gemma3(ByKind):
     attention: type[Attention] = Gemma3Attention
+    norm = OffsetRMSNorm
+    tied = True
     defaults: ClassVar[Config] = {"sliding_window": 4096}
     refused: tuple[str, ...] = _REFUSED
     splits = SPLITS
@@ -76,42 +89,25 @@ class Gemma3(Predicting):
     def __init__(
         self, config: Config, weights: Weights, dtype: torch.dtype, device: torch.device, max_position: int
     ) -> None:
-        config = {**self.defaults, **config}
-        check_activation(config, "hidden_activation", ACTIVATION)
-        refuse(config, self.refused)
-        self.shape, self.dtype, self.device = weights.share.shape(shape_of(config, max_position)), dtype, device
-        kinds = self._kinds = layer_types(config)
-        self._rotary = {
-            kind: Rotary(
-                frequencies(self.shape.head_dim, self.rope(config, kind), max_position), max_position, dtype, device
-            )
-            for kind in set(kinds)
-        }
-        width, model = int(config["hidden_size"]), text_of(weights)
-        self.head, table = head_and_table(config, weights, model, self.shape, width, device, tied=True)
-        self._embed = weights.embedding(table, self.shape.vocab_size)
-        self._scale = torch.tensor(width**0.5, dtype=dtype, device=device)
-        typed = {**config, "layer_types": kinds, "use_sliding_window": True}
-        self._layers = [self._layer(typed, model.below(f"layers.{index}"), index) for index in range(len(kinds))]
-        self._norm = OffsetRMSNorm(model("norm.weight", width), number(config, "rms_norm_eps", 1e-6))
+        config = self.completed({**config, "use_sliding_window": True})
+        super().__init__(config, weights, dtype, device, max_position)
+        embed, scale = self._embed, torch.tensor(int(config["hidden_size"]) ** 0.5, dtype=dtype, device=device)
+        self._embed = lambda token_ids: embed(token_ids) * scale
         capped = config.get("final_logit_softcapping") is not None
         self._cap = Scores(softcap=number(config, "final_logit_softcapping") if capped else None)
 
-    def _layer(self, config: Config, weights: Weights, index: int) -> Gemma3Layer:
-        rotary = self._rotary[self._kinds[index]]
-        return Gemma3Layer(
-            config, weights, self.attention(config, self.shape, weights.below("self_attn"), index, rotary)
-        )
+    def check(self, config: Config) -> None:
+        check_activation(config, "hidden_activation", ACTIVATION)
+        refuse(config, self.refused)
+
+    def _layer(self, config: Config, weights: Weights, index: int, width: int, eps: float) -> Layer:
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        norms = [self.norm(weights(f"{name}_layernorm.weight", width), eps) for name in names]
+        attention = self.attention(config, self.shape, weights.below("self_attn"), index, self._rotary)
+        return Gemma3Layer(norms, attention, Gemma3FeedForward(config, weights.below("mlp")))
 
     def rope(self, config: Config, kind: str) -> Config:
-        """Return the rotary part of the config for layers of a kind; a family may override it."""
         return rope(config, kind)
-
-    def forward(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
-        x = self._embed(token_ids) * self._scale
-        tables = {kind: rotary.at(context.positions) for kind, rotary in self._rotary.items()}
-        context.keep_hidden(0, x)
-        return through_layers(x, self._layers, [tables[kind] for kind in self._kinds], self._norm, context)
 
     def scaled(self, logits: Tensor) -> Tensor:
         return self._cap.capped(logits)

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from ssd.layers.norm import RMSNorm
 from ssd.layers.recurrent import ShortConvolution, StateSize
-from ssd.layers.rotary import Rotary
 from ssd.models.families.llama import SPLITS, FeedForward, optional_bias
 from ssd.models.families.qwen3 import Qwen3Attention
 from ssd.models.families.qwen3_5 import Qwen35, convolved
-from ssd.models.interface import ForwardContext, Shape
+from ssd.models.interface import ForwardContext
 from ssd.models.layer_kinds import CONVOLUTION
 from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, flag, number
@@ -49,6 +48,7 @@ class GatedConvolution:
 
 
 class Lfm2(Qwen35):
+    attention = Lfm2Attention
     recurrent = GatedConvolution
     kind = CONVOLUTION
     norm = RMSNorm
@@ -68,10 +68,6 @@ class Lfm2(Qwen35):
     def attends(config: Config, layer: int) -> bool:
         full = config.get("full_attn_idxs")
         return full is None or layer in full
-
-    @staticmethod
-    def attention(config: Config, shape: Shape, weights: Weights, index: int, rotary: Rotary) -> Lfm2Attention:
-        return Lfm2Attention({**config, "layer_types": None}, shape, weights.below("self_attn"), index, rotary)
 
     def feed_forward(self, config: Config, weights: Weights, layer: int) -> FeedForward:
         return Lfm2FeedForward(config, weights)

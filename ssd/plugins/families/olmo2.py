@@ -56,7 +56,7 @@ class Olmo2Layer(Layer):
 class Olmo2(Llama):
     attention = Olmo2Attention
     layer = Olmo2Layer
-    norms = "post_attention_layernorm", "post_feedforward_layernorm"
+    norms = "post_attention_layernorm", "post_feedforward_layernorm", "norm"
     defaults: ClassVar[Config] = {"rms_norm_eps": 1e-5}
     refused = ("mlp_bias",)
     splits = OLMO_SPLITS
