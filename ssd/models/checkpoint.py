@@ -119,7 +119,8 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
         tensors = tensors_of(map(read_header, ggufs), config)
     for gguf in ggufs:
         running.update(sample_gguf(gguf))
-    for file in safetensors_files(directory) if weights and not ggufs else []:
+    shards, shard_of = _safetensors_files(directory) if weights and not ggufs else ([], {})
+    for file in shards:
         found = check_safetensors(file)
         if twice := tensors.keys() & found.keys():
             raise UsageError(f"{directory}: tensor {min(twice)!r} is in more than one file, {file.name} among them")
@@ -128,8 +129,9 @@ def inspect(directory: Path, weights: bool = True) -> Checkpoint:
     if (listed := directory / LIST_FILE).is_file():
         check_safetensors(listed)
         running.update(sample(listed))
-    if weights and not ggufs:
-        _check_index(directory, tensors)
+    for name, shard in shard_of.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise UsageError(f"{directory}: tensor {name!r} is not in {shard}, where the index says")
     if _pooling_file(directory).is_file() and tensors and not any(name.startswith("model.") for name in tensors):
         # An embedding model, stored without what only its language model has.
         tensors = {
@@ -206,36 +208,22 @@ def _here() -> str:
     return f" (entry points `{DRAFTS}`: {', '.join(names(DRAFTS)) or 'none'})"
 
 
-def safetensors_files(directory: Path) -> list[Path]:
-    single = directory / "model.safetensors"
+def _safetensors_files(directory: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the files with weights, and by the index, if there is one, the name of each tensor's file."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file():
-        return [single]
-    index = directory / "model.safetensors.index.json"
+        return [single], {}
     if not index.is_file():
         raise UsageError(f"{directory} has no model.safetensors (weights in other formats are not read)")
-    shards = sorted(set(_weight_map(index).values()))
-    for shard in shards:
-        if not (directory / shard).is_file():
-            raise UsageError(f"{directory}: shard {shard} is missing, {index.name} names it")
-    return [directory / shard for shard in shards]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not names:
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
         raise UsageError(f"{index} has no weight_map")
-    for shard in names.values():
+    for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise UsageError(f"{index}: {shard!r} is not the name of a file beside it")
-    return names
-
-
-def _check_index(directory: Path, tensors: dict[str, TensorInfo]) -> None:
-    if (directory / "model.safetensors").is_file():
-        return
-    for name, shard in _weight_map(directory / "model.safetensors.index.json").items():
-        if name not in tensors or tensors[name].file.name != shard:
-            raise UsageError(f"{directory}: tensor {name!r} is not in {shard}, where the index says")
+        if not (directory / shard).is_file():
+            raise UsageError(f"{directory}: shard {shard} is missing, {index.name} names it")
+    return [directory / shard for shard in sorted(set(shard_of.values()))], shard_of
 
 
 def has_chat_template(directory: Path) -> bool:

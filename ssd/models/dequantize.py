@@ -82,11 +82,9 @@ def _numbers(tensor: QuantizedTensor, read: ReadPart) -> _Numbers:
     middle = torch.tensor([[1 << (bits - 1)]])
     match tensor.layout:
         case "awq":
-            assert zeros is not None
-            return _Numbers(_awq(codes).T.contiguous(), scales.T, _awq(zeros).T.long())
+            return _Numbers(_awq(codes).T.contiguous(), scales.T, _awq(parts["zero"]).T.long())
         case "gptq" | "gptq_v2":
-            assert zeros is not None
-            found = _unpacked(zeros, bits).T.long()
+            found = _unpacked(parts["zero"], bits).T.long()
             if tensor.layout == "gptq":
                 found = _one_more(found, bits, tensor.parts["zero"][0])
             return _Numbers(_unpacked(codes.T, bits), scales.T, found)

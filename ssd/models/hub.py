@@ -35,14 +35,13 @@ def resolve(name: str, revision: str | None = None) -> Path:
         return model.directory
     if is_folder:
         return _with_config(path, str(path))
+    if at_hub and (quant := at_hub[2]):
+        found = _from_hub(at_hub[1], revision, _gguf_patterns(quant), [])
+        path, is_gguf = _gguf_of_type(found, name, quant), True
     if is_gguf:
         from ssd.models.gguf.importing import checkpoint_of
 
         return checkpoint_of(path)
-    if at_hub and (quant := at_hub[2]):
-        from ssd.models.gguf.importing import checkpoint_of
-
-        return checkpoint_of(_gguf_of_type(_from_hub(at_hub[1], revision, _gguf_patterns(quant), []), name, quant))
     if at_hub:
         hint = f"; if it has GGUF files, say which of their types, as in {name}:Q4_K_M"
         return _with_config(_from_hub(name, revision, _HUB_FILES, _NOT_HUB_FILES), f"{name!r} on the hub", hint)

@@ -25,16 +25,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ssd.errors import UsageError
 from ssd.models.header import TensorInfo
 
 QUANTIZATION = "quantization_config"
 """The field of config.json that describes quantised weights."""
-Layout = Literal["awq", "gptq", "gptq_v2", "packed", "int8", "fp8", "mxfp4"]
-_METHOD = "compressed-tensors"
-_READ = f"awq, gptq, fp8, fbgemm_fp8, mxfp4 and {_METHOD} are"
+_COMPRESSED = "compressed-tensors"
+_READ = f"awq, gptq, fp8, fbgemm_fp8, mxfp4 and {_COMPRESSED} are"
 _REFUSED = ("output_activations", "kv_cache_scheme", "transform_config")
 _FLOATS = ("F32", "F16", "BF16")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")
@@ -55,7 +54,8 @@ class QuantizedTensor(TensorInfo):
 
     `parts`: its stored (name, header): `codes` and `scale`, optionally `zero` and `order` (the group of each input)."""
 
-    layout: Layout
+    layout: str
+    """awq, gptq, gptq_v2, packed, int8, fp8 or mxfp4"""
     bits: int
     block: tuple[int, int]
     """Outputs and inputs that share a scale, if scales are for blocks; else (0, 0)."""
@@ -74,15 +74,13 @@ class QuantizedTensor(TensorInfo):
 class _Scheme:
     """The settings of a `quantization_config` for all weights.
 
-    `groups`: how many inputs share a scale, for each kind of weights; 0: all. `zeros_as_they_are`: zeros are not stored
-    less 1. `symmetric`: weights may lack zeros. `equal_zeros`: all zeros of a weight are equal. `ordered`: a group's
-    inputs may be anywhere."""
+    `groups`: how many inputs share a scale, for each kind of weights; 0: all. `symmetric`: weights may lack zeros.
+    `equal_zeros`: all zeros of a weight are equal. `ordered`: a group's inputs may be anywhere."""
 
     method: str
     bits: int = 8
     groups: frozenset[int] = frozenset((0,))
     block: tuple[int, int] = (0, 0)
-    zeros_as_they_are: bool = False
     symmetric: bool = True
     equal_zeros: bool = False
     ordered: bool = False
@@ -105,10 +103,9 @@ def _scheme(found: Any) -> _Scheme:
             _one_of(found, "is_marlin_format", (False,), False)
             _one_of(found, "pack_dtype", ("int32",), "int32")
             stored = _one_of(found, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-            bits = _one_of(found, "bits", (2, 3, 4, 8))
+            bits, sizes = _one_of(found, "bits", (2, 3, 4, 8)), _group_sizes(found)
             equal, ordered = found.get("sym") is True, bool(found.get("desc_act"))
-            sizes, as_they_are = _group_sizes(found), stored == "gptq_v2"
-            return _Scheme("gptq", bits, sizes, zeros_as_they_are=as_they_are, equal_zeros=equal, ordered=ordered)
+            return _Scheme(stored, bits, sizes, equal_zeros=equal, ordered=ordered)
         case "fp8":
             _one_of(found, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
             return _Scheme("fp8", block=_block(found, "weight_block_size"))
@@ -134,7 +131,7 @@ def _compressed(found: Mapping[str, Any]) -> _Scheme:
         raise UsageError("config_groups have weights of different num_bits or block_structure")
     symmetric = any(weights.get("symmetric") is not False for _, weights in kinds)
     sizes = frozenset(_group_size(weights) if weights["strategy"] == "group" else 0 for _, weights in kinds)
-    return _Scheme(_METHOD, next(iter(packed), 8), sizes, next(iter(blocks), (0, 0)), symmetric=symmetric)
+    return _Scheme(_COMPRESSED, next(iter(packed), 8), sizes, next(iter(blocks), (0, 0)), symmetric=symmetric)
 
 
 def _group_sizes(found: Mapping[str, Any]) -> frozenset[int]:
@@ -208,20 +205,19 @@ def named(tensors: Mapping[str, TensorInfo], quantization: Any) -> dict[str, Ten
         module, _, last = name.rpartition(".")
         weight = f"{module}.weight"
         parts = _Parts(tensors, module, name, info)
-        if last == "qweight" and scheme.method in ("awq", "gptq"):
-            quantized = parts.by_inputs(scheme)
-        elif last == "weight_packed" and scheme.method == _METHOD:
-            quantized = parts.packed(scheme)
-        elif last == "weight_blocks" and scheme.method == "mxfp4":
-            quantized = parts.mxfp4(scheme)
-        elif last == "weight" and len(info.shape) == 2 and (scheme.method, info.dtype) == (_METHOD, "I8"):
-            quantized = parts.integers(scheme)
-        elif (
-            last == "weight" and len(info.shape) == 2 and info.dtype == "F8_E4M3" and scheme.method in ("fp8", _METHOD)
-        ):
-            quantized = parts.fp8(scheme)
-        else:
-            continue
+        match scheme.method, last, info.dtype, len(info.shape):
+            case "awq" | "gptq" | "gptq_v2", "qweight", _, _:
+                quantized = parts.by_inputs(scheme)
+            case "compressed-tensors", "weight_packed", _, _:
+                quantized = parts.packed(scheme)
+            case "mxfp4", "weight_blocks", _, _:
+                quantized = parts.mxfp4(scheme)
+            case "compressed-tensors", "weight", "I8", 2:
+                quantized = parts.integers(scheme)
+            case "compressed-tensors" | "fp8", "weight", "F8_E4M3", 2:
+                quantized = parts.fp8(scheme)
+            case _:
+                continue
         if name != weight and weight in tensors:
             raise UsageError(f"there are both {weight} and {name}")
         for stored, _ in quantized.parts.values():
@@ -252,8 +248,7 @@ class _Parts:
             self._add("order", "g_idx", ("I32", "I64"), (inputs,), optional=True)
         if "order" not in self._parts:
             self._check_groups(inputs, groups, "scales", scheme)
-        layout: Layout = "awq" if awq else "gptq_v2" if scheme.zeros_as_they_are else "gptq"
-        return self._weight(layout, (outputs, inputs), scheme, in_order=not scheme.ordered)
+        return self._weight(scheme.method, (outputs, inputs), scheme, in_order=not scheme.ordered)
 
     def packed(self, scheme: _Scheme) -> QuantizedTensor:
         outputs, words, in_a_word = *self._words(), 32 // scheme.bits
@@ -328,9 +323,7 @@ class _Parts:
                 f"{sizes}, the group_size of the config"
             )
 
-    def _weight(
-        self, layout: Layout, shape: tuple[int, int], scheme: _Scheme, in_order: bool = True
-    ) -> QuantizedTensor:
+    def _weight(self, layout: str, shape: tuple[int, int], scheme: _Scheme, in_order: bool = True) -> QuantizedTensor:
         bits, block = (8, scheme.block) if layout in ("int8", "fp8") else (scheme.bits, (0, 0))
         zeros = math.prod(self._parts["zero"][1].shape) if "zero" in self._parts else 0
         differ = zeros > 1 and not scheme.equal_zeros

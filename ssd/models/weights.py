@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,34 +33,30 @@ def unseen(done: int, total: int) -> None:
     """Ignore progress."""
 
 
+@dataclass(frozen=True)
 class Weights:
-    """Tensors below a name prefix, read on demand and checked against the shape the family expects.
+    """Tensors below a name `prefix`, read on demand and checked against the shape the family expects.
 
     `linear` makes linear layers. `names`: the tensors that exist; None: any. `share`: this rank's part
-    (`ssd.models.split`). `integers` reads whole numbers, `groups` weights of few bits."""
+    (`ssd.models.split`). `read_integers`: for whole numbers, if not `read`; `read_groups`: for weights of few bits."""
 
-    def __init__(
-        self,
-        read: Reader,
-        linear: MakeLinear = Linear,
-        prefix: str = "",
-        names: Collection[str] | None = None,
-        share: Share = WHOLE,
-        integers: Reader | None = None,
-        groups: GroupReader | None = None,
-    ) -> None:
-        self._read, self.linear, self._prefix, self._names, self.share = read, linear, prefix, names, share
-        self._integers, self._groups = integers or read, groups
+    read: Reader
+    linear: MakeLinear = Linear
+    prefix: str = ""
+    names: Collection[str] | None = None
+    share: Share = WHOLE
+    read_integers: Reader | None = None
+    read_groups: GroupReader | None = None
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Return the tensor `name`, or this rank's part of it, of `shape`.
 
         For a tensor split by vocabulary, `shape` is the whole shape. Raises `UsageError` for a missing tensor or
         another shape."""
-        whole, pieces = self.share.pieces(self._prefix + name, shape)
+        whole, pieces = self.share.pieces(self.prefix + name, shape)
         if not pieces:
-            return self._read(self._prefix + name, shape)
-        read = [self._read(self._prefix + name, whole, piece) for piece in pieces]
+            return self.read(self.prefix + name, shape)
+        read = [self.read(self.prefix + name, whole, piece) for piece in pieces]
         return read[0] if len(read) == 1 else torch.cat(read, dim=len(pieces[0]) - 1)
 
     def whole(self, name: str, outputs: int, inputs: int) -> Tensor | Groups:
@@ -78,10 +75,10 @@ class Weights:
         return torch.cat([self(f"{name}.weight", outputs, inputs) for name, outputs in layers])
 
     def _grouped(self, name: str, shape: tuple[int, ...]) -> Groups | None:
-        if self._groups is None:
+        if self.read_groups is None:
             return None
-        whole, pieces = self.share.pieces(self._prefix + name, shape)
-        return self._groups(self._prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
+        whole, pieces = self.share.pieces(self.prefix + name, shape)
+        return self.read_groups(self.prefix + name, whole, pieces[0] if pieces else ()) if len(pieces) < 2 else None
 
     def partial_linear(self, weight: Tensor | Grouped, bias: Tensor | None) -> LinearLayer:
         """Make a linear layer whose inputs are split over the ranks; its caller must sum the results."""
@@ -98,24 +95,23 @@ class Weights:
         return table if ranks.size == 1 else ParallelEmbedding(table, ranks.part(vocab_size).start, ranks)
 
     def integers(self, name: str, *shape: int) -> Tensor:
-        return self._integers(self._prefix + name, shape).long()
+        return (self.read_integers or self.read)(self.prefix + name, shape).long()
 
     def below(self, prefix: str) -> Weights:
-        below = f"{self._prefix}{prefix}."
-        return Weights(self._read, self.linear, below, self._names, self.share, self._integers, self._groups)
+        return replace(self, prefix=f"{self.prefix}{prefix}.")
 
     def predicting(self, ids: Sequence[int]) -> Weights:
         """Return the same weights with the tensor `LISTED` of `ids`."""
 
         def integers(name: str, shape: tuple[int, ...]) -> Tensor:
-            return torch.tensor(ids) if name == LISTED else self._integers(name, shape)
+            return torch.tensor(ids) if name == LISTED else (self.read_integers or self.read)(name, shape)
 
-        names = None if self._names is None else {*self._names, LISTED}
-        return Weights(self._read, self.linear, self._prefix, names, self.share, integers, self._groups)
+        names = None if self.names is None else {*self.names, LISTED}
+        return replace(self, names=names, read_integers=integers)
 
     def translated(self, ids: Translation, layers: Container[str]) -> Weights:
         """Return the weights in other ids: `layers` have rows of `ids.own`, `LISTED` the predicted ids."""
-        rows, read_whole, read_groups = torch.tensor(ids.own), self._read, self._groups
+        rows, read_whole, read_groups = torch.tensor(ids.own), self.read, self.read_groups
 
         def has_rows(name: str) -> bool:
             return name.rpartition(".")[0].rpartition(".")[2] in layers
@@ -131,15 +127,14 @@ class Weights:
             found = read_groups(name, (ids.known, *shape[1:]), ())
             return None if found is None else found.map(lambda part: part[rows])
 
-        found = Weights(read, self.linear, self._prefix, self._names, self.share, self._integers, groups)
-        return found.predicting(ids.shared)
+        return replace(self, read=read, read_groups=groups).predicting(ids.shared)
 
     def has(self, name: str) -> bool:
-        return self._names is None or self._prefix + name in self._names
+        return self.names is None or self.prefix + name in self.names
 
     def stored(self, name: str) -> bool:
         """Return True if the checkpoint has the tensor; dummy weights are not stored."""
-        return self._names is not None and self._prefix + name in self._names
+        return self.names is not None and self.prefix + name in self.names
 
 
 def scaled(integers: Tensor, scales: Tensor) -> Tensor:
@@ -158,7 +153,7 @@ def from_checkpoint(
     """Return weights read from memory-mapped files as `dtype` on `device`; see `StoredTensors`."""
     stored = StoredTensors(checkpoint, dtype, device, share.ranks.size, progress)
     names = checkpoint.tensors
-    return Weights(stored.floats, linear, names=names, share=share, integers=stored.raw, groups=stored.groups)
+    return Weights(stored.floats, linear, names=names, share=share, read_integers=stored.raw, read_groups=stored.groups)
 
 
 def dummy(dtype: torch.dtype, device: torch.device, linear: MakeLinear = Linear, share: Share = WHOLE) -> Weights:

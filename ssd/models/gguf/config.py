@@ -73,13 +73,12 @@ def config_of(header: Header, tensors: Sequence[tuple[Path, ByteSpan]]) -> dict[
         "tie_word_embeddings": "output.weight" not in shapes,
         "vocab_size": shapes["token_embd.weight"][0],
         **arch.constants,
-        **{ours: said[name] for name, ours in arch.fields.items() if name in said},
+        **{ours: said[name] for name, ours in arch.fields.items() if name in said or name.endswith("epsilon")},
         **{
             flag: all(f"blk.0.{part}.bias" in shapes for part, theirs in arch.optional.items() if theirs == flag)
             for flag in sorted(set(arch.optional.values()))
         },
     }
-    _check_eps(config, said, arch)
     if arch.rope:
         rope = _rope(tensors, said, arch, head_dim)
         config |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
@@ -116,12 +115,6 @@ def _check_sizes(said: Metadata, shapes: Mapping[str, list[int]], arch: Architec
     for name, size in sizes.items():
         if (value := said.get(name, size)) != size:
             raise UsageError(f"{said.key(name)} {value!r} is not supported: by the rest of the file it is {size}")
-
-
-def _check_eps(config: Mapping[str, Any], said: Metadata, arch: Architecture) -> None:
-    for name, ours in arch.fields.items():
-        if name.endswith("epsilon") and ours not in config:
-            raise KeyError(said.key(name))
 
 
 def _rope(
