@@ -20,9 +20,10 @@ from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_nam
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
 from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
+from ssd.models.gguf.header import GGUF_FORMS
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.pull import BUILTIN
-from ssd.models.resident import GGUF_FORMS, ROUNDINGS, resident_bytes
+from ssd.models.resident import ROUNDINGS, resident_bytes
 from ssd.models.sizes import ModelSizes
 from ssd.system import cgroups, registered
 

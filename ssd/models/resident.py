@@ -6,7 +6,6 @@ if 16 bits hold all its numbers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -15,6 +14,7 @@ from ssd.kernels.form import Form
 from ssd.models import registry
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.draft_kinds import draft_kind
+from ssd.models.gguf.header import GGUF_FORMS
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.header import TensorInfo
 from ssd.models.pairs import DRAFT_VOCAB, short_list
@@ -23,22 +23,6 @@ from ssd.models.sizes import ModelSizes, weights
 
 Rounding = Literal["none", "int8", "light"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-GGUF_FORMS: Mapping[str, Form] = {
-    "Q4_0": Form(4, 32, 1, 2),
-    "Q4_1": Form(4, 32, 2, 2),
-    "Q5_0": Form(6, 32, 1, 2),
-    "Q5_1": Form(6, 32, 2, 2),
-    "Q8_0": Form(8, 32, 1, 2),
-    "Q2_K": Form(4, 16, 2, 1, 256),
-    "Q3_K": Form(4, 16, 1, 1, 256),
-    "Q4_K": Form(4, 32, 2, 1, 256),
-    "Q5_K": Form(6, 32, 2, 1, 256),
-    "Q6_K": Form(6, 16, 1, 1, 256),
-    "IQ4_NL": Form(4, 32, 1, 2),
-    "IQ4_XS": Form(4, 32, 1, 1, 256),
-    "MXFP4": Form(4, 32, 1, 1),
-}
-"""GGUF's name of a type of blocks -> the form that its weights are packed in."""
 # Types whose codes are names of larger ones, which a GPU has in 8 bits.
 _NAMED = ("IQ4_NL", "IQ4_XS", "MXFP4")
 # Types whose groups `ssd.kernels.groups.find_groups` finds in a weight that was transposed as floats.

@@ -10,8 +10,7 @@ import torch
 from ssd.kernels import cpu
 from ssd.kernels.groups import grouped_product, takes
 from ssd.models.gguf.blocks import BLOCKS, groups_of
-from ssd.models.gguf.header import FLOATS, SUPPORTED
-from ssd.models.resident import GGUF_FORMS
+from ssd.models.gguf.header import FLOATS, GGUF_FORMS, SUPPORTED
 
 # Where the halves of a block are: its step, and its offset if it has one.
 HALVES = {

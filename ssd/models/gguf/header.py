@@ -9,17 +9,31 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ssd.errors import UsageError
+from ssd.kernels.form import Form
 
 FLOATS = ("F32", "F16", "BF16")
-SUPPORTED = (
-    *FLOATS,
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
-)
+GGUF_FORMS: Mapping[str, Form] = {
+    "Q4_0": Form(4, 32, 1, 2),
+    "Q4_1": Form(4, 32, 2, 2),
+    "Q5_0": Form(6, 32, 1, 2),
+    "Q5_1": Form(6, 32, 2, 2),
+    "Q8_0": Form(8, 32, 1, 2),
+    "Q2_K": Form(4, 16, 2, 1, 256),
+    "Q3_K": Form(4, 16, 1, 1, 256),
+    "Q4_K": Form(4, 32, 2, 1, 256),
+    "Q5_K": Form(6, 32, 2, 1, 256),
+    "Q6_K": Form(6, 16, 1, 1, 256),
+    "IQ4_NL": Form(4, 32, 1, 2),
+    "IQ4_XS": Form(4, 32, 1, 1, 256),
+    "MXFP4": Form(4, 32, 1, 1),
+}
+"""GGUF's name of a type of blocks -> the form that its weights are packed in."""
+SUPPORTED = (*FLOATS, *GGUF_FORMS)
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MAX_STRING, _MAX_DIMENSIONS, _MAX_ALIGNMENT = 64 << 20, 4, 1 << 20
 # Limits of the bytes before the tensors, far above any tokenizer's. The size of a sparse file is no limit.
