@@ -25,14 +25,14 @@ from msgspec.structs import replace
 
 from ssd.client import Client
 from ssd.config.emulation import ForwardTime
-from ssd.config.engine import DraftLink, EngineConfig
+from ssd.config.engine import DraftLink, EngineConfig, Upstream
 from ssd.config.params import SamplingParams, Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
 from ssd.plugins.emulation.agreement import PRESETS
 from ssd.plugins.emulation.chains import write_pair
-from ssd.plugins.remote.configuration import RemoteDraft, remote_draft
+from ssd.plugins.remote.configuration import remote_draft
 from tools.processes import command, environment
 
 # What an idle engine in mode `auto` takes to measure a draft that has joined.
@@ -73,13 +73,13 @@ def main() -> None:
     sys.exit(not right)
 
 
-def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, RemoteDraft, Speculation]:
+def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, EngineConfig, Speculation]:
     """The engine with a draft here, the draft as `ssd draft` would run it, and how requests are speculated on."""
-    loopback = "tcp://127.0.0.1:1"
+    loopback = Upstream(draft_connect="tcp://127.0.0.1:1")
     if asked.built_in:
         options = EngineOptions(mode=asked.mode, target_cpus="0", draft_cpus="1", backup=asked.backup)
         config = resolve(options)
-        return config, remote_draft(loopback, None, "smollm2-draft", None, EngineOptions()), config.speculation
+        return config, remote_draft(loopback, "smollm2-draft", None, EngineOptions()), config.speculation
     preset = PRESETS[asked.pair]
     times = preset.times
     if asked.verify is not None:
@@ -99,12 +99,12 @@ def _pair(asked: argparse.Namespace, folder: Path) -> tuple[EngineConfig, Remote
         **exact,
     )
     config = replace(resolve(options), emulate=times, elastic_cores=False)
-    draft = remote_draft(loopback, None, str(pair.draft), None, EngineOptions(**exact))
+    draft = remote_draft(loopback, str(pair.draft), None, EngineOptions(**exact))
     return config, replace(draft, emulate=times), config.speculation
 
 
 @contextmanager
-def _engine(config: EngineConfig, draft: RemoteDraft, rtt: float | None) -> Iterator[Client]:
+def _engine(config: EngineConfig, draft: EngineConfig, rtt: float | None) -> Iterator[Client]:
     """An engine with its draft here, or `rtt` milliseconds away."""
     with ExitStack() as stack:
         if rtt is not None:
@@ -115,7 +115,7 @@ def _engine(config: EngineConfig, draft: RemoteDraft, rtt: float | None) -> Iter
         if rtt is not None:
             ends = f"127.0.0.1:{far}", f"127.0.0.1:{port}"
             stack.enter_context(_process(command("tools.link", *ends, "--delay", str(rtt / 2))))
-            own = replace(draft, connect=f"tcp://127.0.0.1:{far}")
+            own = replace(draft, upstream=Upstream(draft_connect=f"tcp://127.0.0.1:{far}"))
             stack.enter_context(_draft(own))
             if config.speculation.mode == "auto":
                 time.sleep(_MEASURES_S)
@@ -133,7 +133,7 @@ def _process(arguments: list[str], **options: object) -> Iterator[subprocess.Pop
 
 
 @contextmanager
-def _draft(draft: RemoteDraft) -> Iterator[None]:
+def _draft(draft: EngineConfig) -> Iterator[None]:
     """A draft that has joined, on the second core."""
     payload = os.memfd_create("ssd-draft")
     os.write(payload, msgspec.json.encode(draft))

@@ -14,7 +14,7 @@ from ssd.kernels import build
 from ssd.launch.options import EngineOptions, chosen
 from ssd.models import hub, pairs, registry, sizes
 from ssd.models.checkpoint import Checkpoint, has_chat_template, inspect
-from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
+from ssd.models.draft_kinds import PLAIN, draft_kind, is_in_target, kinds
 from ssd.models.gguf.architectures import architectures
 from ssd.models.pull import BUILTIN
 from ssd.models.pull import pull as fetch
@@ -146,7 +146,7 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: Checkpoint, name: str) -> str | None:
-    other = None if name in in_targets() else inspect(hub.resolve(name))
+    other = None if is_in_target(name) else inspect(hub.resolve(name))
     try:
         draft = other or registry.own_draft(target, name)
         if draft_kind(target) is not PLAIN or target.config.get(pairs.SHARED) or target.config.get(pairs.DRAFT_VOCAB):

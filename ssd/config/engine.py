@@ -100,15 +100,14 @@ class DraftLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The remote engine that verifies for `ssd edge`: addresses, and folders of our keys.
+    """The remote engine that verifies: addresses, and folders of our keys, for requests and for the draft.
 
-    The draft may share tensors with a copy of the target, the `lender`."""
+    `ssd draft` sends no requests: its `connect` is ""."""
 
-    connect: str
     draft_connect: str
+    connect: str = ""
     keys: str | None = None
     draft_keys: str | None = None
-    lender: str | None = None
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

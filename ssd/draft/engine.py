@@ -33,7 +33,7 @@ from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import Admit, Launched, Outcomes, Rehearse, Release, Retune, Verified
 from ssd.ipc.trace_ring import NO_TRACE, State, TraceRing
 from ssd.models.checkpoint import inspect, stop_token_ids
-from ssd.models.draft_kinds import kinds
+from ssd.models.draft_kinds import kind_named
 from ssd.speculation.noise import NoiseCache
 from ssd.system import failpoints
 
@@ -275,7 +275,7 @@ def _drafter(
     config: EngineConfig, runner: Runner, noise: NoiseCache, vocab_size: int, features: FeatureArena | None = None
 ) -> Drafter:
     if config.features is not None and features is not None:
-        kind = resolve_name(kinds()[config.features.kind].drafter)
+        kind = resolve_name(kind_named(config.features.kind).drafter)
         found: Drafter = kind(config, runner, noise, vocab_size, features)
         return found
     if isinstance(runner, TreeRunner):

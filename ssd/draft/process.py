@@ -38,7 +38,7 @@ from ssd.kernels import build, cpu
 from ssd.kernels.gpu import watch_compiles
 from ssd.models import registry
 from ssd.models.checkpoint import MAX_TOKENIZER, inspect, read_bounded
-from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
+from ssd.models.draft_kinds import PLAIN, draft_kind, is_in_target, kind_named
 from ssd.models.head import with_list
 from ssd.models.pairs import SHARED, borrowed, check_pair, translated
 from ssd.models.vocabularies import Vocabulary
@@ -172,7 +172,7 @@ def _warm_up(config: EngineConfig, runner: Runner, tokens: int) -> None:
     if config.features is None:
         runner.warm_up(tokens)
     else:
-        resolve_name(kinds()[config.features.kind].warm_up)(runner, tokens)
+        resolve_name(kind_named(config.features.kind).warm_up)(runner, tokens)
 
 
 def _load(
@@ -180,7 +180,7 @@ def _load(
 ) -> Runner:
     failpoints.reach("draft.load")
     dummy = config.load_format == "dummy"
-    if name in in_targets():
+    if is_in_target(name):
         checkpoint = registry.own_draft(target := inspect(Path(config.target), not dummy), name)
     else:
         checkpoint = inspect(Path(name), not dummy)

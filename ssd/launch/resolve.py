@@ -19,7 +19,7 @@ from ssd.launch.memory import GpuPlaces, Sized
 from ssd.launch.options import ChosenOptions, EngineOptions, chosen, display_name, within_bounds
 from ssd.launch.server import ServerOptions, draft_link, resolve_server
 from ssd.models import checkpoint, hub, pairs, registry
-from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, kinds
+from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets, is_in_target, kinds
 from ssd.models.gguf.header import GGUF_FORMS
 from ssd.models.gguf.tensors import GgufTensor
 from ssd.models.pull import BUILTIN
@@ -278,9 +278,11 @@ def _pair(options: ChosenOptions, remote: bool) -> _ModelPair:
         names = _own_draft(options, target)
     if not names and not remote and options.mode in DRAFTED:
         raise UsageError(f"mode {options.mode} needs a draft for target {options.target}: give --draft, or --mode auto")
-    named, own = zip(names, options.draft_revisions(len(names)), strict=True), in_targets()
+    named = zip(names, options.draft_revisions(len(names)), strict=True)
     drafts = [
-        registry.own_draft(target, name) if name in own else checkpoint.inspect(hub.ensure(name, revision), weights)
+        registry.own_draft(target, name)
+        if is_in_target(name)
+        else checkpoint.inspect(hub.ensure(name, revision), weights)
         for name, revision in named
     ]
     for draft in drafts if weights else ():
@@ -293,7 +295,7 @@ def _draft(pair: _ModelPair) -> str | None:
     """Return the draft of a configuration: a directory, or the name of a kind that is in the target's checkpoint."""
     if not pair.drafts:
         return None
-    return pair.names[-1] if pair.names[-1] in in_targets() else str(pair.drafts[-1].directory)
+    return pair.names[-1] if is_in_target(pair.names[-1]) else str(pair.drafts[-1].directory)
 
 
 def _own_draft(options: ChosenOptions, target: checkpoint.Checkpoint) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class Rotary:
             torch.cat((-sin, sin), dim=-1).to(device, dtype),
         )
         self._half = frequencies.inverse.shape[0]
+        self.in_one_call = type(self).__call__ is Rotary.__call__
+        """True if kernels that read `tables` rotate as this class does: a subclass may pair other numbers."""
         self._kernel = cpu.serve(self.tables[0])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:

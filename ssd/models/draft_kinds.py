@@ -15,6 +15,7 @@ from ssd.system.registered import DRAFTS, load_all
 
 # The layer that fuses hidden states of a target, in every layout of a draft that reads them.
 _FUSES = "fc.weight"
+_MTP = "mtp"  # `--draft` takes this name even if the plugin that knows the kind is missing
 
 
 class StepRoom(NamedTuple):
@@ -98,9 +99,23 @@ def kinds() -> dict[str, DraftKind]:
     return load_all(DRAFTS)
 
 
+def kind_named(name: str) -> DraftKind:
+    """Return a kind by its name. Raises UsageError if no plugin that is installed knows it."""
+    if (found := kinds().get(name)) is None:
+        raise UsageError(
+            f"no kind of draft {name!r} is installed ({_installed()}); the plugin `drafts` has block, eagle3 and mtp"
+        )
+    return found
+
+
 def in_targets() -> dict[str, DraftKind]:
-    """Return the kinds whose name `--draft` takes for the draft in the target's own checkpoint."""
+    """Return the kinds of drafts in targets' own checkpoints."""
     return {name: kind for name, kind in kinds().items() if kind.in_target}
+
+
+def is_in_target(name: str) -> bool:
+    """Return True if `--draft` takes this name for the draft in the target's own checkpoint."""
+    return name == _MTP or name in in_targets()
 
 
 def draft_kind(model: Checkpoint) -> DraftKind:
@@ -109,9 +124,12 @@ def draft_kind(model: Checkpoint) -> DraftKind:
     Raises UsageError for one that fuses hidden states and is of no kind that is installed."""
     found = next((kind for kind in kinds().values() if kind.recognises(model)), PLAIN)
     if found is PLAIN and _FUSES in model.tensors:
-        here = ", ".join(kinds()) or "none"
         raise UsageError(
             f"{model.directory} reads hidden states of a target ({_FUSES}), and is of no kind of draft that is "
-            f"installed (entry points `{DRAFTS}`: {here})"
+            f"installed ({_installed()})"
         )
     return found
+
+
+def _installed() -> str:
+    return f"entry points `{DRAFTS}`: {', '.join(kinds()) or 'none'}"

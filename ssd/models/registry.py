@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd.errors import UsageError
-from ssd.models.draft_kinds import PLAIN, draft_kind, in_targets
+from ssd.models.draft_kinds import PLAIN, draft_kind, kind_named
 from ssd.models.pairs import DRAFT_VOCAB, short_list
 from ssd.system.allocator import give_back_freed
 from ssd.system.registered import FALLBACKS, entries, load_all
@@ -80,8 +80,8 @@ def has_file(checkpoint: Checkpoint) -> bool:
 
 
 def own_draft(target: Checkpoint, name: str) -> Checkpoint:
-    """Return the draft in a target's checkpoint, of the kind `name` of `in_targets`. Raises UsageError without one."""
-    kind = in_targets()[name]
+    """Return the draft in a target's checkpoint, of the kind `name`. Raises UsageError without one."""
+    kind = kind_named(name)
     found = kind.of_target(target)
     if found is None:
         raise UsageError(f"{target.directory} has no {kind.offer[0]}: give another --draft")

@@ -14,6 +14,8 @@ from ssd.kernels import cpu
 from ssd.kernels.decoder import Decoder
 from ssd.layers.attention import Scores
 from ssd.layers.norm import Residual, RMSNorm
+from ssd.layers.rotary import Rotary
+from ssd.models.families import llama
 from ssd.models.families.llama import Attention, Layer, Llama
 from ssd.models.families.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
@@ -114,6 +116,14 @@ class ShiftedLayer(Layer):
         super().__init__(Shifted(*(norm.kernel or ())), *parts)
 
 
+class Neighbours(Rotary):
+    """Pairs numbers 2 i and 2 i + 1 of a head."""
+
+    def __call__(self, x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return super().__call__(halves, table).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
 @pytest.mark.parametrize(
     ("kind", "part", "changed"),
     [
@@ -122,8 +132,9 @@ class ShiftedLayer(Layer):
         ("qwen2", (Qwen2, "attention"), Doubled),
         ("llama", (Llama, "layer"), ShiftedLayer),
         ("llama", (Llama, "layer"), RaisedLayer),
+        ("llama", (llama, "Rotary"), Neighbours),
     ],
-    ids=["normalised", "scores", "call", "norm", "layer"],
+    ids=["normalised", "scores", "call", "norm", "layer", "rotation"],
 )
 def test_what_a_family_of_ones_own_changes_is_not_passed_over(
     kind: str, part: tuple[Any, str], changed: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

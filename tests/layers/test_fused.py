@@ -146,6 +146,17 @@ def check_fused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
+class Mirrored(Rotary):
+    def __call__(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        return super().__call__(x.flip(-1), table)
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_rotation_of_ones_own_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "Rotary", Mirrored)
+    check_fused(tiny.llama(tmp_path), monkeypatch)
+
+
 class Shifted(RMSNorm):
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x) + 1

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ssd.config.engine import Features
+from ssd.draft.process import load
 from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
@@ -57,6 +60,17 @@ def test_a_draft_that_fuses_hidden_states_needs_a_kind(target: Path, tmp_path: P
     assert "is of no kind of draft that is installed (entry points `ssd.drafts`: none)" in message
     assert "fc.weight" in refused(draft, target)
     assert draft_kind(inspect(target)) is PLAIN
+
+
+def test_a_kind_whose_plugin_is_missing_is_named_with_the_plugin(target: Path) -> None:
+    missing = "(entry points `ssd.drafts`: none); the plugin `drafts` has block, eagle3 and mtp"
+    assert refused(target, Path("mtp")) == f"no kind of draft 'mtp' is installed {missing}"
+    known = resolve(EngineOptions(target=str(target)))
+    features = Features(kind="eagle3", layers=(1,), width=96)
+    config = msgspec.structs.replace(known, draft=str(target), features=features)
+    with pytest.raises(UsageError) as raised:
+        load(config)
+    assert f"no kind of draft 'eagle3' is installed {missing}" in str(raised.value)
 
 
 @pytest.mark.parametrize(

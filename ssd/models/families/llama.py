@@ -152,7 +152,7 @@ class Attention:
 
     def __call__(self, x: Tensor, table: tuple[Tensor, Tensor], context: ForwardContext) -> Tensor:
         projected, kv_heads = self._projected(x), self._shape.kv_heads
-        places = context.cache_places(self._layer) if fuses(x.device) else None
+        places = context.cache_places(self._layer) if fuses(x.device) and self._rotary.in_one_call else None
         if places is not None and (norms := self.fused_norms) is not None:
             return self._out(places.attend(turned(projected, kv_heads, table, norms, places), self._scores))
         return self._out(context.attend(self._layer, *self._rotated(projected, table), self._scores))
@@ -263,7 +263,7 @@ class Layer:
 def decoder_of(layers: Sequence[Layer], rotary: Rotary) -> Decoder | None:
     """Return the layers as one call of our kernels, or None. Heads must be rotated whole."""
     whole = [kernel for layer in layers if (kernel := layer.whole()) is not None]
-    return Decoder(whole, rotary.tables) if len(whole) == len(layers) else None
+    return Decoder(whole, rotary.tables) if len(whole) == len(layers) and rotary.in_one_call else None
 
 
 def through_layers(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import get_args
 
 import click
@@ -18,7 +17,7 @@ from ssd.launch.server import ServerOptions
 from ssd.plugins.remote.configuration import check_address, edge_config, next_port, remote_draft
 from ssd.system import interpreter
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = click.Path(file_okay=False)
 _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 
 
@@ -38,7 +37,7 @@ _CLOUD = ("zmq_bind", "zmq_keys", "draft_bind", "draft_keys", "draft_prompts")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 def draft(
     connect: str,
-    keys: Path | None,
+    keys: str | None,
     model: str,
     target: str | None,
     dtype: DType | None,
@@ -49,7 +48,8 @@ def draft(
 
     Prints `drafting for TARGET at ADDRESS` whenever the engine takes it. docs/remote.md says what crosses the link."""
     places = EngineOptions(draft_dtype=dtype, draft_weights=weights, draft_device=device)
-    options = remote_draft(connect, keys, model, target, places)
+    upstream = Upstream(draft_connect=connect, draft_keys=keys)
+    options = remote_draft(upstream, model, target, places)
     payload = os.memfd_create("ssd-draft", 0)
     os.write(payload, msgspec.json.encode(options))
     os.lseek(payload, 0, os.SEEK_SET)
@@ -68,9 +68,9 @@ def draft(
 @server_options(without=_CLOUD)
 def edge(
     connect: str,
-    keys: Path | None,
+    keys: str | None,
     draft_connect: str | None,
-    draft_keys: Path | None,
+    draft_keys: str | None,
     draft_model: str,
     target: str | None,
     engine: EngineOptions,
@@ -83,9 +83,9 @@ def edge(
     check_address(connect, keys)
     upstream = Upstream(
         connect=connect,
-        keys=None if keys is None else str(keys),
+        keys=keys,
         draft_connect=draft_connect or next_port(connect),
-        draft_keys=None if draft_keys is None else str(draft_keys),
+        draft_keys=draft_keys,
     )
     with Client(connect, keys=keys) as client:
         found = client.describe()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
-from ssd.config.emulation import DeviceTimes
-from ssd.config.engine import ITEM_BYTES, DraftLink, EngineConfig, Positive, Upstream, WeightFormat
+from ssd.config.engine import ITEM_BYTES, DraftLink, EngineConfig, Upstream
 from ssd.errors import UsageError
 from ssd.ipc.curve import client_keys
 from ssd.ipc.keys import check_server
@@ -28,44 +26,27 @@ PAGE_SIZE = 16
 _SHARE = 4  # the KV cache takes at most the free memory divided by this
 
 
-class RemoteDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of `ssd draft`. `model` and `target` are checkpoint directories.
-
-    `target`: a copy, if the draft shares tensors with it. `keys`: folder with the draft's keys. `emulate` gives
-    forwards these times."""
-
-    connect: str
-    model: str
-    name: str
-    target: str | None = None
-    keys: str | None = None
-    formats: tuple[WeightFormat, ...] = (WeightFormat(),)
-    device: str = "cpu"
-    cache_tokens: Positive = 2048
-    emulate: DeviceTimes | None = None
-
-
-def check_address(connect: str, folder: Path | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
+def check_address(connect: str, folder: str | None, flags: tuple[str, str] = ("--connect", "--keys")) -> None:
     """Raise UsageError for another machine without keys, and a folder without keys; `flags` name both."""
     if not is_loopback(tcp_host(flags[0], connect)) and folder is None:
         raise UsageError(f"{flags[0]} {connect} is another machine: give {flags[1]}, a folder that ssd keys made there")
     if folder is not None:
-        client_keys(folder)
+        client_keys(Path(folder))
 
 
 def remote_draft(
-    connect: str,
-    folder: Path | None,
+    upstream: Upstream,
     model: str,
     target: str | None,
     asked: EngineOptions,
     flags: tuple[str, str] = ("--connect", "--keys"),
-) -> RemoteDraft:
-    """Find and check the models, and return the configuration. Raises UsageError.
+) -> EngineConfig:
+    """Find and check the models, and return the draft's configuration before it knows the engine. Raises UsageError.
 
-    `asked` has the draft's format and device. `flags` name the options for `connect` and `folder`."""
+    `asked` has the draft's format and device. `flags` name the options for address and keys. The configuration's target
+    is a copy here if `target` is given or needed, else the draft itself."""
     options = chosen(asked)
-    check_address(connect, folder, flags)
+    check_address(upstream.draft_connect, upstream.draft_keys, flags)
     draft = checkpoint.inspect(hub.ensure(model))
     if (kind := draft_kind(draft)) is not PLAIN:
         raise UsageError(f"{model} is {kind.name}, which reads the target's hidden states: it must be beside it")
@@ -79,15 +60,15 @@ def remote_draft(
         raise UsageError(f"{model} shares tensors with its target: give --target, a copy of it on this machine")
     formats = draft_formats(options, [draft])
     each = ModelSizes.of(draft).kv_values_per_token * max(ITEM_BYTES[one.dtype] for one in formats)
-    return RemoteDraft(
-        connect=connect,
-        keys=None if folder is None else str(folder),
-        model=str(draft.directory),
-        name=display_name(model),
-        target=None if lender is None else str(lender.directory),
-        formats=formats,
-        device=options.draft_device,
-        cache_tokens=max(1, cgroups.available_bytes() // _SHARE // each),
+    return EngineConfig(
+        target=str((lender or draft).directory),
+        draft=str(draft.directory),
+        draft_name=display_name(model),
+        upstream=upstream,
+        draft_formats=formats,
+        draft_device=options.draft_device,
+        page_size=PAGE_SIZE,
+        draft_num_pages=max(1, cgroups.available_bytes() // _SHARE // each // PAGE_SIZE),
     )
 
 
@@ -145,25 +126,15 @@ def edge_config(
     """Return the configuration for an engine `upstream` that describes itself by `found`; `model` drafts.
 
     Tokenizer and chat template are the `target`'s, if given, else the draft's. Raises UsageError."""
-    keys = None if upstream.draft_keys is None else Path(upstream.draft_keys)
-    draft = remote_draft(upstream.draft_connect, keys, model, target, asked, ("--draft-connect", "--draft-keys"))
-    texts = checkpoint.inspect(Path(draft.target or draft.model), weights=False)
-    pages = -(-found.max_model_len // PAGE_SIZE) + 1
-    return EngineConfig(
-        target=str(texts.directory),
+    draft = remote_draft(upstream, model, target, asked, ("--draft-connect", "--draft-keys"))
+    return replace(
+        draft,
         target_name=found.model,
-        draft=draft.model,
-        draft_name=draft.name,
-        upstream=replace(upstream, lender=draft.target),
         speculation=found.speculation,
         sampling=found.sampling,
-        draft_formats=draft.formats,
-        draft_device=draft.device,
         max_model_len=found.max_model_len,
-        page_size=PAGE_SIZE,
-        num_pages=pages,
-        draft_num_pages=max(1, draft.cache_tokens // PAGE_SIZE),
-        digest=texts.digest,
+        num_pages=-(-found.max_model_len // PAGE_SIZE) + 1,
+        digest=checkpoint.inspect(Path(draft.target), weights=False).digest,
         vocab_size=found.vocab_size,
         server=resolve_server(server, found.model),
     )

@@ -27,7 +27,7 @@ from ssd.ipc.public import Message, printable
 from ssd.models.checkpoint import inspect
 from ssd.models.vocabularies import Vocabulary, vocabulary_of
 from ssd.plugins.remote import link
-from ssd.plugins.remote.configuration import PAGE_SIZE, RemoteDraft
+from ssd.plugins.remote.configuration import PAGE_SIZE
 from ssd.plugins.remote.engine import LinkedDraftEngine
 
 log = logging.getLogger("ssd.draft")
@@ -43,12 +43,12 @@ class LinkLost(Exception):
 def main() -> NoReturn:
     """Draft for the engine that the document on an inherited descriptor names, until a signal comes."""
     with os.fdopen(int(sys.argv[1]), "rb") as file:
-        options = msgspec.json.decode(file.read(), type=RemoteDraft)
+        config = msgspec.json.decode(file.read(), type=EngineConfig)
     logging.basicConfig(stream=sys.stderr, level=log_level(), format="ssd draft: %(message)s")
     torch.set_grad_enabled(False)
     code = 130
     try:
-        RemoteDrafter(options).serve()
+        RemoteDrafter(config).serve()
     except SsdError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
@@ -67,17 +67,20 @@ class RemoteDrafter:
 
     def __init__(
         self,
-        options: RemoteDraft,
+        config: EngineConfig,
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[str], None] | None = None,
         texts: bool = False,
     ) -> None:
-        self._options, self._beat, self._settled, self._texts = options, beat, settled, texts
-        self._keys = None if options.keys is None else client_keys(Path(options.keys))
-        self._vocabulary: Vocabulary | None = vocabulary_of(Path(options.target or options.model))
+        upstream = config.upstream
+        assert upstream is not None and config.draft is not None
+        self._config, self._beat, self._settled, self._texts = config, beat, settled, texts
+        self._address = upstream.draft_connect
+        self._keys = None if upstream.draft_keys is None else client_keys(Path(upstream.draft_keys))
+        self._vocabulary: Vocabulary | None = vocabulary_of(Path(config.target))
         self._grammars = True
-        vocab_size = inspect(Path(options.model), weights=False).count("vocab_size")
-        self._offer = link.Offer(options.name, link.fingerprint(self._vocabulary), vocab_size)
+        vocab_size = inspect(Path(config.draft), weights=False).count("vocab_size")
+        self._offer = link.Offer(config.draft_name, link.fingerprint(self._vocabulary), vocab_size)
         self._loaded: tuple[link.Offer, link.Terms, EngineConfig, list[Runner]] | None = None
         self._reconnection = Reconnection(self._settled or log.warning)
 
@@ -85,13 +88,11 @@ class RemoteDrafter:
         """Draft over one connection after the other. Raises SsdError if another one would not help."""
         while True:
             self._beat()
-            connection = Connection(self._options.connect, self._keys, link.RECEIVER_TO_DRAFT, link.SILENT_MS)
+            connection = Connection(self._address, self._keys, link.RECEIVER_TO_DRAFT, link.SILENT_MS)
             try:
                 self._draft(connection)
             except link.NotOfAnEngine as error:
-                pause_s = self._reconnection.lost(
-                    f"the engine at {self._options.connect} says what none would: {error}"
-                )
+                pause_s = self._reconnection.lost(f"the engine at {self._address} says what none would: {error}")
             except LinkLost as lost:
                 pause_s = self._reconnection.lost(str(lost))
             finally:
@@ -103,7 +104,7 @@ class RemoteDrafter:
         number, terms = self._terms(connection)
         config, runners = self._load(terms)
         _tell(connection, link.Joined(), number)
-        words = f"drafting for {printable(terms.target)} at {self._options.connect}"
+        words = f"drafting for {printable(terms.target)} at {self._address}"
         if self._settled is None:
             print(words, flush=True)
         else:
@@ -131,15 +132,16 @@ class RemoteDrafter:
                 self._speak(message.tokens)
                 offered = False
             _check_end(message)
-        where = self._options.connect
-        raise LinkLost(f"nobody answers at {where}{connection.trouble}")
+        raise LinkLost(f"nobody answers at {self._address}{connection.trouble}")
 
     def _speak(self, vocabulary: Vocabulary) -> None:
         """Use the engine's vocabulary. Raises UsageError if this machine's tokenizer makes the prompts."""
         if self._texts:
+            config = self._config
+            name = config.draft_name if config.target == config.draft else config.target
             raise UsageError(
-                f"{self._options.target or self._options.name} has another tokenizer than the engine's model, and "
-                "texts become tokens here: give --target, a folder with that model's config.json and tokenizer.json"
+                f"{name} has another tokenizer than the engine's model, and texts become tokens here: give --target, "
+                "a folder with that model's config.json and tokenizer.json"
             )
         self._vocabulary, self._grammars = vocabulary, False
         self._offer = replace(self._offer, vocabulary=link.fingerprint(vocabulary))
@@ -147,7 +149,7 @@ class RemoteDrafter:
     def _load(self, terms: link.Terms) -> tuple[EngineConfig, list[Runner]]:
         known = self._offer, terms
         if self._loaded is None or self._loaded[:2] != known:
-            config = configuration(self._options, terms)
+            config = configuration(self._config, terms)
             self._loaded = None  # frees its memory before the next model is loaded
             try:
                 self._loaded = *known, config, load(config, vocabulary=self._vocabulary)
@@ -227,22 +229,16 @@ def _check_end(message: Any) -> None:
         raise UsageError(f"the engine says: {printable(message.message)}")
 
 
-def configuration(options: RemoteDraft, terms: link.Terms) -> EngineConfig:
+def configuration(config: EngineConfig, terms: link.Terms) -> EngineConfig:
     pages = terms.max_num_seqs * (-(-terms.max_model_len // PAGE_SIZE) + 1)
-    return EngineConfig(
-        target=options.target or options.model,
-        draft=options.model,
-        draft_name=options.name,
+    return replace(
+        config,
         speculation=terms.speculation,
-        draft_formats=options.formats,
-        draft_device=options.device,
         max_model_len=terms.max_model_len,
         max_num_seqs=terms.max_num_seqs,
-        page_size=PAGE_SIZE,
         num_pages=pages,
-        draft_num_pages=min(pages, max(1, options.cache_tokens // PAGE_SIZE)),
+        draft_num_pages=min(pages, config.draft_num_pages),
         vocab_size=terms.vocab_size,
-        emulate=options.emulate,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ssd.config.engine import DraftLink
+from ssd.config.engine import DraftLink, Upstream
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.launch.options import EngineOptions
@@ -78,10 +78,14 @@ def test_drafts_and_clients_have_a_list_of_keys_each(target: Path, folder: Path)
         resolve(EngineOptions(target=str(target)), server)
 
 
+def upstream(address: str, keys: Path | None = None) -> Upstream:
+    return Upstream(draft_connect=address, draft_keys=None if keys is None else str(keys))
+
+
 def test_a_draft_is_checked_before_it_connects(target: Path, folder: Path, tmp_path: Path) -> None:
     def refused(connect: str = BIND, keys: Path | None = None, model: Path = target) -> str:
         with pytest.raises(UsageError) as raised:
-            remote_draft(connect, keys, str(model), None, EngineOptions())
+            remote_draft(upstream(connect, keys), str(model), None, EngineOptions())
         return str(raised.value)
 
     assert "give --keys" in refused("tcp://192.0.2.1:5556")
@@ -96,10 +100,11 @@ def test_a_draft_is_checked_before_it_connects(target: Path, folder: Path, tmp_p
 
 def test_a_draft_takes_the_type_that_was_asked_for(target: Path, folder: Path) -> None:
     edge = folder / "clients" / "edge"
-    found = remote_draft("tcp://192.0.2.1:5556", edge, str(target), str(target), EngineOptions(draft_dtype="bfloat16"))
-    assert (found.connect, found.keys, found.model) == ("tcp://192.0.2.1:5556", str(edge), str(target))
-    assert (found.target, *map(str, found.formats)) == (str(target), "bfloat16")
-    plain = remote_draft(BIND, None, str(target), None, EngineOptions(draft_weights="int8"))
-    assert [str(one) for one in plain.formats] == ["int8"]
-    same = {"formats": plain.formats, "cache_tokens": plain.cache_tokens}
-    assert plain == replace(found, connect=BIND, keys=None, target=None, **same)
+    far = upstream("tcp://192.0.2.1:5556", edge)
+    found = remote_draft(far, str(target), str(target), EngineOptions(draft_dtype="bfloat16"))
+    assert (found.upstream, found.draft) == (far, str(target))
+    assert (found.target, *map(str, found.draft_formats)) == (str(target), "bfloat16")
+    plain = remote_draft(upstream(BIND), str(target), None, EngineOptions(draft_weights="int8"))
+    assert [str(one) for one in plain.draft_formats] == ["int8"]
+    same = {"draft_formats": plain.draft_formats, "draft_num_pages": plain.draft_num_pages}
+    assert plain == replace(found, upstream=upstream(BIND), **same)

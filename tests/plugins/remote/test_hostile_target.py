@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import zmq
 
+from ssd.config.engine import EngineConfig, Upstream
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
 from ssd.ipc import connection
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rehearse, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message, pack, unpack
 from ssd.law import Law
-from ssd.plugins.remote.configuration import RemoteDraft
 from ssd.plugins.remote.drafter import RemoteDrafter
 from ssd.plugins.remote.link import (
     DRAFT_TO_RECEIVER,
@@ -49,8 +49,9 @@ class Target:
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.said: list[str] = []
         self.ended: BaseException | None = None
-        options = RemoteDraft(connect=f"tcp://127.0.0.1:{port}", model=str(model), name="draft")
-        self._drafter = RemoteDrafter(options, settled=self.said.append)
+        upstream = Upstream(draft_connect=f"tcp://127.0.0.1:{port}")
+        config = EngineConfig(target=str(model), draft=str(model), upstream=upstream, draft_num_pages=128)
+        self._drafter = RemoteDrafter(config, settled=self.said.append)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
-from msgspec.structs import replace
 
+from ssd.config.engine import EngineConfig, Upstream
 from ssd.errors import UsageError
 from ssd.ipc import keys
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import Admit, Outcomes
 from ssd.ipc.public import Message, pack, unpack
-from ssd.plugins.remote.configuration import RemoteDraft
 from ssd.plugins.remote.drafter import RemoteDrafter
 from ssd.plugins.remote.link import LINK_VERSION, RECEIVER_TO_DRAFT, Beat, Entry, Joined, Offer, Published, Terms
 from tests.models import tiny
@@ -188,11 +186,11 @@ def test_two_drafts_share_the_requests_and_one_that_leaves_takes_none_along(
         world.until_hits(expected)
 
 
-def refusal(world: World, **changes: Any) -> str:
-    """Why the engine takes no draft like the world's with these changes, or the draft does not take the engine."""
-    options = RemoteDraft(connect=world.bind, model=str(world.model), name="draft", keys=str(world.edge))
+def refusal(world: World, model: Path | None = None, keys: Path | None = None) -> str:
+    """Why the engine takes no draft like the world's but for these, or the draft does not take the engine."""
+    upstream, name = Upstream(draft_connect=world.bind, draft_keys=str(keys or world.edge)), str(model or world.model)
     with pytest.raises(UsageError) as raised:
-        RemoteDrafter(replace(options, **changes)).serve()
+        RemoteDrafter(EngineConfig(target=name, draft=name, upstream=upstream, draft_num_pages=128)).serve()
     return str(raised.value)
 
 
@@ -212,17 +210,17 @@ def test_a_draft_that_does_not_fit_is_told_why(world: World, tmp_path: Path) -> 
     tokenizer = json.loads(file.read_text())
     tokenizer["model"] |= {"vocab": {f"word {n}": n + 3 for n in range(40)}, "merges": []}
     file.write_text(json.dumps(tokenizer))
-    said = refusal(world, model=str(model))
+    said = refusal(world, model)
     assert "model does not fit the target: they share 7.0% of the smaller vocabulary (3 of 43 tokens)" in said
     assert "at least 25% are needed; the draft has no '!', for one" in said
     file.unlink()
     tiny.edit(model, vocab_size=301)
-    assert "vocabularies of 300 (target) and 301 (draft) tokens" in refusal(world, model=str(model))
+    assert "vocabularies of 300 (target) and 301 (draft) tokens" in refusal(world, model)
     stranger = tmp_path / "stranger"
     keys.new_server(stranger)
     folder = keys.new_client(stranger, "edge")
     shutil.copy(world.edge / "server.pub", folder)
-    assert "does not accept this client's key" in refusal(world, keys=str(folder))
+    assert "does not accept this client's key" in refusal(world, keys=folder)
 
 
 def test_another_version_of_the_link_is_refused_with_both_versions(

@@ -5,33 +5,34 @@ from __future__ import annotations
 import random
 
 from ssd.config.params import Speculation
+from ssd.ipc.board import Prepared
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.law import Law
 from ssd.plugins.remote.link import Entry, Trunk
-from ssd.plugins.remote.receiver.request import ReceivedRequest, Shown
+from ssd.plugins.remote.receiver.request import ReceivedRequest
 
 TEXT = list(range(100, 120))
 
 
 def request() -> ReceivedRequest:
-    return ReceivedRequest(Admit(5, 1, 3, TEXT, Law(), Speculation("ssd", 4, (3,), "jit")))
+    return ReceivedRequest(Admit(5, 1, 3, TEXT, Law(), Speculation("ssd", 4, (3,), "jit")), 7)
 
 
-def say(known: ReceivedRequest, round: int, base: int, accepted: int, *tokens: int) -> Shown | None:
+def say(known: ReceivedRequest, round: int, base: int, accepted: int, *tokens: int) -> Prepared | None:
     """Let the draft say what follows an outcome: its token, and more."""
     found = known.heard(Entry(5, round, base, accepted, tokens[0], 2, 3, list(tokens[1:])))
     return found[0] if found else None
 
 
-def brief(shown: Shown | None) -> tuple[int, ...] | None:
+def brief(shown: Prepared | None) -> tuple[int, ...] | None:
     """Round, accepted length, token and ids."""
-    return None if shown is None else (shown.round, shown.accepted, shown.token, *shown.ids)
+    return None if shown is None else (shown.key.round, shown.key.accepted, shown.key.token, *shown.ids)
 
 
 def test_a_speculation_in_time_is_shown_with_its_place_and_again_when_it_is_longer() -> None:
     known = request()
     first = say(known, 3, 20, 0, 9, 1)
-    assert first is not None and first[1:] == (3, 20, 0, 9, (2, 3), [1])
+    assert first is not None and first[1:] == ((7, 5, 3, 20, 0, 9), [1], (2, 3))
     assert say(known, 3, 20, 0, 9, 1) is None
     longer = say(known, 3, 20, 0, 9, 1, 2)
     assert longer is not None and longer.entry == first.entry and longer.ids == [1, 2]

@@ -8,7 +8,6 @@ import torch
 
 from ssd.ipc.process import Child
 from ssd.ipc.trace_ring import State
-from ssd.plugins.remote.configuration import RemoteDraft
 from ssd.plugins.remote.drafter import RemoteDrafter
 
 log = logging.getLogger("ssd.draft")
@@ -16,21 +15,7 @@ log = logging.getLogger("ssd.draft")
 
 def main(child: Child) -> None:
     """Draft for the engine upstream; report ready once accepted, or after a failure that may pass."""
-    config, upstream = child.config, child.config.upstream
-    assert upstream is not None and config.draft is not None
     torch.set_grad_enabled(False)
-    options = RemoteDraft(
-        connect=upstream.draft_connect,
-        keys=upstream.draft_keys,
-        model=config.draft,
-        name=config.draft_name,
-        target=upstream.lender,
-        formats=config.draft_formats,
-        device=config.draft_device,
-        cache_tokens=config.draft_num_pages * config.page_size,
-        emulate=config.emulate,
-    )
-
     said = False
 
     def settled(words: str) -> None:
@@ -41,4 +26,4 @@ def main(child: Child) -> None:
             child.ready()
         said = True
 
-    RemoteDrafter(options, child.beat, settled, texts=True).serve()
+    RemoteDrafter(child.config, child.beat, settled, texts=True).serve()

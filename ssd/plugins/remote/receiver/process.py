@@ -56,7 +56,7 @@ class Receiver:
     def __init__(self, child: Child) -> None:
         config = child.config
         assert config.link is not None
-        self._child, self._config = child, config
+        self._child, self._config, self._keys, self._own = child, config, config.link.keys, config.link.own
         self._board = BoardWriter(child.start.board_fd, config.max_num_seqs)
         vocabulary = vocabulary_of(Path(config.target))
         self._fingerprint = link.fingerprint(vocabulary)
@@ -65,11 +65,11 @@ class Receiver:
         relay = Relay(config.link.bind, inner)
         self.address = relay.address
         """The address to which drafts connect."""
-        self._link = _router(child.context, config.link.keys)
+        self._link = _router(child.context, self._keys)
         self._guard = Guard(self._link, relay)
         self._link.bind(inner)
         self._target: zmq.Socket[bytes] | None = None
-        self._sessions = Sessions(config.link.own)
+        self._sessions = Sessions(self._own)
         self._number = random.getrandbits(24)
         self._allowance, self._strangers = Allowance(_READ), Allowance(_STRANGERS)
         self._barred: dict[str, float] = {}  # keys of refused drafts, and until when
@@ -136,8 +136,7 @@ class Receiver:
 
     def _judge(self, session: Session) -> None:
         """End a useless draft's session if there are others: the target's breaker sees only all together."""
-        assert self._config.link is not None
-        if session.requests.debt < MOST_DEBT or self._config.link.own or len(self._sessions.joined) < 2:
+        if session.requests.debt < MOST_DEBT or self._own or len(self._sessions.joined) < 2:
             return
         why = "its tokens are not accepted"
         self._send(session.peer, link.NotAccepted(why, again=True), session.number)
@@ -223,7 +222,6 @@ class Receiver:
     def _offered(self, peer: bytes, key: str, offer: link.Offer) -> None:
         """Begin a session, unless there are too many; tell a draft of another vocabulary the target's."""
         config = self._config
-        assert config.link is not None
         name = repr(printable(offer.name, 64))
         ours, theirs = (self._fingerprint, config.vocab_size), (offer.vocabulary, offer.vocab_size)
         if all(ours) and all(theirs) and ours[0] != theirs[0]:
@@ -243,7 +241,7 @@ class Receiver:
             self._send(peer, link.NotAccepted(f"{MOST_SESSIONS} other drafts are connected", again=True))
             return
         self._number = (self._number + 1) % 2**32
-        client = key and config.link.keys and curve.name_of(Path(config.link.keys), key)
+        client = key and self._keys and curve.name_of(Path(self._keys), key)
         requests = Requests(self._board, self._child.epoch, config.vocab_size)
         session = Session(peer, key, name, self._number, requests, client or "")
         self._sessions.add(session)

@@ -1,4 +1,4 @@
-"""The receiver's state of one request, which selects useful speculations. Pure: no socket, no board.
+"""The receiver's state of one request, which selects useful speculations. Pure: no socket, no board of its own.
 
 A speculation may arrive late, so it is kept as a *path*: tokens that follow a place of the text. The longest path that
 the draft believes in is *expected*."""
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
-from ssd.ipc.board import TRUNK, Place
+from ssd.ipc.board import TRUNK, Key, Place, Prepared
 from ssd.ipc.messages import Admit, Launch, Verified
 from ssd.plugins.remote.link import Entry, Trunk
 from ssd.speculation.acceptance import common_prefix_length
@@ -19,18 +19,6 @@ _MOST_PATHS = 256
 _MOST_ROUNDS = 64  # remembered rounds: a message about an older one is of no use
 _ALONE = Place(1, 1)
 _TRUNK = -1, -1  # the key of the path that is the draft's trunk
-
-
-class Shown(NamedTuple):
-    """An entry for the board: it answers the outcome (`accepted`, `token`) of `round`, begun at `base`."""
-
-    entry: int
-    round: int
-    base: int
-    accepted: int
-    token: int
-    place: Place
-    ids: list[int]
 
 
 class Begun(NamedTuple):
@@ -60,12 +48,12 @@ class ReceivedRequest:
     `expected`: the likeliest next tokens, which begin with those in flight. `shown`: entries on the board, by outcome;
     during a round they only grow, because the target may have read them."""
 
-    def __init__(self, admit: Admit) -> None:
-        self.slot, self.round = admit.slot, admit.round
+    def __init__(self, admit: Admit, epoch: int) -> None:
+        self.slot, self.round, self._named = admit.slot, admit.round, (epoch, admit.request)
         self.text = list(admit.token_ids)
         self.flight: list[int] | None = []
         self.expected: list[int] = []
-        self.shown: dict[tuple[int, int, int], Shown] = {}
+        self.shown: dict[tuple[int, int, int], Prepared] = {}
         self._paths: dict[tuple[int, int], ReceivedPath] = {}  # by fork and the token there
         self._rounds = {self.round: Begun(len(self.text), [])}
         self._answer: tuple[int, int, int, int] | None = None
@@ -106,7 +94,7 @@ class ReceivedRequest:
 
     # -- the draft's messages ---------------------------------------------------------------------------------------
 
-    def expects(self, trunk: Trunk) -> list[Shown] | None:
+    def expects(self, trunk: Trunk) -> list[Prepared] | None:
         """Note the draft's trunk and return the entries to show for it; None if it is of no use."""
         begun = self._rounds.get(trunk.round)
         if begun is None or trunk.base != begun.base:
@@ -118,7 +106,7 @@ class ReceivedRequest:
         self._paths[_TRUNK] = path
         return self._shows([], self._expect([path]))
 
-    def heard(self, entry: Entry) -> list[Shown] | None:
+    def heard(self, entry: Entry) -> list[Prepared] | None:
         """Note an entry of the draft; return the entries to show for it, None if it is of no use."""
         begun, accepted = self._rounds.get(entry.round), entry.accepted
         if begun is None or entry.base != begun.base or accepted > len(begun.trunk):
@@ -137,7 +125,7 @@ class ReceivedRequest:
         more = self._expect([path])
         return self._shows([path], more)
 
-    def useful(self) -> list[Shown]:
+    def useful(self) -> list[Prepared]:
         """Drop the paths that disagree with the text, and return the entries to show for all others.
 
         Call it after the text or the flight has changed."""
@@ -164,7 +152,7 @@ class ReceivedRequest:
                     self.expected = rest
         return self.expected is not before
 
-    def _shows(self, paths: Iterable[ReceivedPath], expected: bool) -> list[Shown]:
+    def _shows(self, paths: Iterable[ReceivedPath], expected: bool) -> list[Prepared]:
         """Return the entries to show for paths, and with `expected` for the expected tokens."""
         if self.flight is None:
             waits = expected and self._answer is not None and self.expected
@@ -175,7 +163,7 @@ class ReceivedRequest:
             found += [self._answering(self.expected, None)] if expected else []
         return [shown for shown in found if shown is not None]
 
-    def _answering(self, rest: list[int], path: ReceivedPath | None) -> Shown | None:
+    def _answering(self, rest: list[int], path: ReceivedPath | None) -> Prepared | None:
         """Return the entry for the outcome that comes if the tokens `rest` follow the text; None if not new.
 
         Example: flight 5 6 and `rest` 5 7 8 9: one token is accepted, then comes 7; the entry has the ids 8 9."""
@@ -189,7 +177,7 @@ class ReceivedRequest:
 
     def _show(
         self, entry: int, round: int, base: int, accepted: int, token: int, place: Place, ids: list[int]
-    ) -> Shown | None:
+    ) -> Prepared | None:
         before, ids = self.shown.get((round, accepted, token)), ids[:MAX_LOOKAHEAD]
         if before is not None:
             if len(ids) <= len(before.ids) or ids[: len(before.ids)] != before.ids:
@@ -197,5 +185,6 @@ class ReceivedRequest:
             entry, place = before.entry, before.place
         elif entry >= MAX_CHAINS and self.flight is not None:  # the last entry is for answers to a target that waits
             return None
-        shown = self.shown[round, accepted, token] = Shown(entry, round, base, accepted, token, place, ids)
+        key = Key(*self._named, round, base, accepted, token)
+        shown = self.shown[round, accepted, token] = Prepared(entry, key, ids, place)
         return shown

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ssd.config.params import MAX_CHAINS, Speculation
-from ssd.ipc.board import BoardWriter, Key, Prepared
+from ssd.ipc.board import BoardWriter
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message
 from ssd.plugins.remote.link import Entry, Trunk, chain_length, trunk_length
-from ssd.plugins.remote.receiver.request import ReceivedRequest, Shown
+from ssd.plugins.remote.receiver.request import ReceivedRequest
 from ssd.tuning.estimates import Mean
 
 log = logging.getLogger("ssd.receiver")
@@ -46,7 +46,7 @@ class Requests:
         """Return the messages to send in place of a target's. `rtt`: mean round trip plus deviation, in s."""
         self._rtt = rtt
         if isinstance(message, Admit):
-            self._known[message.request] = ReceivedRequest(message)
+            self._known[message.request] = ReceivedRequest(message, self._epoch)
             self._board.clear(message.slot)
             return [replace(message, speculation=self._deeper(message.speculation))]
         if isinstance(message, Retune):
@@ -99,14 +99,14 @@ class Requests:
             del self._known[row.request]
             return False
         self._board.clear(request.slot)
-        self._show(row.request, request.useful())
+        self._board.publish(request.slot, request.useful())
         return True
 
     def _launched(self, row: Launch) -> bool:
         request = self._known.get(row.request)
         if request is None or not request.launched(row):
             return False
-        self._show(row.request, request.useful())
+        self._board.publish(request.slot, request.useful())
         return True
 
     def _launch(self, number: int) -> Launch:
@@ -127,7 +127,7 @@ class Requests:
         if shown is None:
             return "entries of no use"
         late = "" if entry.round == request.round else LATE
-        self._show(entry.request, shown)
+        self._board.publish(request.slot, shown)
         return ("entries" if shown else "entries that bring nothing") + late
 
     def expect(self, trunk: Trunk) -> str:
@@ -138,11 +138,5 @@ class Requests:
         shown = request.expects(trunk)
         if shown is None:
             return "trunks of no use"
-        self._show(trunk.request, shown)
+        self._board.publish(request.slot, shown)
         return "trunks"
-
-    def _show(self, number: int, entries: Sequence[Shown]) -> None:
-        if entries:
-            keys = [Key(self._epoch, number, *entry[1:5]) for entry in entries]
-            prepared = [Prepared(one.entry, key, one.ids, one.place) for key, one in zip(keys, entries, strict=True)]
-            self._board.publish(self._known[number].slot, prepared)
