@@ -8,7 +8,6 @@ import itertools
 import logging
 import socket
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -21,7 +20,7 @@ from ssd.frontend.reporting import LogLine, Reporting
 from ssd.frontend.request_manager import RequestManager
 from ssd.frontend.socket_reader import SocketReader
 from ssd.ipc import messages, sockets
-from ssd.ipc.curve import secure_router
+from ssd.ipc.curve import router_for_others
 from ssd.ipc.messages import Drain, FrontendReport, Hello, Ready, Step, TargetLost, Watch
 from ssd.ipc.peer_connections import raise_descriptor_limit
 from ssd.ipc.process import Child
@@ -85,7 +84,8 @@ class Frontend:
         if self._welcome.done():
             self._open_gateway(sockets.public_router(self._clients), self._child.address(sockets.CLIENT))
             if self._config.server.zmq_bind is not None:
-                self._open_gateway(self._router_for_others(), self._config.server.zmq_bind)
+                router = router_for_others(self._clients, self._config.server.zmq_keys)
+                self._open_gateway(router, self._config.server.zmq_bind)
             self._child.ready()
             self._supervisor.look()
         await self._drained
@@ -126,14 +126,6 @@ class Frontend:
         dropped = self.manager.dropped_frame
         self._target = SocketReader(self._engine, messages.TARGET_TO_FRONTEND, self._hear, _STEPS, dropped)
         self._send(Hello("frontend"))
-
-    def _router_for_others(self) -> zmq.Socket[bytes]:
-        directory = self._config.server.zmq_keys
-        if directory is not None:
-            return secure_router(self._clients, Path(directory))
-        router = sockets.public_router(self._clients)
-        sockets.notice_silence(router)
-        return router
 
     def _open_gateway(self, router: zmq.Socket[bytes], address: str) -> None:
         # Before the bind, because the gateway counts connections from the start.

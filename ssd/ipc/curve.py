@@ -64,6 +64,17 @@ def secure_router(
     return socket
 
 
+def router_for_others(
+    context: zmq.Context[Any], directory: str | None, max_bytes: int = sockets.PUBLIC_BYTES
+) -> zmq.Socket[bytes]:
+    """Return an unbound ROUTER for other machines: a `secure_router` if there is a `directory`, else open to all."""
+    if directory is not None:
+        return secure_router(context, Path(directory), max_bytes)
+    router = sockets.public_router(context, max_bytes)
+    sockets.notice_silence(router)
+    return router
+
+
 def _guard(context: zmq.Context[Any], directory: Path) -> None:
     # A shadow context: destroying `context` must not close this thread's socket, which ends by itself.
     authenticator = Authenticator(zmq.Context.shadow(context.underlying), log=log)

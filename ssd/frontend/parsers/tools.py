@@ -146,24 +146,31 @@ class ToolParser(Machine[Piece]):
             raise Malformed
         self._call(call.name, "{}" if given is UNSET else object_in(bytes(given).decode()))
 
+    def _marked_calls(self, one: Callable[[str], Reading[None]], *marks: str) -> Reading[None]:
+        """Read content and calls; `one` reads and reports a call after its mark."""
+        while mark := (yield from self._content(*marks)):
+            try:
+                yield from one(mark)
+            except Malformed:
+                self._give_back()
+
     def _blocks(self, ends: Mapping[str, str], call: str, one: Callable[[], Reading[None]]) -> Reading[None]:
         """Read content and blocks of calls: a mark in `ends` begins a block, and its value ends it.
 
         `one` reads a call after its mark `call`, which may be in `ends` too."""
-        while mark := (yield from self._content(*ends)):
-            try:
-                if mark != call:
-                    yield from self._text.skip_space()
-                    yield from self._text.expect(call)
-                more = True
-                while more:
-                    yield from one()
-                    yield from self._text.skip_space()
-                    more = yield from self._text.accept(call)
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop(ends[mark])
+
+        def block(mark: str) -> Reading[None]:
+            if mark != call:
+                yield from self._text.skip_space()
+                yield from self._text.expect(call)
+            more = True
+            while more:
+                yield from one()
+                yield from self._text.skip_space()
+                more = yield from self._text.accept(call)
+            yield from self._drop(ends[mark])
+
+        yield from self._marked_calls(block, *ends)
 
     def _drop(self, marker: str) -> Reading[bool]:
         """Leave out the marker after a call and return True; before other text white space is content."""

@@ -14,6 +14,7 @@ from ssd.config.params import MAX_LOOKAHEAD
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 from ssd.models.layer_kinds import FULL
+from ssd.plugins.drafts.eagle3_config import check_states
 from ssd.system.fields import count, flag
 
 BLOCK_ROWS = 2 * (MAX_LOOKAHEAD + 1) + 1
@@ -127,24 +128,16 @@ def check_block(draft: Checkpoint, target: Checkpoint) -> BlockFields:
         fields = fields_of(draft.config)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-    pair = f"block drafter {draft.directory} does not fit target {target.directory}"
-    for key in ("hidden_size", "vocab_size"):
-        if (ours := target.count(key)) != (theirs := draft.count(key)):
-            raise UsageError(f"{pair}: it has {key} {theirs}, the target {ours}")
-    if (width := draft.count("target_hidden_size", draft.count("hidden_size"))) != target.count("hidden_size"):
-        raise UsageError(
-            f"{pair}: it reads hidden states of width {width}, the target's have {target.count('hidden_size')}"
-        )
-    if max(fields.layers) > (layers := target.count("num_hidden_layers")):
-        raise UsageError(f"{pair}: it reads hidden states after {max(fields.layers)} layers, the target has {layers}")
-    if draft.tensors:
-        _check_tensors(draft, fields)
+    if (width := draft.count("hidden_size")) != (theirs := target.count("hidden_size")):
+        raise UsageError(f"{file}: a block drafter's hidden_size must be its target's, {theirs}, is {width}")
+    check_states(draft, target, fields.layers)
+    _check_tensors(draft, fields)
     return fields
 
 
 def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
-    """Raise UsageError for an unknown tensor, and for a missing one that the config cannot stand for."""
-    layers, where = draft.count("num_hidden_layers"), draft.directory
+    """Raise UsageError for an unknown tensor."""
+    layers = draft.count("num_hidden_layers")
     for name in sorted(draft.tensors):
         found = _TENSORS.fullmatch(name)
         parts = found.groupdict() if found else {}
@@ -154,7 +147,6 @@ def _check_tensors(draft: Checkpoint, fields: BlockFields) -> None:
             or any(parts[bias] and not flag(draft.config, bias) for bias in ("attention_bias", "mlp_bias"))
             or (parts["first"] and not fields.rank)
         ):
-            raise UsageError(f"{where}: tensor {name} is not one of the block drafter that its config.json describes")
-    predicted = draft.count("draft_vocab_size", draft.count("vocab_size"))
-    if predicted < draft.count("vocab_size") and "d2t" not in draft.tensors:
-        raise UsageError(f"{where}: tensor d2t is missing, which says what its {predicted} tokens are")
+            raise UsageError(
+                f"{draft.directory}: tensor {name} is not one of the block drafter that its config.json describes"
+            )

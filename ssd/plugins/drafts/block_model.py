@@ -36,7 +36,7 @@ from ssd.models.interface import ForwardContext
 from ssd.models.weights import LinearLayer, Weights
 from ssd.plugins.drafts.block_config import fields_of
 from ssd.plugins.drafts.eagle3_config import EMBEDDING, TARGET_EMBEDDING
-from ssd.plugins.drafts.predicting import predicting
+from ssd.plugins.drafts.eagle3_model import predicting
 from ssd.system.fields import Config, number
 
 MASK = -1

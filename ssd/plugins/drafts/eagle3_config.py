@@ -6,9 +6,6 @@ tokens, `d2t` is each token's id less its place. Without `lm_head` the target's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ssd.errors import UsageError
 from ssd.models.checkpoint import Checkpoint
 
@@ -28,9 +25,29 @@ def is_head(model: Checkpoint) -> bool:
     return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
 
 
-def target_width(config: Mapping[str, Any]) -> int:
-    """Return the width of the hidden states that a head fuses; raise KeyError if the config lacks it."""
-    return int(config.get("target_hidden_size") or config["hidden_size"])
+def borrowed(draft: Checkpoint, target: Checkpoint) -> dict[str, str]:
+    """Return the target's tensors that a draft reads in place of its own, by the names of its own.
+
+    A tied embedding serves as both."""
+    outputs = OUTPUTS if OUTPUTS in target.tensors else TARGET_EMBEDDING
+    lacking = {EMBEDDING: TARGET_EMBEDDING, OUTPUTS: outputs}
+    return {ours: theirs for ours, theirs in lacking.items() if ours not in draft.tensors}
+
+
+def check_states(draft: Checkpoint, target: Checkpoint, layers: tuple[int, ...]) -> None:
+    """Raise UsageError if a draft cannot read the target's hidden states after `layers`, or predict its tokens."""
+    pair = f"draft {draft.directory} does not fit target {target.directory}"
+    width, ours = draft.count("target_hidden_size", draft.count("hidden_size")), target.count("hidden_size")
+    if width != ours:
+        raise UsageError(f"{pair}: it reads hidden states of width {width}, the target's have {ours}")
+    if layers[-1] > (count := target.count("num_hidden_layers")):
+        raise UsageError(f"{pair}: it reads hidden states after {layers[-1]} layers, the target has {count}")
+    sizes = [model.count("vocab_size") for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(f"{pair}: vocabularies of {sizes[0]} and {sizes[1]} tokens")
+    predicted = draft.count("draft_vocab_size", sizes[1])
+    if draft.tensors and predicted != sizes[1] and "d2t" not in draft.tensors:
+        raise UsageError(f"{draft.directory}: tensor d2t is missing, which says what its {predicted} tokens are")
 
 
 def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
@@ -39,66 +56,37 @@ def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
         raise UsageError(f"{head.directory}: EAGLE-3 heads of type {head.config['model_type']!r} are not supported")
     if head.config.get("norm_before_fc"):
         raise UsageError(f"{head.directory}: norm_before_fc, a norm of the hidden states, is not supported")
-    pair = f"EAGLE-3 head {head.directory} does not fit target {target.directory}"
-    for key in ("hidden_size", "target_hidden_size"):
-        if type(width := head.config.get(key)) is not int and (key == "hidden_size" or width is not None):
-            raise UsageError(f"{head.directory / 'config.json'}: {key} must be a number, is {width!r}")
-    ours, theirs = target.config.get("hidden_size"), target_width(head.config)
-    if ours != theirs:
-        raise UsageError(f"{pair}: it fuses hidden states of width {theirs}, the target's have {ours}")
-    sizes = [model.config.get("vocab_size") for model in (target, head)]
-    if sizes[0] != sizes[1]:
-        raise UsageError(f"{pair}: vocabularies of {sizes[0]} and {sizes[1]} tokens")
-    if head.tensors:
-        _check_tensors(head, target, pair)
-    return _layers(head, target, pair)
-
-
-def _check_tensors(head: Checkpoint, target: Checkpoint, pair: str) -> None:
+    layers = _layers(head, target)
+    check_states(head, target, layers)
     if more := sorted(name for name in head.tensors if name.startswith("layers.") and not name.startswith("layers.0.")):
         raise UsageError(f"{head.directory}: tensor {more[0]}: EAGLE-3 heads of more than one layer are not supported")
-    predicted = head.config.get("draft_vocab_size") or head.config["vocab_size"]
-    if "d2t" not in head.tensors and predicted != head.config["vocab_size"]:
-        raise UsageError(f"{head.directory}: tensor d2t is missing, which says what its {predicted} tokens are")
-    embedding = head.tensors.get(EMBEDDING) or target.tensors.get(TARGET_EMBEDDING)
-    if embedding is None:
-        raise UsageError(f"{pair}: neither has an embedding that it can read ({EMBEDDING}, {TARGET_EMBEDDING})")
-    if EMBEDDING not in head.tensors and embedding.shape[-1:] != (head.config["hidden_size"],):
-        raise UsageError(
-            f"{pair}: it has no embedding of its own, and the target's has shape {embedding.shape}, "
-            f"not {head.config['hidden_size']} wide"
-        )
-    if OUTPUTS in head.tensors:
-        return
-    table = target.tensors.get(OUTPUTS) or target.tensors.get(TARGET_EMBEDDING)
-    if table is None:
-        raise UsageError(f"{pair}: it has no {OUTPUTS}, and the target has neither that nor {TARGET_EMBEDDING}")
-    if table.shape[-1:] != (head.config["hidden_size"],):
-        raise UsageError(
-            f"{pair}: it has no {OUTPUTS} of its own, and the target's has shape {table.shape}, "
-            f"not {head.config['hidden_size']} wide"
-        )
+    width = head.count("hidden_size")
+    for ours, theirs in borrowed(head, target).items() if head.tensors else ():
+        if (shape := target.tensors[theirs].shape)[-1:] != (width,):
+            raise UsageError(
+                f"{head.directory}: it has no {ours} of its own, and the target's {theirs} has shape {shape}, not "
+                f"{width} wide"
+            )
+    return layers
 
 
-def _layers(head: Checkpoint, target: Checkpoint, pair: str) -> tuple[int, ...]:
+def _layers(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
     """Return the layers of `check_head`, which configs count in two ways.
 
     An `eagle_config` whose first id is 1 (SGLang) names a layer by its output, any other config by the number of layers
     before it."""
-    count = target.config.get("num_hidden_layers")
-    if type(count) is not int:
-        raise UsageError(f"{target.directory / 'config.json'}: num_hidden_layers must be a number, is {count!r}")
-    nested = head.config.get("eagle_config")
+    nested, shift = head.config.get("eagle_config"), 0
     ids = nested.get(LAYER_IDS) if isinstance(nested, dict) else None
     if ids is None:
-        ids, shift = head.config.get(LAYER_IDS), 0
+        ids = head.config.get(LAYER_IDS)
     else:
         shift = int(isinstance(ids, list) and ids[:1] == [1])
     if ids is None:
+        count = target.count("num_hidden_layers")
         ids = [2, count // 2, count - 3]
     if not isinstance(ids, list) or len(ids) != FUSED or any(type(layer) is not int for layer in ids):
         raise UsageError(f"{head.directory / 'config.json'}: {LAYER_IDS} must be {FUSED} layers, is {ids!r}")
-    layers = tuple(layer + shift for layer in ids)
-    if not (0 <= layers[0] < layers[1] < layers[2] <= count):
-        raise UsageError(f"{pair}: it reads the hidden states after {layers} layers, the target has {count}")
+    first, second, third = layers = tuple(layer + shift for layer in ids)
+    if not 0 <= first < second < third:
+        raise UsageError(f"{head.directory}: it reads hidden states after {layers} layers, which do not ascend")
     return layers

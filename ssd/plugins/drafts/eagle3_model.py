@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from ssd.kernels.decoder import Decoder, DecoderLayer
+from ssd.kernels.groups import Groups, outputs_of
 from ssd.kernels.guess import GuessStep
+from ssd.layers.linear import Table
 from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import Attention, FeedForward, check_activation, guess_step, shape_of
+from ssd.models.head import Head, check_ids, embedding_table
 from ssd.models.interface import ForwardContext, Shape
+from ssd.models.pairs import SHARED
 from ssd.models.weights import Weights
-from ssd.plugins.drafts.eagle3_config import EMBEDDING, FUSED, LAYER_NAMES, TARGET_EMBEDDING, target_width
-from ssd.plugins.drafts.predicting import predicting
-from ssd.system.fields import Config, flag, number
+from ssd.plugins.drafts.eagle3_config import EMBEDDING, FUSED, LAYER_NAMES, OUTPUTS, TARGET_EMBEDDING
+from ssd.system.fields import Config, count, flag, number
 
 
 class FeatureContext(ForwardContext, Protocol):
@@ -64,7 +67,7 @@ class Eagle3(PairModel):
         own = weights.has(EMBEDDING)
         embedding = weights.whole(EMBEDDING if own else TARGET_EMBEDDING, shape.vocab_size, width)
         self.head, self._embed = predicting(config, weights, shape, device, embedding, not own)
-        self.width, self.fused = width, FUSED * target_width(config)
+        self.width, self.fused = width, FUSED * count(config, "target_hidden_size", width)
         self.fuse = weights.linear(weights.stacked([("fc", width)], self.fused), None)
         name = next((name for name in LAYER_NAMES if weights.has(f"{name}.hidden_norm.weight")), LAYER_NAMES[0])
         layer = weights.below(name)
@@ -104,3 +107,27 @@ class Eagle3(PairModel):
             (feature, forward), (), self._eps, found, self._attention.heads, token, self._normed_residual
         )
         return guess_step(self._embed, Decoder([layer], self._rotary.tables), self._norm, self.head)
+
+
+def predicting(
+    config: Config, weights: Weights, shape: Shape, device: torch.device, embedding: Tensor | Groups, theirs: bool
+) -> tuple[Head, Table]:
+    """Return the head of a draft that reads hidden states, and the table of its embedding.
+
+    The head's rows are the draft's, or the target's. `d2t` has each predicted token's id less its place in the list.
+    `theirs`: the embedding is the target's."""
+    count, known, width = shape.outputs, shape.vocab_size, int(config["hidden_size"])
+    own, ids, table = weights.has(OUTPUTS) and OUTPUTS not in config.get(SHARED, ()), None, None
+    if own:
+        rows = weights.whole(OUTPUTS, count, width)
+    elif weights.has(OUTPUTS):
+        rows = table = weights.whole(OUTPUTS, known, width)
+    else:
+        rows = table = embedding if theirs else weights.whole(TARGET_EMBEDDING, known, width)
+    if weights.has("d2t"):
+        ids = (torch.arange(count) + weights.integers("d2t", count).cpu()).to(device)
+        check_ids(ids, known, "d2t")
+        rows = rows if own else outputs_of(rows, ids)
+    kept = None if table is None or count == known else Table(table, dots=True)
+    head = Head(weights.linear(rows, None), ids, kept)
+    return head, embedding_table(embedding, rows if table is None or kept is None else table, head)

@@ -12,20 +12,18 @@ from ssd.models.draft_kinds import DraftKind, StepRoom
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.plugins.drafts import layouts, mtp_config
 from ssd.plugins.drafts.block_config import BLOCK_ROWS, check_block, fields_of, path_cells
-from ssd.plugins.drafts.eagle3_config import EMBEDDING, OUTPUTS, TARGET_EMBEDDING, check_head, is_head
+from ssd.plugins.drafts.eagle3_config import EMBEDDING, OUTPUTS, borrowed, check_head, is_head
 
 _TARGETS = "built-in families, most of the fallback's"
 
 
 class _Lent(DraftKind):
-    """A draft without an embedding or `lm_head` reads its target's; a tied embedding serves as both."""
+    """A draft that reads its target's embedding and `lm_head` where it has none of its own."""
 
     reads_list = False  # `d2t` names the rows that predict
 
     def borrows(self, draft: Checkpoint, target: Checkpoint) -> list[str]:
-        outputs = OUTPUTS if OUTPUTS in target.tensors else TARGET_EMBEDDING
-        lacking = {EMBEDDING: TARGET_EMBEDDING, OUTPUTS: outputs}
-        return [theirs for ours, theirs in lacking.items() if ours not in draft.tensors]
+        return [*borrowed(draft, target).values()]
 
     def repeated(self, draft: Checkpoint) -> int:
         """Return the rows of the target's table that predict: they are packed, and in the table."""

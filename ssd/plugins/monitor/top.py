@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import sys
 import termios
 import time
 import tty
-from io import StringIO
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -47,10 +44,7 @@ _ENDS = (signal.SIGHUP, signal.SIGQUIT)  # SIGINT and SIGTERM raise anyway
 @click.option("--once", is_flag=True, help="One picture, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Figures as JSON, an object a line.")
 @click.option("--demo", is_flag=True, help="Recorded figures, without an engine.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), hidden=True, help="One picture into this file.")
-def top(
-    address: str | None, interval: float, window: float, once: bool, as_json: bool, demo: bool, svg: Path | None
-) -> None:
+def top(address: str | None, interval: float, window: float, once: bool, as_json: bool, demo: bool) -> None:
     """Watch a running engine: processes, speed, latency, speculation, and what target and draft do all the time.
 
     Keys: q leave, h help, p pause, + and - faster and slower, 1 overview, 2 pipeline, 3 requests. Without a terminal, a
@@ -59,9 +53,7 @@ def top(
         source = Recording() if demo else Subscriber(address)
         try:
             top = _Top(source, interval, window)
-            if svg is not None:
-                top.draw(svg)
-            elif once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+            if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
                 top.write(once, as_json)
             else:
                 top.run()
@@ -84,24 +76,15 @@ class _Top:
             if as_json:
                 click.echo(msgspec.json.encode(found).decode())
             elif once:
-                self._picture(Console(width=None if sys.stdout.isatty() else _WIDTH), found)
+                console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+                picture = screen(found, strips(self._history), Look(self._page), console.width, _HEIGHT)
+                console.print(picture, height=_HEIGHT)
             else:
                 gone = "" if self._source.here else "the engine is gone; waiting. Last: "
                 click.echo(f"{time.strftime('%H:%M:%S')} {gone}{line(found)}")
             if once:
                 return
             self._hear(self._interval)
-
-    def draw(self, file: Path) -> None:
-        self._first()
-        console = Console(record=True, width=_WIDTH, file=StringIO(), color_system="truecolor")
-        self._picture(console, self._figures())
-        # Drop the fonts that a reader's browser would fetch.
-        file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="ssd top"), flags=re.DOTALL))
-
-    def _picture(self, console: Console, found: Figures) -> None:
-        picture = screen(found, strips(self._history), Look(self._page), console.width, _HEIGHT)
-        console.print(picture, height=_HEIGHT)
 
     def _first(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from ssd.config.engine import ServerConfig
+from ssd.errors import UsageError
 from ssd.frontend.http import answers, bodies, chat, completions
 from ssd.frontend.http.asked import AskedAnswer
 from ssd.frontend.http.bodies import Anything, Name, Said, Text, unsupported
@@ -188,27 +193,43 @@ async def _models(service: Service, exchange: Exchange) -> None:
         service.check_model((await service.read(exchange, OllamaShowRequest)).name)
     service.check_ready()
     config, texts = service.manager.config, service.manager.texts
-    from ssd.plugins.ollama.description import described  # a MiB that few frontends need
-
-    found = await asyncio.to_thread(described, config.target)
-    size = f"{found.parameters / 1e9:.1f}B" if found.parameters >= 1e9 else f"{found.parameters / 1e6:.1f}M"
-    details = {"format": found.format, "family": found.family, "families": [found.family], "parameter_size": size}
+    details, nbytes = await asyncio.to_thread(described, config.target)
+    family = details["family"]
     takes_tools = texts.vocabulary.has_chat and not texts.answer_format.refuses_tools
     can = {"completion": True, "tools": takes_tools, "thinking": texts.answer_format.reasoning}
-    info = {"general.architecture": found.family, "general.basename": config.target_name}
+    info = {"general.architecture": family, "general.basename": config.target_name}
     facts = {
         "modified_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         "expires_at": "9999-12-31T23:59:59Z",
-        "size": found.nbytes,
+        "size": nbytes,
         "digest": config.digest,
-        "details": {**details, "quantization_level": found.dtype},
+        "details": details,
         "capabilities": [name for name, able in can.items() if able],
-        "model_info": {**info, f"{found.family}.context_length": config.max_model_len},
+        "model_info": {**info, f"{family}.context_length": config.max_model_len},
         "template": "",
     }
     names = [name if ":" in name else f"{name}:latest" for name in config.server.names]
     lists = {"models": [{"name": name, "model": name, **facts} for name in names]}
     await exchange.reply_json(facts if shows else lists)
+
+
+@cache
+def described(directory: str) -> tuple[dict[str, Any], int]:
+    """Return the details of a checkpoint and its bytes; empty ones of a checkpoint that cannot be read any more."""
+    from ssd.models.checkpoint import inspect  # a MiB that few frontends need
+    from ssd.models.gguf.tensors import gguf_files
+
+    format, family, dtypes, parameters, nbytes = "", "", Counter[str](), 0, 0
+    with suppress(UsageError, OSError):
+        model = inspect(Path(directory))
+        for tensor in model.tensors.values():
+            dtypes[tensor.dtype] += tensor.nbytes
+            parameters += math.prod(tensor.shape)
+        format = "gguf" if gguf_files(model.directory) else "safetensors"
+        family, nbytes = model.config["model_type"], model.nbytes
+    size = f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
+    details = {"format": format, "family": family, "families": [family], "parameter_size": size}
+    return {**details, "quantization_level": max(dtypes, key=dtypes.__getitem__, default="")}, nbytes
 
 
 async def _version(service: Service, exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""Calls of Gemma: a name and, in braces, keys and values without JSON's quotes."""
+"""Calls of Gemma: a name and, in braces, keys and values without JSON's quotes; thoughts of Gemma 4."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from typing import ClassVar
 
+from ssd.frontend.parsers.reasoning import ReasoningParser
 from ssd.frontend.parsers.source import NAME, NUMBER, SPACE, Malformed, Reading
 from ssd.frontend.parsers.tools import ToolParser
 
@@ -30,18 +31,16 @@ class FunctionGemma(ToolParser):
         return cls.opening in template
 
     def parse(self) -> Reading[None]:
-        while (yield from self._content(self.opening)):
-            try:
-                yield from self._text.skip_space()
-                yield from self._text.expect("call:")
-                name = yield from self._text.take(NAME)
-                if not name or (yield from self._text.peek()) != "{":
-                    raise Malformed
-                self._call(name, (yield from self._object(0)))
-            except Malformed:
-                self._give_back()
-            else:
-                yield from self._drop(self.closing)
+        yield from self._marked_calls(self._one, self.opening)
+
+    def _one(self, _: str) -> Reading[None]:
+        yield from self._text.skip_space()
+        yield from self._text.expect("call:")
+        name = yield from self._text.take(NAME)
+        if not name or (yield from self._text.peek()) != "{":
+            raise Malformed
+        self._call(name, (yield from self._object(0)))
+        yield from self._drop(self.closing)
 
     def _object(self, depth: int) -> Reading[str]:
         members = yield from self._text.items("}", self._member, depth, trailing_comma=True)
@@ -84,3 +83,10 @@ class Gemma4Calls(FunctionGemma):
 
     opening, closing, quote = "<|tool_call>", "<tool_call|>", '<|"|>'
     special = frozenset({opening, closing, quote})
+
+
+class Gemma4Think(ReasoningParser):
+    """`<|channel>thought...<channel|>`: Gemma 4."""
+
+    opening, closing = "<|channel>thought", "<channel|>"
+    special = frozenset({"<|channel>"})

@@ -33,13 +33,9 @@ class Glm(ToolParser):
         return f"{rules.any_of(calls)} {rules.marker(_CALL_END)}"
 
     def parse(self) -> Reading[None]:
-        while (yield from self._content(_CALL)):
-            try:
-                yield from self._marked_call()
-            except Malformed:
-                self._give_back()
+        yield from self._marked_calls(self._one, _CALL)
 
-    def _marked_call(self) -> Reading[None]:
+    def _one(self, _: str) -> Reading[None]:
         """Read a call after its mark, and report it. Raises Malformed."""
         text = self._text
         yield from text.skip_space()

@@ -143,19 +143,16 @@ class HarmonyCalls(ToolParser):
         )
 
     def parse(self) -> Reading[None]:
-        while (yield from self._content(_CHANNEL)):
-            try:
-                _, recipient = yield from _header(self._text, _CHANNEL)
-                name = recipient.removeprefix(_FUNCTIONS)
-                if name in ("", recipient):
-                    raise Malformed
-                yield from self._text.skip_space()
-                arguments = yield from self._text.json_object()
-            except Malformed:
-                self._give_back()
-            else:
-                self._call(name, arguments)
-                yield from self._drop(_CALL)
+        yield from self._marked_calls(self._one, _CHANNEL)
+
+    def _one(self, mark: str) -> Reading[None]:
+        _, recipient = yield from _header(self._text, mark)
+        name = recipient.removeprefix(_FUNCTIONS)
+        if name in ("", recipient):
+            raise Malformed
+        yield from self._text.skip_space()
+        self._call(name, (yield from self._text.json_object()))
+        yield from self._drop(_CALL)
 
 
 def _plain(rules: Rules) -> str:

@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON, by the model cards and the documentation of Mistral's tokenizers."""
+"""Formats whose calls are JSON, by the model cards and the documentation of Mistral's tokenizers; its thoughts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import ClassVar
 
 from ssd.frontend.parsers.bare import JsonCalls
+from ssd.frontend.parsers.reasoning import ReasoningParser
 from ssd.frontend.parsers.rules import Rules
 from ssd.frontend.parsers.source import NAME, Malformed, Reading
 
@@ -53,6 +54,12 @@ class MistralCalls(JsonCalls):
         if not name:
             raise Malformed
         self._call(name, arguments)
+
+
+class MistralThink(ReasoningParser):
+    """`[THINK]...[/THINK]`: Magistral."""
+
+    opening, closing = "[THINK]", "[/THINK]"
 
 
 class GraniteCalls(JsonCalls):

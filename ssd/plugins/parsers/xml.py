@@ -39,22 +39,15 @@ class Qwen3Coder(ToolParser):
         return f"{rules.any_of(calls)} {end} {rules.marker(_CALL_END)}"
 
     def parse(self) -> Reading[None]:
-        while marker := (yield from self._content(_CALL, _FUNCTION)):
-            try:
-                if marker == _CALL:
-                    yield from self._text.skip_space()
-                    yield from self._text.expect(_FUNCTION)
-                ended = yield from self._function(known=marker == _FUNCTION)
-            except Malformed:
-                self._give_back()
-            else:
-                if ended == _FUNCTION_END:
-                    yield from self._drop(_CALL_END)
+        yield from self._marked_calls(self._function, _CALL, _FUNCTION)
 
-    def _function(self, known: bool) -> Reading[str]:
-        """Read a call after `<function=`, report it and return the mark at its end. Raises Malformed."""
+    def _function(self, mark: str) -> Reading[None]:
+        """Read a call after `<tool_call>` or `<function=`, and report it. Raises Malformed."""
+        if mark == _CALL:
+            yield from self._text.skip_space()
+            yield from self._text.expect(_FUNCTION)
         name = yield from self._tag()
-        if known and name not in self._offered:
+        if mark == _FUNCTION and name not in self._offered:
             raise Malformed
         arguments = Arguments(self._offered.get(name))
         between, marker = yield from self._text.up_to(*_BETWEEN_ENDS)
@@ -67,7 +60,8 @@ class Qwen3Coder(ToolParser):
             if marker == _PARAMETER_END:
                 _, marker = yield from self._text.up_to(*_BETWEEN_ENDS)
         self._call(name, arguments.as_json())
-        return marker
+        if marker == _FUNCTION_END:
+            yield from self._drop(_CALL_END)
 
     def _tag(self) -> Reading[str]:
         name = yield from self._text.take(_NAME)

@@ -5,24 +5,22 @@ Unlike Ray's own router (`ray.serve.llm`), it has no state in an actor, which ma
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from random import sample
-from typing import Generic, TypeVar
-
-_Replica = TypeVar("_Replica", bound=Hashable)
+from typing import Any
 
 _SHORTEST = 64  # characters; each further remembered beginning is twice as long
 _MOST = 65536  # beginnings
 
 
-class Affinity(Generic[_Replica]):
+class Affinity:
     """Remembers a prompt's replica by its beginnings; `slack`: requests beyond the least busy one's."""
 
     def __init__(self, slack: float) -> None:
         self._slack = slack
-        self._last: OrderedDict[int, _Replica] = OrderedDict()
+        self._last: OrderedDict[int, Any] = OrderedDict()
 
-    def ranked(self, prompt: str, requests: Mapping[_Replica, int]) -> list[_Replica]:
+    def ranked(self, prompt: str, requests: Mapping[Any, int]) -> list[Any]:
         """Return the replicas, the best first, equals in random order. `requests`: each one's requests."""
         by_load = sorted(sample(list(requests), len(requests)), key=lambda replica: requests[replica])
         for beginning in reversed(_beginnings(prompt)):
@@ -31,7 +29,7 @@ class Affinity(Generic[_Replica]):
                 return [known, *(replica for replica in by_load if replica != known)]
         return by_load
 
-    def sent(self, prompt: str, replica: _Replica) -> None:
+    def sent(self, prompt: str, replica: Any) -> None:
         for beginning in _beginnings(prompt):
             self._last[beginning] = replica
             self._last.move_to_end(beginning)

@@ -13,7 +13,7 @@ class PrefixRouter(RequestRouter):
     """The router of one handle, made by Serve. A request's first argument has its `prompt`."""
 
     def initialize_state(self, slack: float) -> None:
-        self._affinity: Affinity[Any] = Affinity(slack)
+        self._affinity = Affinity(slack)
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         prompt = ""

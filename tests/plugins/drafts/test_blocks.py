@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = 
         "aux_hidden_state_layer_ids must be a list of layers, is None",
     ),
     "no config": ("speculators-dflash", {}, {"transformer_layer_config": None}, "has no transformer_layer_config"),
-    "width": ("dspark", {}, {"hidden_size": 48}, "it has hidden_size 48, the target 32"),
+    "width": ("dspark", {}, {"hidden_size": 48}, "hidden_size must be its target's, 32, is 48"),
     "states": ("speculators-dflash", {}, {"target_hidden_size": 48}, "it reads hidden states of width 48"),
     "vocabulary": ("dspark", {}, {"vocab_size": 130}, "vocabularies of 131 and 130 tokens"),
     "mask": ("dspark", {}, {"mask_token_id": 131}, "mask_token_id must be an id of the vocabulary, is 131"),

@@ -286,7 +286,7 @@ def test_a_head_does_not_begin_with_one_of_another_shape(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--layers", "1,2,4"], "after (1, 2, 4) layers, the target has 3"),
+        (["--layers", "1,2,4"], "after 4 layers, the target has 3"),
         (["--layers", "1,2"], "must be 3 layers"),
         ([], "after (2, 1, 0) layers"),
         (["--layers", "1,2,3", "--draft-vocab", "301"], "the target has 300 ids"),

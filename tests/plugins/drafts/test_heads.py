@@ -116,10 +116,10 @@ def test_a_head_of_speculators_is_the_same(target: Path, tmp_path: Path, predict
         ({"transformer_layer_config": None}, "has no transformer_layer_config"),
         ({"norm_before_residual": None}, "norm_before_residual must be true or false"),
         ({"norm_before_fc": True}, "norm_before_fc, a norm of the hidden states, is not supported"),
-        ({"target_hidden_size": 48}, "it fuses hidden states of width 48"),
+        ({"target_hidden_size": 48}, "it reads hidden states of width 48"),
         ({"quantization_config": {"quant_method": "quanto"}}, "quantised weights are not read"),
         ({"transformer_layer_config": {"model_type": "qwen3", "vocab_size": 131}}, "EAGLE-3 heads of type 'qwen3'"),
-        ({"transformer_layer_config": {"model_type": "llama", "vocab_size": 131}}, "hidden_size must be a number"),
+        ({"transformer_layer_config": {"model_type": "llama", "vocab_size": 131}}, "hidden_size must be a positive"),
     ],
 )
 def test_speculators_that_are_not_read_are_refused(
@@ -197,12 +197,10 @@ def test_without_rows_anywhere_it_is_refused(target: Path, tmp_path: Path) -> No
     embedding = {"embed_tokens.weight": torch.randn(131, 32)}
     head = heads.edited(heads.head(tmp_path / "head"), tmp_path / "without", {"lm_head.weight": None, **embedding})
     lost: dict[str, Tensor | None] = {"lm_head.weight": None, "model.embed_tokens.weight": None}
-    with pytest.raises(
-        UsageError, match=r"it has no lm_head.weight, and the target .*has neither that nor model.embed"
-    ):
-        check_head(inspect(head), inspect(heads.edited(target, tmp_path / "bare", lost)))
+    with pytest.raises(UsageError, match=r"shares model.embed_tokens.weight with its target, which .*bare lacks"):
+        borrowed(inspect(head), inspect(heads.edited(target, tmp_path / "bare", lost)))
     wide = heads.edited(target, tmp_path / "wide", {"lm_head.weight": torch.ones(131, 48)})
-    with pytest.raises(UsageError, match=r"it has no lm_head.weight of its own, .* has shape \(131, 48\), not 32 wide"):
+    with pytest.raises(UsageError, match=r"no lm_head.weight of its own, .* has shape \(131, 48\), not 32 wide"):
         check_head(inspect(head), inspect(wide))
     long = heads.edited(target, tmp_path / "long", {"lm_head.weight": torch.ones(132, 32)})
     with pytest.raises(UsageError, match=r"lm_head.weight has shape \(132, 32\), expected \(131, 32\)"):
@@ -231,15 +229,15 @@ def test_which_layers_it_reads(
 
 
 REFUSED: dict[str, tuple[dict[str, Tensor | None], dict[str, Any], str]] = {
-    "width": ({}, {"target_hidden_size": 48}, "it fuses hidden states of width 48, the target's have 32"),
+    "width": ({}, {"target_hidden_size": 48}, "it reads hidden states of width 48, the target's have 32"),
     "vocabulary": ({}, {"vocab_size": 130}, "vocabularies of 131 and 130 tokens"),
-    "layer": ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, r"after \(1, 2, 5\) layers, the target has 4"),
-    "order": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 2, 4]}, r"after \(2, 2, 4\) layers"),
+    "layer": ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "hidden states after 5 layers, the target has 4"),
+    "order": ({}, {"eagle_aux_hidden_state_layer_ids": [2, 2, 4]}, r"after \(2, 2, 4\) layers, which do not ascend"),
     "no layers": ({}, {"eagle_aux_hidden_state_layer_ids": "low"}, "must be 3 layers, is 'low'"),
     "map": ({"d2t": None}, {}, "tensor d2t is missing, which says what its 40 tokens are"),
     "nested layers": ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": 5}}, "must be 3 layers, is 5"),
-    "no width": ({}, {"hidden_size": None}, "hidden_size must be a number, is None"),
-    "odd width": ({}, {"target_hidden_size": "wide"}, "target_hidden_size must be a number, is 'wide'"),
+    "no width": ({}, {"hidden_size": None}, "hidden_size must be a positive number, is None"),
+    "odd width": ({}, {"target_hidden_size": "wide"}, "target_hidden_size must be a positive number, is 'wide'"),
     "no vocabulary": ({}, {"vocab_size": None}, "vocab_size must be a positive number, is None"),
     "predicted": ({}, {"draft_vocab_size": -1}, "draft_vocab_size must be a positive number, is -1"),
     "two layers": ({"layers.1.mlp.up_proj.weight": torch.ones(2)}, {}, "more than one layer are not supported"),
@@ -257,9 +255,7 @@ def test_what_does_not_fit_is_refused(target: Path, tmp_path: Path, case: str) -
 
 def test_an_embedding_of_another_width_is_refused(target: Path, tmp_path: Path) -> None:
     head = heads.head(tmp_path / "head", hidden_size=48)
-    with pytest.raises(
-        UsageError, match=r"it has no embedding of its own, and the target's has shape \(131, 32\), not 48"
-    ):
+    with pytest.raises(UsageError, match=r"no embed_tokens.weight of its own, .* has shape \(131, 32\), not 48 wide"):
         resolve(EngineOptions(target=str(target), draft=(str(tiny.edit(head, target_hidden_size=32)),)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,7 +16,8 @@ from ssd.config.engine import ServerConfig
 from ssd.config.params import SamplingDefaults
 from ssd.ipc.listening import listen
 from ssd.ipc.messages import Emission
-from ssd.plugins.ollama.description import CheckpointDescription, described
+from ssd.models.checkpoint import inspect
+from ssd.plugins.ollama.ollama import described
 from tests.frontend.http_engine import HttpEngine, http_engine
 from tests.frontend.test_http_tools import PLACE, ROLES
 from tests.frontend.tool_model import CALL, WEATHER, Thinker, model, saying, thinking
@@ -256,14 +258,14 @@ def test_lists_have_names_with_tags_that_every_door_takes(plain: HttpEngine) -> 
     for path in ("/api/tags", "/api/ps"):
         listed = json.loads(plain.ask("GET", path, headers=KEY)[2])["models"]
         assert [one["name"] for one in listed] == [one["model"] for one in listed] == ["base:latest", "x:7b"]
-    found = described(str(MODEL))
+    found = inspect(MODEL)
     assert (listed[0]["size"], listed[0]["digest"]) == (found.nbytes, "d1")
     assert listed[0]["details"] == {
         "format": "safetensors",
         "family": "llama",
         "families": ["llama"],
-        "parameter_size": f"{found.parameters / 1e6:.1f}M",
-        "quantization_level": found.dtype,
+        "parameter_size": f"{sum(math.prod(tensor.shape) for tensor in found.tensors.values()) / 1e6:.1f}M",
+        "quantization_level": "I32",
     }
     assert datetime.fromisoformat(listed[0]["modified_at"]) < datetime.fromisoformat(listed[0]["expires_at"])
     for name in ("base", "base:latest", "base:1b", "x:7b"):
@@ -298,7 +300,8 @@ def test_a_model_is_shown_once_it_is_loaded() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_described_as_empty(tmp_path: Path) -> None:
-    assert described(str(tmp_path)) == CheckpointDescription()
+    details, size = described(str(tmp_path))
+    assert (details["format"], details["family"], details["quantization_level"], size) == ("", "", "", 0)
 
 
 def test_a_client_finds_an_ollama(plain: HttpEngine) -> None:

@@ -11,7 +11,7 @@ LONG = "The same beginning of many prompts. " * 20
 
 
 def test_a_beginning_goes_where_it_went_and_the_longest_counts() -> None:
-    known: Affinity[str] = Affinity(slack=4)
+    known = Affinity(slack=4)
     idle = {"a": 0, "b": 2, "c": 3}
     known.sent(LONG + "one", "b")
     assert known.ranked(LONG + "two", idle) == ["b", "a", "c"]
@@ -22,7 +22,7 @@ def test_a_beginning_goes_where_it_went_and_the_longest_counts() -> None:
 
 
 def test_who_is_too_busy_or_gone_is_passed_over() -> None:
-    known: Affinity[str] = Affinity(slack=4)
+    known = Affinity(slack=4)
     known.sent(LONG, "b")
     assert known.ranked(LONG, {"a": 1, "b": 5})[0] == "b"
     assert known.ranked(LONG, {"a": 1, "b": 6}) == ["a", "b"]
@@ -32,7 +32,7 @@ def test_who_is_too_busy_or_gone_is_passed_over() -> None:
 
 def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(affinity, "_MOST", 30)
-    dice, known = Random(1), Affinity[int](slack=0)
+    dice, known = Random(1), Affinity(slack=0)
     prompts = [f"{dice.random()} " + LONG[:100] for _ in range(100)]
     for number, prompt in enumerate(prompts):
         known.sent(prompt, number)
@@ -42,5 +42,5 @@ def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(monkeypatch) 
 
 
 def test_new_beginnings_are_spread() -> None:
-    known = Affinity[str](slack=4)
+    known = Affinity(slack=4)
     assert {known.ranked(f"{number} {LONG}", {"a": 0, "b": 0})[0] for number in range(40)} == {"a", "b"}

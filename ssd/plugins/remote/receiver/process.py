@@ -279,10 +279,7 @@ class Receiver:
 
 def _router(context: zmq.Context[Any], folder: str | None) -> zmq.Socket[bytes]:
     """Return the unbound socket that reads drafts' messages. Raises UsageError for bad keys."""
-    if folder is None:
-        socket = sockets.public_router(context, link.LINK_BYTES)
-    else:
-        socket = curve.secure_router(context, Path(folder), link.LINK_BYTES)
+    socket = curve.router_for_others(context, folder, link.LINK_BYTES)
     socket.setsockopt(zmq.RCVHWM, _WAITING_FRAMES)
     sockets.notice_silence(socket, link.SILENT_MS)
     return socket
