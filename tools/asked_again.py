@@ -24,8 +24,8 @@ import click
 from rich.progress import track
 
 from ssd import LLM, Completion, SamplingParams
-from ssd.bench.environment import environment
-from ssd.bench.outputs import console, grid
+from ssd.cli.outputs import console, grid
+from ssd.plugins.bench.environment import environment
 
 ENGINES: dict[str, dict[str, Any]] = {
     "ar": {"mode": "ar"},

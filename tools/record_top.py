@@ -24,8 +24,8 @@ from ssd.ipc.trace_ring import WORDS
 from ssd.launch.options import EngineOptions
 from ssd.llm import running
 from ssd.monitor.messages import Snapshot
-from ssd.plugins.emulation.agreement import PRESETS
-from ssd.plugins.emulation.bench import Emulation
+from ssd.plugins.bench.emulation.agreement import PRESETS
+from ssd.plugins.bench.setup import Setup
 from ssd.plugins.monitor.subscriber import Subscriber
 
 FILE = Path(ssd.plugins.monitor.__file__).with_name("recording.msgpack.gz")
@@ -34,7 +34,7 @@ _CLIENTS, _WARM_S, _SECONDS = 3, 20.0, 10.0
 
 
 def main() -> None:
-    emulation = Emulation(_TIMES, PRESETS["llama"].agreement(0.0))
+    emulation = Setup(_TIMES, PRESETS["llama"].agreement(0.0))
     with emulation.configured(EngineOptions(mode="auto")) as config:
         config = replace(config, target_name="70B, emulated", draft_name="1B, emulated")
         with running(config) as (engine, _):

@@ -30,8 +30,8 @@ from ssd.config.params import SamplingParams, Speculation
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.supervisor import Engine
-from ssd.plugins.emulation.agreement import PRESETS
-from ssd.plugins.emulation.chains import write_pair
+from ssd.plugins.bench.emulation.agreement import PRESETS
+from ssd.plugins.bench.emulation.chains import write_pair
 from ssd.plugins.remote.configuration import remote_draft
 from tools.processes import command, environment
 

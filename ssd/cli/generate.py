@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
-from ssd.bench.datasets import read_prompts
 from ssd.cli.command import GroupedCommand, headed, main_option
 from ssd.cli.options import address_options, local_engine_options, sampling_options, speculation_changes
+from ssd.cli.prompts import read_prompts
 from ssd.cli.session import connect, process_setup, show, speculating, summary
 from ssd.client import Client, Completion
 from ssd.config.descriptions import FILES, SAMPLING

@@ -37,7 +37,6 @@ with _Importing():
 _COMMANDS = {
     "generate": ("ssd.cli.generate:generate", "Complete a prompt, or a file of prompts."),
     "launch": ("ssd.cli.launch:launch", "Start an engine and keep it up (also: serve)."),
-    "bench": ("ssd.cli.bench:bench", "Measure speed: ar, sd and ssd side by side, with their ids compared."),
     "keys": ("ssd.cli.keys:keys", "Make and list the keys for clients over the network."),
     "pull": ("ssd.cli.models:pull", "Compile the kernels, and fetch a model, ahead."),
     "models": ("ssd.cli.models:models", "List what can be run here, or say what a checkpoint is."),
@@ -63,6 +62,8 @@ class _LazyGroup(click.Group):
         entry = _COMMANDS.get(name) or _commands().get(name)
         if entry is None:
             hint = did_you_mean(cmd_name, (*_commands(), *_ALIASES))
+            if cmd_name in registered.removed(registered.COMMANDS):
+                hint = f": this installation has no plugin {cmd_name}"
             if not hint or ctx.resilient_parsing:  # a shell's completion must not get an error
                 return None
             raise UsageError(f"no such command {cmd_name!r}{hint}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ssd.bench.outputs import console, grid
+from ssd.cli.outputs import console, grid
 from ssd.config.engine import WeightFormat
 from ssd.errors import UsageError
 from ssd.kernels import build

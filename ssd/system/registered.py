@@ -19,8 +19,7 @@ COMMANDS, PROCESSES = "ssd.commands", "ssd.processes"
 EXECUTORS, LINKS, TABLES = "ssd.executors", "ssd.links", "ssd.tables"
 FALLBACKS = "ssd.fallbacks"
 SIZES, ARCHITECTURES = "ssd.sizes", "ssd.gguf_architectures"
-EMULATIONS, BENCH_SETUPS, DEMO_PARTS = "ssd.emulations", "ssd.bench_setups", "ssd.demo_parts"
-LOAD_FORMATS = "ssd.load_formats"
+EMULATIONS, LOAD_FORMATS = "ssd.emulations", "ssd.load_formats"
 DRAFTS = "ssd.drafts"
 _NAME = "ssd-engine"
 AUTO, NONE, DUMMY = "auto", "none", "dummy"
@@ -32,14 +31,22 @@ _PROJECT = _PACKAGE.parent / "pyproject.toml"
 
 
 def entries(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group: those of this package, then those of other installed packages.
+    """Return the entry points of a group: those of this package, then those of other installed packages."""
+    return [entry for entry in _known(group) if _is_here(entry)]
 
-    A checkout's own are read from its pyproject.toml, and so need no installation."""
+
+def removed(group: str) -> list[str]:
+    """Return the names in a group whose plugins were removed from this package."""
+    return [entry.name for entry in _known(group) if not _is_here(entry)]
+
+
+def _known(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group; a checkout's own are those of its pyproject.toml, installed or not."""
     own = _own(group)
     others = _installed(group, tuple(sys.path))
     if own is not None:
         others = [entry for entry in others if entry.dist is None or entry.dist.name != _NAME]
-    return [entry for entry in [*(own or ()), *others] if _is_here(entry)]
+    return [*(own or ()), *others]
 
 
 @cache

@@ -119,10 +119,16 @@ def command_of(name: str) -> click.Command:
     return found
 
 
-GROUPED = [
-    *("launch", "generate", "bench latency", "bench throughput", "bench serve"),
-    *(name for name in _commands() if name not in _COMMANDS and isinstance(command_of(name), GroupedCommand)),
-]
+def grouped(name: str, command: click.Command) -> Iterator[str]:
+    """Yield the names of the commands with headings: this one, or those of a group."""
+    if isinstance(command, GroupedCommand):
+        yield name
+    elif isinstance(command, click.Group):
+        for part, below in command.commands.items():
+            yield from grouped(f"{name} {part}", below)
+
+
+GROUPED = [found for name in _commands() for found in grouped(name, command_of(name))]
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -192,14 +198,6 @@ HEAVY = ["torch", "transformers"]
 LIGHT = {
     "from ssd.cli.main import main; main(['--help'])": ["zmq", "msgspec", "rich", "ssd.cli.generate", *HEAVY],
     **{
-        f"from ssd.cli.main import main; main({arguments})": ["numpy", "rich", *HEAVY]
-        for arguments in (
-            ["bench", "--help"],
-            ["bench", "latency", "--help"],
-            ["bench", "serve", "--request-rate", "0"],
-        )
-    },
-    **{
         f"from ssd.cli.main import main; main({arguments})": HEAVY
         for arguments in (
             ["generate", "--help"],
@@ -212,9 +210,13 @@ LIGHT = {
     "import ssd.client, ssd.frontend.gateway": HEAVY,
     "import ssd; ssd.SamplingParams; ssd.LLM": HEAVY,
 }
-WATCHED = f"""
+
+
+def assert_light(statements: dict[str, list[str]]) -> None:
+    """Assert that statements, one after the other in one process, load none of the modules beside them."""
+    watched = f"""
 import sys
-for statement, names in {LIGHT!r}.items():
+for statement, names in {statements!r}.items():
     try:
         exec(statement)
     except SystemExit:
@@ -222,11 +224,25 @@ for statement, names in {LIGHT!r}.items():
     loaded = [name for name in names if name in sys.modules]
     assert not loaded, (statement, loaded)
 """
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_heavy_libraries_stay_out_of_the_command_line_and_the_frontend() -> None:
-    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_light(LIGHT)
+
+
+def test_a_command_of_a_removed_plugin_is_refused_with_its_name(tmp_path: Path) -> None:
+    here = Path("ssd").resolve()
+    (tmp_path / "ssd").mkdir()
+    for file in here.iterdir():
+        if file.name != "plugins":
+            (tmp_path / "ssd" / file.name).symlink_to(file)
+    (tmp_path / "pyproject.toml").symlink_to(here.parent / "pyproject.toml")
+    command = [sys.executable, "-m", "ssd.cli.main", "bench", "latency"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: no such command 'bench': this installation has no plugin bench\n"
 
 
 # -- with a running engine --------------------------------------------------------------------------------------------

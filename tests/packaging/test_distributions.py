@@ -113,6 +113,7 @@ def test_the_version_names_the_commit(made: tuple[Path, Path, str], installed: P
     assert re.fullmatch(rf"ssd \d+\.\d+\.\d+ \({made[2]}\)\n", run(installed, "--version", cwd=tmp_path))
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize("compiler", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_it_answers_from_another_folder(compiler: bool, installed: Path, tmp_path: Path) -> None:
     changed = {} if compiler else {"PATH": "/nowhere", "CC": ""}

@@ -47,6 +47,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.bench
 def test_an_unpacked_checkout_has_its_families_parsers_and_tools(unpacked: Path) -> None:
     command = [sys.executable, "-c", ASK]
     done = subprocess.run(command, cwd=unpacked, env={"PYTHONPATH": str(unpacked)}, capture_output=True, text=True)

@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.multiprocessing import ProcessRaisedException
 
-from ssd.bench import datasets
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.layers.linear import Activations
+from ssd.plugins.bench import datasets
 from ssd.tuning import knowledge
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import Knowledge

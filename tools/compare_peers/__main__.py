@@ -35,9 +35,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ssd.bench import datasets
-from ssd.bench.environment import environment
-from ssd.bench.outputs import check_writable
+from ssd.cli.outputs import check_writable
 from ssd.client import Prompt
 from ssd.config.cores import parsed
 from ssd.errors import SsdError
@@ -46,6 +44,8 @@ from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
 from ssd.models.pull import BUILTIN
+from ssd.plugins.bench import datasets
+from ssd.plugins.bench.environment import environment
 from tools.compare_peers.contestants import CONTESTANTS, REFERENCE, Answer, Begin, Files
 from tools.compare_peers.gguf import blocks, gguf_of
 from tools.compare_peers.worker import PeerError, Worker

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ssd.bench.datasets import texts
 from ssd.errors import UsageError
 from ssd.execution.runner import Runner, device_of
 from ssd.frontend.tokenization import Tokenizer
 from ssd.ipc.public import ChatMessage
 from ssd.models import hub
 from ssd.models.checkpoint import inspect
+from ssd.plugins.bench.datasets import texts
 from tools.distill import head
 from tools.distill.card import card
 from tools.distill.corpus import LONGEST, CorpusPlan, Workers, longest_text, write_corpus

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from ssd import LLM, SamplingParams
-from ssd.bench.datasets import texts
-from ssd.bench.environment import environment, runs_on
 from ssd.errors import SsdError, UsageError
 from ssd.execution.runner import Runner, device_of
 from ssd.frontend.tokenization import Tokenizer
@@ -31,6 +29,8 @@ from ssd.models import hub
 from ssd.models.checkpoint import inspect
 from ssd.models.draft_kinds import PLAIN, draft_kind, kinds
 from ssd.models.families.llama import Llama
+from ssd.plugins.bench.datasets import texts
+from ssd.plugins.bench.environment import environment, runs_on
 from ssd.tuning.costs import CostTable
 from ssd.tuning.estimates import kind_of
 from ssd.tuning.knowledge import PRIOR_FILE, Knowledge, file_of, read

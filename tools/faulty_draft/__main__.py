@@ -40,9 +40,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ssd import SamplingParams
-from ssd.bench import datasets
-from ssd.bench.environment import environment
-from ssd.bench.outputs import grid
+from ssd.cli.outputs import grid
 from ssd.client import Client, Completion, Prompt
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Speculation
@@ -95,7 +93,7 @@ class Pair(NamedTuple):
 
 
 @click.command(help=__doc__)
-@click.option("--dataset", default=datasets.BUILTIN, show_default=True, help=f"Prompts: {datasets.KNOWN}.")
+@click.option("--dataset", default="builtin", show_default=True, help="As for ssd bench.")
 @click.option("--fault", "names", multiple=True, type=click.Choice(list(FAULTS)), help="only these")
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1), default=(1, 4), show_default=True)
 @click.option("--pairs", "count", type=click.IntRange(1), default=7, show_default=True)
@@ -111,6 +109,9 @@ def main(
     lookahead: int,
     out: Path | None,
 ) -> None:
+    from ssd.plugins.bench import datasets  # the core's tests import this module without the plugin
+    from ssd.plugins.bench.environment import environment
+
     options = EngineOptions(mode="ssd", max_num_seqs=max(batches), num_speculative_tokens=lookahead)
     config = resolve(options, ServerOptions(port=0))
     prompts = datasets.prompts(dataset, (count + _WARM_UP_RUNS) * max(batches), config.vocab_size)

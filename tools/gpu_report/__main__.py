@@ -23,8 +23,8 @@ from typing import Any
 import click
 import msgspec
 
-from ssd.bench import datasets
-from ssd.bench.environment import environment
+from ssd.plugins.bench import datasets
+from ssd.plugins.bench.environment import environment
 from tools import processes
 from tools.gpu_report.job import Job, made_pair
 from tools.gpu_report.programmes import CALLS, EVERYTHING, SECONDS, Step

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from ssd.bench.datasets import RANDOM, prompts
 from ssd.client import Prompt
 from ssd.config.engine import DType
 from ssd.models import hub
@@ -64,6 +63,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def asked(self, count: int) -> list[Prompt]:
         """Return `count` prompts for the pair: random ids if it has no tokenizer."""
+        from ssd.plugins.bench.datasets import RANDOM, prompts  # the core's tests import this module without the plugin
+
         directory = hub.ensure(self.target)
         dataset = RANDOM if vocabulary_of(directory) is None else self.dataset
         return prompts(dataset, count, int(inspect(directory, weights=False).config["vocab_size"]), length=12)

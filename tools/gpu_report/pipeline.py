@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ssd.bench.datasets import random_ids
 from ssd.client import Client, Prompt
 from ssd.config.params import Mode, SamplingParams, Speculation
 from ssd.ipc.trace_ring import Moment, Span, State
 from ssd.launch import mps
 from ssd.launch.resolve import resolve
+from ssd.plugins.bench.datasets import random_ids
 from tools.gpu_report.health import watched
 from tools.gpu_report.job import Job, Row
 from tools.gpu_report.pairs import Case, cases

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ssd.bench.outputs import watched
+from ssd.plugins.bench.runs import watched
 from tools.inflate.tensors import Part
 
 

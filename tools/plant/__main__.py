@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import click
 
-from ssd.bench.outputs import console, grid
+from ssd.cli.outputs import console, grid
 from ssd.system import interpreter
 from ssd.system.files import cache_dir
 from tools.processes import ROOT

@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 
-from ssd.bench.environment import environment
-from ssd.bench.outputs import grid
+from ssd.cli.outputs import grid
 from ssd.client import Client, Completion
 from ssd.config.params import Mode, SamplingParams, Speculation, Structured
 from ssd.launch.options import EngineOptions
@@ -38,6 +37,7 @@ from ssd.launch.resolve import resolve
 from ssd.launch.restarts import Restarts
 from ssd.launch.supervisor import Engine
 from ssd.models.pull import BUILTIN
+from ssd.plugins.bench.environment import environment
 from tools.schemas.making import Schema, fault, schemas
 from tools.soak import tiny
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import click
 
-from ssd.bench.outputs import console
 from ssd.cli.option_types import FanOut, Real
+from ssd.cli.outputs import console
 from ssd.config.params import MAX_CHAINS, MAX_LOOKAHEAD
 from ssd.errors import UsageError
-from ssd.plugins.emulation.quantities import Duration, Times, time_text
+from ssd.plugins.bench.emulation.quantities import Duration, Times, time_text
 from ssd.speculation.fan_out import optimal_fan_out, single_chain
 from ssd.speculation.theory import LinearCost
 from tools.simulate import report, tables

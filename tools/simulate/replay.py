@@ -14,7 +14,6 @@ import torch
 from msgspec.structs import replace
 
 from ssd import LLM
-from ssd.bench.datasets import texts
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_FAN_OUT, Speculation
 from ssd.draft.engine import DraftEngine
@@ -28,6 +27,7 @@ from ssd.ipc.process import memory_file
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.law import Law
+from ssd.plugins.bench.datasets import texts
 from ssd.speculation.acceptance import common_prefix_length
 from ssd.speculation.fan_out import optimal_fan_out
 from ssd.tuning.estimates import Learner, Mean

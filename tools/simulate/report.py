@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ssd.bench.outputs import grid
+from ssd.cli.outputs import grid
 from tools.simulate.calibration import Note
 from tools.simulate.pearl import Rivals
 from tools.simulate.run import Figures

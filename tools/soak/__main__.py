@@ -39,13 +39,13 @@ from typing import Any, Literal
 import click
 from rich.console import Console
 
-from ssd.bench.environment import environment
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Speculation
 from ssd.errors import EngineDeadError, SsdError
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
+from ssd.plugins.bench.environment import environment
 from tools.soak.asking import Fates, pool, shuffled
 from tools.soak.attacked import AttackedSoak
 from tools.soak.disturbing import Kills, Memory, kill_drafts, watch_memory

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ssd.bench.environment import environment
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Speculation
 from ssd.ipc import keys
 from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.launch.server import ServerOptions
+from ssd.plugins.bench.environment import environment
 from tools.soak.asking import Fates, pool, shuffled
 from tools.soak.attackers import Attacked, attack
 from tools.soak.driver import DISCONNECTED, Driver, Tally

@@ -19,10 +19,10 @@ from typing import Any
 
 from rich.table import Table
 
-from ssd.bench.environment import environment
-from ssd.bench.outputs import grid
+from ssd.cli.outputs import grid
 from ssd.config.engine import EngineConfig
 from ssd.errors import SsdError
+from ssd.plugins.bench.environment import environment
 from tools.soak.over_http import post
 from tools.soak.processes import Host, children, hosted
 from tools.soak.report import cell, slope

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from ssd.bench.outputs import grid
+from ssd.cli.outputs import grid
 from tools.soak.disturbing import Memory
 from tools.soak.driver import Tally
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from ssd.bench.outputs import check_writable
 from ssd.cli.option_types import Real
+from ssd.cli.outputs import check_writable
 from ssd.cli.session import process_setup
 from ssd.errors import SsdError, UsageError
 from ssd.monitor.messages import Snapshot

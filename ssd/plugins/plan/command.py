@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from ssd.bench.outputs import console, grid
 from ssd.cli.option_types import Real
 from ssd.cli.options import engine_options
+from ssd.cli.outputs import console, grid
 from ssd.config.engine import EngineConfig
 from ssd.config.params import AUTO_LOOKAHEAD, DRAFTED
 from ssd.errors import UsageError

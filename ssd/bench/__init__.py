@@ -1,1 +1,0 @@
-"""Runs the benchmarks of `ssd bench`; the command line is in `ssd.cli.bench`."""
