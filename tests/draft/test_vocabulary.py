@@ -319,9 +319,7 @@ def played(draft: Draft, law: Law, trunks: list[Any] | None = None) -> list[Any]
 @pytest.mark.skipif(not OURS, reason="no products on this processor: layers have many calls")
 @pytest.mark.parametrize("law", [GREEDY, WARM, replace(WARM, top_k=20)], ids=["greedy", "warm", "filtered"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-def test_a_trunk_in_one_call_is_that_of_a_call_for_each_token(
-    int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_call_has_the_trunk_of_many(int8: bool, law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In `sd`: the same trunks and candidates, in a step each. Filters need every token's logits on the host."""
     directory = tiny.model("llama", tmp_path / "draft", seed=4)
     found, forwards = [list[Any](), list[Any]()], list[int]()

@@ -141,9 +141,7 @@ def test_a_draft_that_dies_before_it_has_left_is_replaced_and_the_next_one_leave
 
 
 @pytest.mark.thorough
-def test_a_draft_that_is_wanted_again_before_it_has_left_is_followed_by_another(
-    engine: Engine, client: Client, expected: list[int]
-) -> None:
+def test_a_draft_wanted_before_it_has_left_has_a_successor(engine: Engine, client: Client, expected: list[int]) -> None:
     assert comes_back(client, expected)
     os.kill(draft := engine.pids["draft"], signal.SIGSTOP)
     until(lambda: state(engine) == "parked")
@@ -165,9 +163,7 @@ def test_a_draft_that_dies_on_its_way_back_is_lost_like_any_other(
     assert "the draft is back" in caplog.text, "after a back-off, with a warning"
 
 
-def test_a_target_that_dies_while_its_draft_is_parked_is_replaced_with_a_draft(
-    engine: Engine, client: Client, expected: list[int]
-) -> None:
+def test_a_target_that_dies_beside_a_parked_draft_returns(engine: Engine, client: Client, expected: list[int]) -> None:
     until(lambda: is_parked(engine))
     os.kill(target := engine.pids["target"], signal.SIGKILL)
     until(lambda: engine.pids.get("target", target) != target and "draft" in engine.pids)

@@ -102,9 +102,7 @@ async def stream(client: AsyncClient, prompt: list[int], asked: SamplingParams, 
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_a_lost_target_had_begun_fails_and_the_rest_is_answered_by_the_next(
-    engine: Engine, fault: signal.Signals
-) -> None:
+def test_what_a_lost_target_began_fails_and_the_next_answers_the_rest(engine: Engine, fault: signal.Signals) -> None:
     target = engine.pids["target"]
 
     async def ask() -> None:
@@ -140,9 +138,7 @@ def test_health_tells_of_the_restart_and_new_requests_can_be_tried_again(engine:
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_frontend_costs_its_clients_their_requests_and_the_engine_nothing(
-    engine: Engine, fault: signal.Signals
-) -> None:
+def test_a_lost_frontend_costs_its_clients_requests_and_nothing_more(engine: Engine, fault: signal.Signals) -> None:
     frontend, target = engine.pids["frontend"], engine.pids["target"]
     with Client(engine.address) as client:
         with pytest.raises(EngineDeadError):

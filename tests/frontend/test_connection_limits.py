@@ -88,9 +88,7 @@ def frame(size: int, more: bool) -> bytes:
     [(frame(FRAME, more=True), 1500), (b"\x01\x00" * 2**16, 150)],
     ids=["large frames", "small frames"],
 )
-def test_a_message_without_an_end_costs_its_sender_the_connection(
-    served: Served, door: str, sent: bytes, most: int
-) -> None:
+def test_an_endless_message_costs_its_sender_the_connection(served: Served, door: str, sent: bytes, most: int) -> None:
     before = peak = served.memory
     other = RawClient(served.addresses[door])
     flooding = zmtp(served.addresses[door])

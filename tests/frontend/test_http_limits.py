@@ -192,9 +192,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_request(scripted: 
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(200, 3600.0), (32768, 0.3)], ids=["tokens", "seconds"])
-def test_a_client_that_does_not_read_its_stream_loses_it(
-    tokens: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_reads_nothing_loses_it(tokens: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_manager, "MAX_UNREAD", tokens)
     limits = Limits(slow_reader_seconds=seconds)
     with http_engine(ServerConfig(names=("scripted",), port=0, limits=limits)) as engine:

@@ -166,9 +166,7 @@ BROWSERS = (b"origin: null", b"origin: http://localhost", b"origin: http://127.0
         *((kind + browser + b"\r\n", b"415") for kind in (b"", FORM) for browser in BROWSERS),
     ],
 )
-def test_a_body_must_say_that_it_is_json_where_a_page_may_have_sent_it(
-    http: HttpEngine, fields: bytes, status: bytes
-) -> None:
+def test_a_body_must_say_it_is_json_where_a_page_may_send_it(http: HttpEngine, fields: bytes, status: bytes) -> None:
     client = raw(http)
     client.sendall(UNTYPED % (fields, len(JSON)) + JSON)
     assert client.recv(65536).split()[1] == status

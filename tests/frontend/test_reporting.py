@@ -114,9 +114,7 @@ def test_the_line_in_the_log() -> None:
     with_manager(body)
 
 
-def test_it_is_written_as_long_as_something_happens(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_written_while_things_happen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "LOG_PERIOD_S", 0.02)
     caplog.set_level(logging.INFO, "ssd.frontend")
 

@@ -267,9 +267,7 @@ def test_a_target_that_cannot_export_uses_the_host(
     assert draft.open(target.handles) and flows(target, draft) and on_host(target)
 
 
-def test_a_target_that_can_export_only_one_exports_none(
-    start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_with_one_export_exports_none(start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     works, codes = Driver._cuIpcGetMemHandle, iter((0, OUT_OF_MEMORY))
     monkeypatch.setattr(Driver, "_cuIpcGetMemHandle", lambda *arguments: next(codes) or works(*arguments))
     target = target_of(start)

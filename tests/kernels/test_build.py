@@ -186,9 +186,7 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(
     assert kept(tmp_path) == set()
 
 
-def test_a_compiler_whose_name_is_no_command_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("CC", "cc '")
     with caplog.at_level(logging.WARNING):
         assert build.library() is None

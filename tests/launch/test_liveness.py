@@ -112,9 +112,7 @@ def test_a_process_that_has_ended_is_somebody_elses_business(heartbeats: Heartbe
     assert looks(Liveness(heartbeats), {"target": process.pid}, 2.0) == {}
 
 
-def test_loading_takes_as_long_as_it_must_but_not_for_ever(
-    heartbeats: Heartbeats, pid: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_takes_long_but_not_for_ever(heartbeats: Heartbeats, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "STEP_TIMEOUT_S", 2.0)
     watch = Liveness(heartbeats)
     assert looks(watch, {"target": pid}, 599.0, ready=False) == {}

@@ -72,9 +72,7 @@ def test_pipes_of_a_daemon_that_is_gone_are_not_a_daemon(program: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexec sleep 60\n", "no program"])
-def test_a_program_that_does_not_answer_is_not_waited_for(
-    text: str, program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_program_is_not_waited_for(text: str, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text(text)
     monkeypatch.setattr(mps, "_TIMEOUT_S", 0.1)
     assert mps.state() == "stopped"

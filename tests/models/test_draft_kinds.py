@@ -80,9 +80,7 @@ def test_a_kind_whose_plugin_is_missing_is_named_with_the_plugin(target: Path) -
         ({"auto_map": {"AutoModel": "dflash.Model"}}, "has auto_map: .*, and no kind of draft is installed that might"),
     ],
 )
-def test_a_config_that_only_a_kind_reads_names_the_entry_points(
-    target: Path, tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
+def test_a_kinds_config_names_entry_points(target: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     draft = fusing(tmp_path / "draft", **fields)
     with pytest.raises(UsageError, match=rf"{message}.* \(entry points `ssd.drafts`: none\)"):
         inspect(draft)

@@ -212,9 +212,7 @@ def test_metadata_that_asks_for_what_is_not_done_is_refused(
 @pytest.mark.parametrize(
     ("key", "value"), [("llama.attention.causal", True), ("llama.expert_count", 0), ("llama.rope.scaling.factor", 1.0)]
 )
-def test_metadata_that_says_what_is_so_anyway_is_accepted(
-    key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redundant_metadata_is_accepted(key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = hub.resolve(str(_with_field(tmp_path, monkeypatch, key, value)))
     text = tiny.token_ids(30, 0, 300)
     logits = tiny.runner(directory).forward([Row(text, 0, range(16), len(text))])

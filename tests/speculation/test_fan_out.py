@@ -28,9 +28,7 @@ def test_check_values(
 
 @settings(max_examples=300)
 @given(st.floats(0, 1), st.floats(0.05, 3), st.integers(0, 16), st.integers(0, 40))
-def test_the_whole_budget_is_spent_and_every_length_is_covered(
-    acceptance: float, exponent: float, lookahead: int, more: int
-) -> None:
+def test_the_budget_is_spent_on_every_length(acceptance: float, exponent: float, lookahead: int, more: int) -> None:
     found = optimal_fan_out(acceptance, exponent, lookahead, lookahead + 1 + more)
     assert len(found) == lookahead + 1 and min(found) >= 1 and sum(found) == lookahead + 1 + more
     assert list(found[:-1]) == sorted(found[:-1], reverse=True)

@@ -91,9 +91,7 @@ def test_without_a_limit_there_is_none(files: dict[str, str], tmp_path: Path) ->
     ],
     ids=["version 2", "version 1", "no group"],
 )
-def test_processes_that_the_kernel_killed_are_counted(
-    groups: str, files: dict[str, str], killed: int, tmp_path: Path
-) -> None:
+def test_kernel_killed_processes_are_counted(groups: str, files: dict[str, str], killed: int, tmp_path: Path) -> None:
     root = machine(tmp_path, groups, files)
     (root / "proc/vmstat").write_text("pgfault 12\noom_kill 9\n")
     assert cgroups.oom_kills(root) == killed

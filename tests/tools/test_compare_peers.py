@@ -162,9 +162,7 @@ def test_the_built_in_target_has_its_file_in_its_wheel(tmp_path: Path, monkeypat
     assert found.parent == tmp_path / "cache" / "models" / "smollm2"
 
 
-def test_what_is_not_there_is_left_out_with_a_line(
-    pair: tuple[Path, Path], prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_has_a_line(pair: tuple[Path, Path], prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_peers, "find_spec", lambda name: None)
     asked = ("--peers", "llama.cpp", "--peers", "transformers")
     result = compare("--dataset", prompts, "--target", pair[0], *asked)

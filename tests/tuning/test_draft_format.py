@@ -186,9 +186,7 @@ def test_nothing_is_timed_where_there_is_no_choice(tmp_path: Path, config: Engin
 
 
 @pytest.mark.parametrize("slow", FORMATS, ids=str)
-def test_a_draft_loads_in_no_format_that_is_slow_here(
-    slow: WeightFormat, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_avoids_slow_formats(slow: WeightFormat, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """One format is made slower by far more than a tiny draft's forwards take on a busy machine."""
     forward, build = Runner.forward, registry.load
     built, models = dict[int, WeightFormat](), list[Model]()

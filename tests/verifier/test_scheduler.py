@@ -128,9 +128,7 @@ def test_the_first_row_gets_the_remainder_whatever_the_second_wants(second: int)
     st.integers(0, 5),
     st.data(),
 )
-def test_a_short_prompt_is_not_kept_waiting_by_a_long_one(
-    budget: int, long: int, arrival: int, decoding: int, data: st.DataObject
-) -> None:
+def test_short_prompts_pass_long_ones(budget: int, long: int, arrival: int, decoding: int, data: st.DataObject) -> None:
     """While a long prompt is read and others decode with as many draft tokens as they like, one of up to half of the
     budget has its first token two steps after it came, and the long one advances in every step."""
     pool = PagePool(400, 4)

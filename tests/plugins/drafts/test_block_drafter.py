@@ -9,35 +9,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig, Features
-from ssd.config.params import MAX_LOOKAHEAD, Mode, SamplingParams, Speculation
+from ssd.config.params import MAX_LOOKAHEAD, Mode, Speculation
 from ssd.draft.engine import DraftEngine
 from ssd.draft.tree import Tree
 from ssd.execution.runner import Runner
 from ssd.ipc.messages import Rehearse
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import perturbed
-from ssd.speculation.theory import DraftWait
 from tests.draft import pair
-from tests.draft.pair import Draft, Pair, Texts
+from tests.draft.pair import Draft, Pair
 from tests.exactness.plain import Plain
 from tests.models import tiny
-from tests.plugins.drafts import blocks, heads
+from tests.plugins.drafts import blocks, drafting, heads
+from tests.plugins.drafts.drafting import LOOKAHEAD, MODES, PROMPTS, TEMPERATURES, params, speculation, total
+from tests.plugins.drafts.drafting import patience as patience
 
-PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
-TOKENS, LOOKAHEAD = 32, 3
-LENGTH = 13 + TOKENS
 FEATURES = Features(kind="block", layers=blocks.LAYERS, width=len(blocks.LAYERS) * tiny.SIZES["hidden_size"])
 
 
 def config(mode: Mode, **fields: object) -> EngineConfig:
-    return pair.config(Speculation(mode, LOOKAHEAD, (3,), "jit"), features=FEATURES, **fields)
-
-
-def params(temperature: float, count: int = len(PROMPTS), **fields: object) -> list[SamplingParams]:
-    return pair.params(count, TOKENS, temperature, **fields)
+    return pair.config(speculation(mode), features=FEATURES, **fields)
 
 
 @dataclass(frozen=True)
@@ -69,24 +62,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("drafters")
     checkpoint = tiny.tokenizer(heads.target(folder / "target"))
     target = tiny.runner(checkpoint, torch.float64)
-    longer = [
-        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
-    ]
-    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
-    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
-    knowing = with_pairs([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], folder)
+    alone, texts = drafting.plain_texts(target)
+    knowing = with_pairs(texts, folder)
     random = blocks.block(folder / "random", "dspark", seed=5, is_causal=True)
     runners = [blocks.runner(draft, checkpoint) for draft in (knowing, random)]
     plain = {draft.name: blocks.PlainBlock(draft, Plain(checkpoint), causal=True) for draft in (knowing, random)}
     return World(target, alone, *runners, plain)
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr(
-        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
-    )
 
 
 class Auditor:
@@ -117,25 +98,16 @@ class Auditor:
             text.append(token)
 
 
-def total(texts: Texts, name: str) -> int:
-    return sum(getattr(metrics, name) for metrics in texts.metrics)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@TEMPERATURES
+@MODES
 def test_the_text_is_the_targets_whatever_the_drafter_thinks(world: World, mode: Mode, temperature: float) -> None:
-    accepted = []
-    for drafter in (world.random, world.knowing):
-        draft = Draft(config(mode), drafter)
-        texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(temperature))
-        assert texts.ids == world.alone[temperature]
-        draft.assert_empty()
-        accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
-    assert accepted[1] > accepted[0] + 0.3
+    drafts = (world.random, world.knowing)
+    found = [drafting.accepted_a_round(world, config(mode), head, temperature) for head in drafts]
+    assert found[1] > found[0] + 0.3
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@TEMPERATURES
+@MODES
 @pytest.mark.parametrize("drafter", ["knowing", "random"])
 def test_every_guess_is_what_the_drafter_says(world: World, drafter: str, mode: Mode, temperature: float) -> None:
     draft = Draft(config(mode), getattr(world, drafter))
@@ -146,9 +118,8 @@ def test_every_guess_is_what_the_drafter_says(world: World, drafter: str, mode: 
 
 
 def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
-    """K beyond the block: the second pass begins with all tokens of the first."""
-    speculation = Speculation("sd", blocks.BLOCK + 3, (3,), "jit")
-    draft = Draft(pair.config(speculation, features=FEATURES), world.knowing)
+    asked = Speculation("sd", blocks.BLOCK + 3, (3,), "jit")
+    draft = Draft(pair.config(asked, features=FEATURES), world.knowing)
     longest = 0
 
     def watch(engine: DraftEngine) -> None:
@@ -163,9 +134,8 @@ def test_more_tokens_than_a_block_take_another_pass(world: World) -> None:
 
 @pytest.mark.parametrize("sampler", ["coupled", "rejection"])
 def test_other_rules_and_filters_have_the_targets_tokens(world: World, sampler: str) -> None:
-    """Filters need scores, the ratio rule draft probabilities: each guess is drawn from the row that it conditions."""
-    speculation = Speculation("ssd", LOOKAHEAD, (3,), "jit", sampler=sampler)
-    draft = Draft(pair.config(speculation, features=FEATURES), world.knowing)
+    ruled = Speculation("ssd", LOOKAHEAD, (3,), "jit", sampler=sampler)
+    draft = Draft(pair.config(ruled, features=FEATURES), world.knowing)
     asked = params(0.8, top_k=20, top_p=0.9)
     texts = Pair(draft.config, world.target, draft).run(PROMPTS, asked)
     if sampler == "coupled":
@@ -174,56 +144,22 @@ def test_other_rules_and_filters_have_the_targets_tokens(world: World, sampler: 
     draft.assert_empty()
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@MODES
 def test_a_draft_that_is_lost_finds_all_hidden_states_again(world: World, mode: Mode) -> None:
-    draft = Draft(config(mode), world.knowing)
-    both = Pair(draft.config, world.target, draft)
-    steps = 0
-
-    def kill() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 4:
-            draft.restart()
-            both.proposer.session.join(draft.epoch)
-
-    both.between_steps = kill
-    texts = both.run(PROMPTS, params(0.0))
-    assert texts.ids == world.alone[0.0]
-    assert total(texts, "accepted_tokens") > 0.3 * total(texts, "rounds")
-    draft.assert_empty()
+    drafting.check_lost(world, config(mode), world.knowing, 0.3)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@TEMPERATURES
 def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: float) -> None:
-    """Long prompts beside short ones, in chunks, with a target that must preempt: the same tokens, no page left."""
-    prompts = [*PROMPTS, tiny.token_ids(90, 90), tiny.token_ids(90, 90)[:70], tiny.token_ids(1, 1)]
-    asked = params(temperature, len(prompts))
-    alone = Pair(pair.config(Speculation("ar")), world.target).run(prompts, asked)
-    settings = config("ssd", max_num_batched_tokens=16, num_pages=60, max_model_len=200)
-    draft = Draft(settings, world.knowing, steps=4)
-    texts = Pair(settings, world.target, draft).run(prompts, asked)
-    assert texts.ids == alone.ids and texts.preemptions > 0
-    assert total(texts, "accepted_tokens") > 0
-    draft.assert_empty()
+    drafting.check_pieces(world, config("ssd"), world.knowing, temperature)
 
 
 def test_hidden_states_that_are_not_there_cost_speed_only(world: World) -> None:
-    """The arena is scribbled over after every step: nothing is drafted from it, nothing fails."""
-    draft = Draft(config("ssd"), world.knowing)
-    both = Pair(draft.config, world.target, draft)
-    assert draft.shown is not None
-    both.between_steps = heads.scribbling(draft.shown)
-    assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
-    draft.assert_empty()
+    drafting.check_scribbled(world, config("ssd"), world.knowing)
 
 
 def test_steps_can_be_rehearsed(world: World) -> None:
-    draft = Draft(config("ssd"), world.knowing)
-    draft.engine.handle(Rehearse(4, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 4 * blocks.BLOCK
-    draft.engine.handle(Rehearse(0))
-    draft.assert_empty()
+    drafting.check_rehearsed(config("ssd"), world.knowing, 4 * blocks.BLOCK)
 
 
 def test_steps_of_long_blocks_are_rehearsed_as_far_as_k_goes(world: World) -> None:

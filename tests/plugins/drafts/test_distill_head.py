@@ -274,9 +274,7 @@ def test_a_head_begins_with_the_weights_of_another(target: Path, tmp_path: Path,
         ({"vocab_size": 200}, "vocabularies of 300 and 200 tokens"),
     ],
 )
-def test_a_head_does_not_begin_with_one_of_another_shape(
-    target: Path, tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
+def test_no_head_begins_with_another_shape(target: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     sizes = {"vocab_size": 300, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
     draft = heads.head(tmp_path / "draft", predicted=90, **sizes | fields)
     with pytest.raises(UsageError, match=message):

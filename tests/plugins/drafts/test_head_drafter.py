@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig, Features
-from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.config.params import Mode, Speculation
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.engine import DraftEngine
 from ssd.draft.forward import pending
@@ -22,32 +21,26 @@ from ssd.draft.static_shapes import TreeRunner
 from ssd.draft.tree import Chain, Guess, Tree
 from ssd.execution.pages import PagePool, PageTable
 from ssd.execution.runner import Runner
-from ssd.ipc.messages import Admit, Rehearse, Verified
+from ssd.ipc.messages import Admit, Verified
 from ssd.ipc.public import Metrics
 from ssd.law import Law
 from ssd.plugins.drafts.eagle3_model import Eagle3
 from ssd.plugins.drafts.head_drafter import StaticHeadDrafter
 from ssd.speculation.noise import gumbel
 from ssd.speculation.sampling import perturbed
-from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.exactness.plain import Plain
 from tests.models import tiny
-from tests.plugins.drafts import heads
+from tests.plugins.drafts import drafting, heads
+from tests.plugins.drafts.drafting import LOOKAHEAD, MODES, PROMPTS, TEMPERATURES, params, speculation, total
+from tests.plugins.drafts.drafting import patience as patience
 
-PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
-TOKENS, LOOKAHEAD = 32, 3
-LENGTH = 13 + TOKENS  # of the texts that a head is trained on
 FEATURES = Features(kind="eagle3", layers=heads.LAYERS, width=heads.WIDTH)
 
 
 def config(mode: Mode, **fields: Any) -> EngineConfig:
-    return pair.config(Speculation(mode, LOOKAHEAD, (3,), "jit"), features=FEATURES, **fields)
-
-
-def params(temperature: float, count: int = len(PROMPTS), **fields: Any) -> list[SamplingParams]:
-    return pair.params(count, TOKENS, temperature, **fields)
+    return pair.config(speculation(mode), features=FEATURES, **fields)
 
 
 @dataclass(frozen=True)
@@ -67,14 +60,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("heads")
     checkpoint = heads.target(folder / "target")
     target, plain = tiny.runner(checkpoint, torch.float64), Plain(checkpoint)
-    longer = [
-        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
-    ]
-    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
-    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
+    alone, texts = drafting.plain_texts(target)
     directory = heads.head(folder / "trained", predicted=120)
     student = heads.PlainHead(directory, plain, torch.float32)
-    student.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=100, depth=2 * LOOKAHEAD)
+    student.train(texts, steps=100, depth=2 * LOOKAHEAD)
     student.save(directory)
     return World(
         target,
@@ -82,14 +71,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         heads.runner(directory, checkpoint),
         heads.PlainHead(directory, plain),
         heads.runner(heads.head(folder / "random", seed=1), checkpoint),
-    )
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr(
-        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
     )
 
 
@@ -123,10 +104,6 @@ class Auditor:
         return perturbed(logits[None], tree.law, [len(text)], lambda seed, at: gumbel(seed, at, len(logits)))[0]
 
 
-def total(texts: Texts, name: str) -> int:
-    return sum(getattr(metrics, name) for metrics in texts.metrics)
-
-
 def length(texts: Texts, kind: str) -> float:
     """Mean acceptance length over all requests on hits or on misses."""
     tokens = sum(_tokens(metrics, kind) for metrics in texts.metrics)
@@ -139,24 +116,16 @@ def _tokens(metrics: Metrics, kind: str) -> float:
     return metrics.mean_acceptance_length_on_miss * metrics.misses
 
 
-# -- the text is the target's, and the head is used as it was trained --------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@TEMPERATURES
+@MODES
 def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mode, temperature: float) -> None:
-    accepted = []
-    for head in (world.random, world.trained):
-        draft = Draft(config(mode), head)
-        texts = Pair(draft.config, world.target, draft).run(PROMPTS, params(temperature))
-        assert texts.ids == world.alone[temperature]
-        draft.assert_empty()
-        accepted.append(total(texts, "accepted_tokens") / total(texts, "rounds"))
-    assert accepted[1] > 1.5 > 0.5 > accepted[0]
+    drafts = (world.random, world.trained)
+    found = [drafting.accepted_a_round(world, config(mode), head, temperature) for head in drafts]
+    assert found[1] > 1.5 > 0.5 > found[0]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@TEMPERATURES
+@MODES
 def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mode: Mode, temperature: float) -> None:
     draft = Draft(config(mode), world.trained)
     audit = Auditor(world, draft)
@@ -240,28 +209,9 @@ def test_warming_up_runs_every_static_shape(world: World) -> None:
     assert found and all(shape == (tokens, head.width) for shape, tokens in found)
 
 
-# -- faults and reuse --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@MODES
 def test_a_draft_that_is_lost_finds_all_features_again(world: World, mode: Mode) -> None:
-    """A new draft knows only the committed tokens, and the target computes no token twice for it."""
-    draft = Draft(config(mode), world.trained)
-    both = Pair(draft.config, world.target, draft)
-    steps = 0
-
-    def kill() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 4:
-            draft.restart()
-            both.proposer.session.join(draft.epoch)
-
-    both.between_steps = kill
-    texts = both.run(PROMPTS, params(0.0))
-    assert texts.ids == world.alone[0.0]
-    assert total(texts, "accepted_tokens") > 1.5 * total(texts, "rounds")
-    draft.assert_empty()
+    drafting.check_lost(world, config(mode), world.trained, 1.5)
 
 
 def test_a_prefix_from_the_cache_has_its_features_beside_it(world: World) -> None:
@@ -280,18 +230,9 @@ def test_a_prefix_from_the_cache_has_its_features_beside_it(world: World) -> Non
     draft.assert_empty()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@TEMPERATURES
 def test_prompts_in_pieces_and_pages_that_run_out(world: World, temperature: float) -> None:
-    """Long prompts beside short ones, in chunks, with a target that must preempt: the same tokens, no page left."""
-    prompts = [*PROMPTS, tiny.token_ids(90, 90), tiny.token_ids(90, 90)[:70], tiny.token_ids(1, 1)]
-    asked = params(temperature, len(prompts))
-    alone = Pair(pair.config(Speculation("ar")), world.target).run(prompts, asked)
-    settings = config("ssd", max_num_batched_tokens=16, num_pages=60, max_model_len=200)
-    draft = Draft(settings, world.trained, steps=4)
-    texts = Pair(settings, world.target, draft).run(prompts, asked)
-    assert texts.ids == alone.ids and texts.preemptions > 0
-    assert total(texts, "accepted_tokens") > 0
-    draft.assert_empty()
+    drafting.check_pieces(world, config("ssd"), world.trained, temperature)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
@@ -307,18 +248,8 @@ def test_weights_that_say_nothing_cost_speed_only(world: World, tmp_path: Path, 
 
 
 def test_features_that_are_not_there_cost_speed_only(world: World) -> None:
-    """The arena is scribbled over after every step: nothing is drafted from it, nothing fails."""
-    draft = Draft(config("ssd"), world.trained)
-    both = Pair(draft.config, world.target, draft)
-    assert draft.shown is not None
-    both.between_steps = heads.scribbling(draft.shown)
-    assert both.run(PROMPTS, params(0.0)).ids == world.alone[0.0]
-    draft.assert_empty()
+    drafting.check_scribbled(world, config("ssd"), world.trained)
 
 
 def test_steps_of_a_head_can_be_rehearsed(world: World) -> None:
-    draft = Draft(config("ssd"), world.trained)
-    draft.engine.handle(Rehearse(4, in_turn=True))
-    assert draft.engine.step() and draft.board.telemetry().grown == 4
-    draft.engine.handle(Rehearse(0))
-    draft.assert_empty()
+    drafting.check_rehearsed(config("ssd"), world.trained, 4)

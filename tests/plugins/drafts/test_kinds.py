@@ -44,9 +44,7 @@ def test_an_mtp_head(tmp_path: Path) -> None:
     assert described(mtp.with_head(target), "--draft", "mtp")["draft_fits"] is True
 
 
-def test_hidden_states_that_lie_on_the_gpu_take_room_there(
-    cards: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_states_take_room_on_the_gpu(cards: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none in the memory of the host, which may have less."""
     target, head = heads.target(tmp_path / "target"), heads.head(tmp_path / "head", 40)
     page = 16 * 4 * ModelSizes.of(inspect(target)).kv_values_per_token

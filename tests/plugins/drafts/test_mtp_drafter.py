@@ -7,38 +7,32 @@ from typing import Any, cast
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from ssd.config.engine import EngineConfig, Features
-from ssd.config.params import Mode, SamplingParams, Speculation
+from ssd.config.params import Mode, Speculation
 from ssd.draft.static_shapes import TreeRunner
 from ssd.execution.runner import Runner
 from ssd.execution.states import StateRoom
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.speculation.theory import DraftWait
 from tests.draft import pair
 from tests.draft.pair import Draft, Pair, Texts
 from tests.models import tiny
 from tests.models.knobs import RECURRENT
+from tests.plugins.drafts import drafting
 from tests.plugins.drafts import mtp as heads
+from tests.plugins.drafts.drafting import LOOKAHEAD, MODES, PROMPTS, TEMPERATURES, params, speculation, total
+from tests.plugins.drafts.drafting import patience as patience
 from tests.plugins.drafts.test_head_drafter import Auditor
 
-PROMPTS = [tiny.token_ids(n, n) for n in (4, 9, 1, 13)]
-TOKENS, LOOKAHEAD = 32, 3
-LENGTH = 13 + TOKENS  # of the texts that a head is trained on
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 8}),
     "qwen3_5_text": RECURRENT["qwen3_5_text"],
 }
 
 
-def config(speculation: Speculation, layers: int) -> EngineConfig:
-    return pair.config(speculation, features=Features(kind="mtp", layers=(layers,), width=tiny.SIZES["hidden_size"]))
-
-
-def params(temperature: float, count: int = len(PROMPTS)) -> list[SamplingParams]:
-    return pair.params(count, TOKENS, temperature)
+def config(asked: Speculation, layers: int) -> EngineConfig:
+    return pair.config(asked, features=Features(kind="mtp", layers=(layers,), width=tiny.SIZES["hidden_size"]))
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class World:
     plain: heads.PlainHead
 
     def draft(self, mode: Mode, head: Runner) -> Draft:
-        return Draft(config(Speculation(mode, LOOKAHEAD, (3,), "jit"), self.layers), head)
+        return Draft(config(speculation(mode), self.layers), head)
 
     def run(self, mode: Mode, head: Runner, temperature: float) -> Texts:
         draft = self.draft(mode, head)
@@ -70,33 +64,17 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     checkpoint = inspect(directory)
     model = registry.load(checkpoint, torch.float64, tiny.CPU, tiny.MAX_POSITION)
     target = Runner(model, 512, 4, state_room=StateRoom(8, 64))
-    longer = [
-        replace(one, max_tokens=LENGTH - len(p)) for t in (0.0, 0.8) for one, p in zip(params(t), PROMPTS, strict=True)
-    ]
-    ids = Pair(pair.config(Speculation("ar")), target).run(PROMPTS * 2, longer).ids
+    alone, texts = drafting.plain_texts(target)
     random, plain = heads.runner(directory, torch.float64), heads.PlainHead(directory)
-    plain.train([[*p, *text] for p, text in zip(PROMPTS * 2, ids, strict=True)], steps=600, depth=2 * LOOKAHEAD)
+    plain.train(texts, steps=600, depth=2 * LOOKAHEAD)
     plain.save()
-    alone = {0.0: [text[:TOKENS] for text in ids[:4]], 0.8: [text[:TOKENS] for text in ids[4:]]}
     return World(
         target, checkpoint.count("num_hidden_layers"), alone, random, heads.runner(directory, torch.float64), plain
     )
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that waits for its draft however slow the machine is, so that a miss has draft tokens."""
-    monkeypatch.setattr(
-        "ssd.verifier.misses.depth_worth_waiting_for", lambda ready, missed, longest, *_: DraftWait(longest)
-    )
-
-
-def total(texts: Texts, name: str) -> int:
-    return sum(getattr(metrics, name) for metrics in texts.metrics)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@TEMPERATURES
+@MODES
 def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mode, temperature: float) -> None:
     accepted = []
     for head in (world.random, world.trained):
@@ -106,7 +84,7 @@ def test_the_text_is_the_targets_whatever_the_head_thinks(world: World, mode: Mo
     assert accepted[1] > 1.2 > 0.5 > accepted[0]
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@MODES
 def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mode: Mode) -> None:
     """The target's as far as the text is committed, then the head's own."""
     draft = world.draft(mode, world.trained)
@@ -116,7 +94,7 @@ def test_every_guess_is_made_from_the_newest_features_there_are(world: World, mo
         assert audit.chains > 100 and audit.behind > 20
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@MODES
 def test_prompts_have_the_hits_that_they_have_without_a_head(world: World, mode: Mode) -> None:
     prompts = [[*tiny.token_ids(23, 1), *tiny.token_ids(3 + n, 100 + n)] for n in range(4)]
     draft, found = world.draft(mode, world.trained), []
@@ -128,7 +106,7 @@ def test_prompts_have_the_hits_that_they_have_without_a_head(world: World, mode:
 
 @pytest.mark.usefixtures("replayed")
 def test_in_static_shapes_its_guesses_are_the_same(world: World) -> None:
-    settings = config(Speculation("ssd", LOOKAHEAD, (3,), "jit"), world.layers)
+    settings = config(speculation("ssd"), world.layers)
     numbers = []
     for head in (world.trained, TreeRunner(world.trained.model, settings)):
         texts = world.run("ssd", head, 0.8)

@@ -39,9 +39,7 @@ def refusal(directory: Path) -> str:
         ("bamba", BAMBA, "a text in parts gets other logits"),
     ],
 )
-def test_models_without_a_cache_that_goes_on_are_refused_by_name(
-    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_models_with_other_caches_are_refused(kind: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     told = refusal(tiny.model(kind, tmp_path, **fields))
     assert message in told and repr(kind) in told
 
