@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import ChainRows, Drafter, PathRow, rows_of
 from ssd.draft.forward import chain_room, chain_rows, confirmed, path_room, reserved, wanted
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import PATH_TOKENS
 from ssd.execution.meanwhile import Task

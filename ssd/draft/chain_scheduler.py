@@ -9,10 +9,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ssd.config.params import MAX_CHAINS
+from ssd.draft.chain_cache import ChainCache
 from ssd.draft.chances import Chances, Node
 from ssd.draft.gains import gain, outcome_probability, worth_growing
 from ssd.draft.tree import Chain, Tree, copied_after
-from ssd.draft.tree_attention import ChainCache
 from ssd.speculation import fan_out as outcomes
 from ssd.tuning.estimates import Learner, LinearFit
 

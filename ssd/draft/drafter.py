@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
+from ssd.draft.chain_cache import ChainCache, ChainTokens
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.draft.tree_attention import TreeContext
 from ssd.draft.vocabulary import DraftVocabulary
 from ssd.execution.batch import Row, StateUse, output_indices
 from ssd.execution.meanwhile import Task, nothing

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.tree import Chain, Guess, Tree
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.graph_shapes import PATH_TOKENS
 from ssd.execution.meanwhile import Task

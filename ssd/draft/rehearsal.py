@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ssd.config.params import MAX_LOOKAHEAD, Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.drafter import ChainRows, Drafter
 from ssd.draft.tree import Tree
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.pages import OutOfPages, PageTable
 from ssd.ipc.messages import Admit
 from ssd.law import Law

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssd.draft.chain_cache import ChainCache, ChainTokens
 from ssd.draft.tree import Tree
-from ssd.draft.tree_attention import ChainCache, ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.tables import BatchTensors, Draw, TableContext, Tables, Upload
@@ -214,6 +214,5 @@ class StaticTreeContext(TableContext):
         self._own, self._tree_cache, self.features = own, cache, features
 
     def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        scale = self._scale if rule.scale is None else rule.scale
-        paths = PagedKeys(*self._cache.layers[layer], self._rows)
+        scale, paths = rule.scale_of(self._cache.head_dim), PagedKeys(*self._cache.layers[layer], self._rows)
         return self._attention.attend_both(q, paths, PagedKeys(*self._tree_cache.own(layer), self._own), scale, rule)

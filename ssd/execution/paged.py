@@ -37,7 +37,7 @@ class PagedContext(BaseContext):
         self._device = cache.keys.device
         if self._device.type != "cpu":  # a copy sent after the launches would wait for them
             self.positions  # noqa: B018
-        self._scale = cache.head_dim**-0.5
+        self._head_dim = cache.head_dim
         self._put: Callable[[int, Tensor, Tensor], None]
         self._paths: list[AttentionPath]
         if not rows:
@@ -61,8 +61,7 @@ class PagedContext(BaseContext):
         return self.attend_stored(layer, q, rule)
 
     def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        scale = self._scale if rule.scale is None else rule.scale
-        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        scale, out = rule.scale_of(self._head_dim), q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         for path in self._paths:
             path.attend(layer, q, out, scale, rule)
         return out

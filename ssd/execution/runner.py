@@ -173,8 +173,7 @@ class Runner:
         if len(wanted) < len(token_ids):  # a copy sent after the launches would wait for them
             index = torch.tensor(wanted, dtype=torch.long, device=self.model.device)
         hidden = self.model.forward(ids, context)
-        if isinstance(context, BaseContext):
-            context.keep_hidden(FINAL, hidden)
+        context.keep_hidden(FINAL, hidden)
         return hidden if index is None else hidden[index]
 
     def warm_up(self, rows: int) -> None:

@@ -210,7 +210,6 @@ class TableContext(BaseContext):
         super().__init__(layers)
         self.positions = positions
         self._slots, self._rows, self._cache, self._attention = slots, rows, cache, attention
-        self._scale = cache.head_dim**-0.5
 
     def cache_places(self, layer: int) -> CachePlaces:
         return CachePlaces(*self._cache.layers[layer], self._slots, partial(self.attend_stored, layer))
@@ -220,7 +219,7 @@ class TableContext(BaseContext):
         return self.attend_stored(layer, q, rule)
 
     def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        scale = self._scale if rule.scale is None else rule.scale
+        scale = rule.scale_of(self._cache.head_dim)
         return self._attention.attend(q, *self._cache.layers[layer], self._rows, scale, rule)
 
 

@@ -24,6 +24,9 @@ class Scores:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    def scale_of(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scale is None else self.scale
+
     def capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from ssd.config.params import Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.pages import PageTable
 from ssd.ipc.messages import Admit

@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from ssd.config.params import Speculation
+from ssd.draft.chain_cache import ChainCache
 from ssd.draft.chain_scheduler import ChainScheduler
 from ssd.draft.tree import Chain, Guess, Tree
-from ssd.draft.tree_attention import ChainCache
 from ssd.speculation.fan_out import single_chain
 from tests.draft.audit import GREEDY, Auditor, World, play
 from tests.draft.pair import Draft, ScriptedTarget, config

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ssd.config.params import Speculation
-from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.draft.chain_cache import ChainCache, ChainTokens
+from ssd.draft.tree_attention import TreeContext
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner, attention_backend
 from ssd.layers.paged import PagedAttention

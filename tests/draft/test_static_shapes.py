@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import Mode, Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.chain_scheduler import ChainScheduler
 from ssd.draft.depth_policy import DepthPolicy
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
-from ssd.draft.tree_attention import ChainTokens
 from ssd.draft.tree_tensors import TreeRow
 from ssd.errors import SsdError
 from ssd.execution.batch import Row

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ssd.config.params import Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.law import Law

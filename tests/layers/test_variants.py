@@ -17,9 +17,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from ssd.config.params import Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.drafter import ChainRows, PathRow
 from ssd.draft.static_shapes import TreeRunner
-from ssd.draft.tree_attention import ChainTokens
 from ssd.execution.batch import Row
 from ssd.execution.static import StaticRunner
 from ssd.law import Law

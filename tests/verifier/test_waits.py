@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ssd.config.params import SamplingParams, Speculation
-from ssd.draft import tree_attention
-from ssd.draft.tree_attention import ChainCache
+from ssd.draft import chain_cache
+from ssd.draft.chain_cache import ChainCache
 from ssd.execution import adjustments
 from ssd.execution.adjustments import AdjustmentTable
 from ssd.execution.kv_cache import KVCache
@@ -146,7 +146,7 @@ def test_texts_that_begin_and_chains_that_win_are_uploaded_so(monkeypatch: pytes
         return uploaded(numbers, device)
 
     monkeypatch.setattr(adjustments, "uploaded", counted)
-    monkeypatch.setattr(tree_attention, "uploaded", counted)
+    monkeypatch.setattr(chain_cache, "uploaded", counted)
     table, text = AdjustmentTable(2, 50, tiny.CPU), [3, 9, 3]
     wish = Adjustment(1.2, bias={4: 1.0}, allowed=torch.arange(9))
     for count in (2, 2):

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ssd.config.engine import EngineConfig
 from ssd.config.params import MAX_LOOKAHEAD
+from ssd.draft.chain_cache import ChainCache, ChainTokens
 from ssd.draft.drafter import ChainRows, LogitRows, PathRow, cells, ranked_guesses
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext
+from ssd.draft.tree_attention import TreeContext
 from ssd.execution.meanwhile import Task, nothing
 from ssd.execution.runner import Runner
 from ssd.ipc.features import FeatureArena

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ssd.config.engine import EngineConfig
+from ssd.draft.chain_cache import ChainCache, ChainTokens
 from ssd.draft.drafter import ChainRows, Drafter, PathRow
 from ssd.draft.static_shapes import StaticDrafter, TreeRunner
 from ssd.draft.tree import Guess, Tree
-from ssd.draft.tree_attention import ChainCache, ChainTokens, TreeContext, joined
-from ssd.execution.batch import Row
+from ssd.draft.tree_attention import TreeContext, joined
+from ssd.execution.batch import FINAL, Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.paged import PagedContext
 from ssd.execution.runner import Runner
@@ -51,7 +52,8 @@ class HeadContext(TreeContext):
         return joined(self.parts)
 
     def keep_hidden(self, layers: int, x: Tensor | Residual) -> None:
-        self.made = x if isinstance(x, Tensor) else x.value
+        if layers != FINAL:
+            self.made = x if isinstance(x, Tensor) else x.value
 
 
 def warm_up(runner: Runner, rows: int) -> None:

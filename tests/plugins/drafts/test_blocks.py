@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ssd.config.engine import Features
 from ssd.config.params import Speculation
+from ssd.draft.chain_cache import ChainTokens
 from ssd.draft.drafter import ChainRows, PathRow
 from ssd.draft.process import load as load_drafts
 from ssd.draft.tree import Chain, Guess
-from ssd.draft.tree_attention import ChainTokens
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner

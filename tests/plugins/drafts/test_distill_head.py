@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ssd.config.engine import Features
 from ssd.config.params import Speculation
-from ssd.draft.tree_attention import ChainCache
+from ssd.draft.chain_cache import ChainCache
 from ssd.errors import UsageError
 from ssd.execution.batch import Row
 from ssd.execution.runner import Runner

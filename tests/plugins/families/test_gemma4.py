@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd.draft.tree_attention import ChainCache
+from ssd.draft.chain_cache import ChainCache
 from ssd.execution.batch import Row
 from ssd.execution.kv_cache import KVCache
 from ssd.execution.runner import attention_backend
