@@ -108,10 +108,8 @@ class KernelChains:
         own_count = [seen for own in chains for seen in own.seen]
         cells = chain_cache.blocks, chain_cache.slots, own_begin
         self.stored = KVSpans(*cells, stored_count)
+        self.store = self.stored.put
         self.own = self.stored if own_count == stored_count else KVSpans(*cells, own_count)
-
-    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.stored.put(layer, k, v)
 
     def attend(self, layer: int, q: Tensor, rule: Scores) -> Tensor:
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])

@@ -32,14 +32,15 @@ from ssd.ipc.board import BoardWriter
 from ssd.ipc.draft_probs import DraftProbsArena
 from ssd.ipc.features import FeatureArena
 from ssd.ipc.messages import TARGET_TO_DRAFT, Hello, Leave, Ready, Rejoin
-from ssd.ipc.process import Child
+from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.trace_ring import State
 from ssd.kernels import build, cpu
 from ssd.kernels.gpu import watch_compiles
 from ssd.models import registry
 from ssd.models.checkpoint import MAX_TOKENIZER, inspect, read_bounded
-from ssd.models.draft_kinds import PLAIN, draft_kind, is_in_target, kind_named
+from ssd.models.draft_kinds import PLAIN, DraftKind, draft_kind, is_in_target, kind_named
 from ssd.models.head import with_list
+from ssd.models.interface import Model
 from ssd.models.pairs import SHARED, borrowed, check_pair, translated
 from ssd.models.vocabularies import Vocabulary
 from ssd.models.weights import Progress, unseen
@@ -49,7 +50,6 @@ from ssd.tuning import draft_format
 
 log = logging.getLogger("ssd.draft")
 
-_IDLE_MS = 100
 _WARM_UP_TOKENS = 16
 # Timing of a weight format: tokens of the larger forward, and samples; fewer, but at least the third number, once the
 # fourth number of seconds has passed.
@@ -186,7 +186,6 @@ def _load(
         checkpoint = inspect(Path(name), not dummy)
         lends = bool(checkpoint.config.get(SHARED)) or draft_kind(checkpoint) is not PLAIN
         target = inspect(Path(config.target), lends and not dummy)
-    kind = draft_kind(checkpoint)
     if not dummy:
         checkpoint = with_list(borrowed(checkpoint, target))
     if vocabulary is None:
@@ -202,26 +201,29 @@ def _load(
     model = registry.load(checkpoint, dtype, device, longest, dummy=dummy, progress=progress, **how)
     if config.synthetic is not None:
         model = registered.emulation("model")(model, config.synthetic, "draft")
-    attention = config.attention if device.type == "cuda" else "auto"
     if model.shape.no_rollback:
         raise UsageError(f"{name} cannot draft, as it cannot be rolled back: {model.shape.no_rollback}")
     if model.shape.states and config.cascade:
         raise UsageError(f"{name}: a draft whose layers have states cannot be in a cascade")
-    if device.type == "cuda" and config.emulate is None and kind.static and not model.shape.states:
-        runner: Runner = TreeRunner(model, config, attention, capture=not config.enforce_eager)
-    else:
-        room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
-        sizes = config.draft_num_pages, config.page_size, config.deterministic
-        eight_bits = weights.quantize == "light" and kind is PLAIN and cpu.present(device)
-        cache_dtype = "int8" if eight_bits else "auto"
-        runs = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.depth)
-        runner = runs(model, *sizes, attention, cache_dtype=cache_dtype, state_room=room)
+    runner = _runner(config, model, draft_kind(checkpoint), weights)
     try:
         sampling.warm_up(device)
         _warm_up(config, runner, _WARM_UP_TOKENS)
     except UsageError as error:
         raise UsageError(f"the draft {name}: {error}") from error
     return runner
+
+
+def _runner(config: EngineConfig, model: Model, kind: DraftKind, weights: WeightFormat) -> Runner:
+    cuda, states = model.device.type == "cuda", model.shape.states
+    attention = config.attention if cuda else "auto"
+    if cuda and config.emulate is None and kind.static and not states:
+        return TreeRunner(model, config, attention, capture=not config.enforce_eager)
+    room = StateRoom(config.max_num_seqs, DRAFT_REACH, cells(config), MAX_LOOKAHEAD + 1)
+    sizes = config.draft_num_pages, config.page_size, config.deterministic, attention
+    eight_bits = weights.quantize == "light" and kind is PLAIN and cpu.present(model.device)
+    runs = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.depth)
+    return runs(model, *sizes, cache_dtype="int8" if eight_bits else "auto", state_room=room)
 
 
 class _Draft:
@@ -248,7 +250,7 @@ class _Draft:
             # Messages are read between any two steps, so that a new outcome ends work on old ones at once.
             if not busy:
                 trace.enter(State.WAIT_FOR_TARGET if self._engine.trees else State.IDLE)
-                if self._socket.poll(_IDLE_MS):
+                if self._socket.poll(IDLE_MS):
                     trace.enter(State.OTHER)
                 self._board.tick()
             self._read()

@@ -8,6 +8,7 @@ later forwards are one graph."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, islice, repeat
 from typing import Any
 
@@ -100,7 +101,8 @@ class TreeRunner(Runner):
         pages = TreeCache.pages(config.draft_num_pages, config.page_size, *sizes)
         super().__init__(model, pages, config.page_size, config.deterministic, attention)
         self.tree_cache = TreeCache(self.cache, config.draft_num_pages, *sizes)
-        self.guessed, self._vocab_size = min(config.vocab_size, model.shape.outputs), config.vocab_size
+        self.guessed = min(config.vocab_size, model.shape.outputs)
+        self._read = partial(read_ids, vocab_size=config.vocab_size, refuse=True)  # SsdError ends the draft
         self.ids: Tensor | None = getattr(getattr(model, "head", None), "ids", None)
         self.tables = Tables(config.max_num_seqs, self.table_pages, self.tree_cache.dummy_page, model.device)
         self._capture = capture and model.device.type == "cuda"
@@ -178,10 +180,6 @@ class TreeRunner(Runner):
         ids, scores, *hidden = (kept[: forwards + 1, :count] for kept in self._found(step))
         found = iter(hidden[0].clone()) if hidden else repeat(None)
         return [(Ranked(*both), own) for *both, own in zip(self._read(ids), scores.tolist(), found, strict=False)]
-
-    def _read(self, ids: Tensor) -> Any:
-        """Return ids as lists. Raises SsdError, which ends the draft, for an id outside of the vocabulary."""
-        return read_ids(ids, self._vocab_size, refuse=True)
 
     def keep(self, step: _RankedStep, index: int) -> None:
         """Copy the results of forward number `index` of a step, which the next one overwrites."""

@@ -105,21 +105,6 @@ class Chains:
             self.nodes[kept] = self.nodes[kept]._replace(in_flight=next_token)
         return over
 
-    def advance(self, count: int, passed: float) -> list[Chain]:
-        """Begin the trunk `count` tokens later, of probability `passed`; return the chains before."""
-        over = [chain for chain in self if chain.fork < count]
-        self._chains = [chain for chain in self if chain.fork >= count]
-        self.waiting = [chain for chain in self.waiting if chain.fork >= count]
-        for entry, chain in enumerate(self):
-            chain.entry = entry
-        for chain in (*self, *self.waiting):
-            chain.fork -= count
-            chain.probability = min(1.0, chain.probability / passed)
-        self.entries, self._forks = len(self._chains), max(0, self._forks - count)
-        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
-        self.reached = min(1.0, self.reached / passed)
-        return over
-
 
 def _is_cut(chain: Chain, kept: int, next_token: int | None) -> bool:
     return chain.fork > kept or (chain.fork == kept and chain.tokens[0] == next_token)
@@ -137,6 +122,8 @@ class Tree:
     `recurrent` (a draft that reads hidden states of the target): draft tokens are computed from its own states, and
     again from the target's (named by `tags`) once committed. The first token has no row."""
 
+    chains_type = Chains
+
     def __init__(self, admit: Admit, epoch: int, table: PageTable, recurrent: bool = False) -> None:
         self.request, self.slot, self.table = admit.request, admit.slot, table
         self.law = admit.law
@@ -145,7 +132,7 @@ class Tree:
         self.trunk: list[int] = []
         self.ahead: list[int] = []
         self.guesses: dict[int, Guess] = {}
-        self.chains = Chains()
+        self.chains = self.chains_type()
         self.acceptance = Mean(_ACCEPTANCE, _SMOOTHING, _SAMPLES)
         self.recurrent, self.tags = recurrent, list[int]()
         self.computed = 1 if recurrent else table.adopt_prefix(self.tokens)

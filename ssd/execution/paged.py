@@ -5,9 +5,8 @@ Our kernel takes all rows. Torch takes one row at a time, or many rows of one to
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +26,6 @@ class PagedContext(BaseContext):
 
     `deterministic`: every token attends by itself, whatever the length of its row; our kernel always does so."""
 
-    view: View | None = None
-
     def __init__(
         self, rows: Sequence[Row], cache: KVCache, deterministic: bool = False, layers: Collection[int] = ()
     ) -> None:
@@ -37,16 +34,12 @@ class PagedContext(BaseContext):
         self._device = cache.keys.device
         if self._device.type != "cpu":  # a copy sent after the launches would wait for them
             self.positions  # noqa: B018
-        self._head_dim = cache.head_dim
-        self._put: Callable[[int, Tensor, Tensor], None]
-        self._paths: list[AttentionPath]
-        if not rows:
-            self._put, self._paths = lambda layer, k, v: None, []
-        elif cache.served:
-            spans = _spans(cache, rows, self.places)
-            self._put, self._paths, self.view = spans.put, [KernelPath(spans)], View(spans)
-        else:
-            self._put, self._paths = _writer(cache, rows), _torch_paths(rows, cache, deterministic)
+        self.view = View(_spans(cache, rows, self.places)) if rows and cache.served else None
+        self._cache, self._paths = cache, list[RowPath | BatchedPath]()
+        if rows and self.view is None:
+            slots = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
+            self._slots = torch.tensor(slots, dtype=torch.long, device=self._device)
+            self._paths = _torch_paths(rows, cache, deterministic)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -57,11 +50,17 @@ class PagedContext(BaseContext):
         return None if self.view is None else Views([self.view], self.places, self._layers)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: Scores = PLAIN) -> Tensor:
-        self._put(layer, k, v)
+        if self.view is not None:
+            self.view.shared.put(layer, k, v)
+        elif self._paths:
+            self._cache.write(layer, self._slots, k, v)
         return self.attend_stored(layer, q, rule)
 
     def attend_stored(self, layer: int, q: Tensor, rule: Scores = PLAIN) -> Tensor:
-        scale, out = rule.scale_of(self._head_dim), q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        scale, out = rule.scale_of(self._cache.head_dim), q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        if self.view is not None:
+            rest = scale, rule.softcap, rule.window, None, rule.sinks
+            self.view.shared.attend(layer, q, out, range(len(q)), *rest)
         for path in self._paths:
             path.attend(layer, q, out, scale, rule)
         return out
@@ -74,20 +73,8 @@ def _spans(cache: KVCache, rows: Sequence[Row], positions: Sequence[int]) -> KVS
     return KVSpans(cache.blocks, slots, begin, count)
 
 
-def _writer(cache: KVCache, rows: Sequence[Row]) -> Callable[[int, Tensor, Tensor], None]:
-    numbers = [slot for row in rows for slot in cache.slots(row.pages, row.start, row.stop)]
-    slots = torch.tensor(numbers, dtype=torch.long, device=cache.keys.device)
-    return lambda layer, k, v: cache.write(layer, slots, k, v)
-
-
-class AttentionPath(Protocol):
-    """Computes the attention of some tokens, whose keys and values are in the cache."""
-
-    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        """Attend with q [n, heads, dim]; write only this path's rows of out [n, heads * dim]."""
-
-
-def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[AttentionPath]:
+def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> list[RowPath | BatchedPath]:
+    """Return what attends with the tokens of some rows each, and writes only their rows of the output."""
     parts = list(zip(tokens_of(rows), rows, strict=True))
     singles = [(tokens, row) for tokens, row in parts if len(tokens) == 1]
     lengths = [row.stop for _, row in singles]
@@ -97,14 +84,6 @@ def _torch_paths(rows: Sequence[Row], cache: KVCache, deterministic: bool) -> li
         return [RowPath(parts, cache, token_by_token=deterministic)]
     longer = [(tokens, row) for tokens, row in parts if len(tokens) > 1]
     return [BatchedPath(singles, cache), RowPath(longer, cache)]
-
-
-class KernelPath:
-    def __init__(self, spans: KVSpans) -> None:
-        self._spans = spans
-
-    def attend(self, layer: int, q: Tensor, out: Tensor, scale: float, rule: Scores) -> None:
-        self._spans.attend(layer, q, out, range(self._spans.tokens), scale, rule.softcap, rule.window, None, rule.sinks)
 
 
 class RowPath:

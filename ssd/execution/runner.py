@@ -115,9 +115,7 @@ class Runner:
 
         `context`: that of `prepare` for the same rows."""
         token_ids = [token for row in rows for token in row.token_ids]
-        assert context is None or isinstance(context, PagedContext | TableContext), (
-            "a context that this runner has made"
-        )
+        assert context is None or isinstance(context, PagedContext | TableContext), "a context of this runner"
         return self.run(token_ids, context or self.context(rows), output_indices(rows), meanwhile)
 
     def sample(

@@ -16,7 +16,7 @@ OF_OTHER_KEYS = {
     *("dependentSchemas", "dependentRequired", "dependencies"),
 }
 """Keywords about keys that `properties` does not name."""
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SINGLE = {"items", "additionalItems", "additionalProperties"}
 _LISTS = {"anyOf", "oneOf", "allOf", "prefixItems", "items"}
 
@@ -52,7 +52,7 @@ class _Closing:
         self._check(schema)
         made = dict(schema)
         for key, value in schema.items():
-            if key in _BY_NAME:
+            if key in BY_NAME:
                 made[key] = {name: self.close(sub) for name, sub in value.items()}
             elif key in _LISTS and isinstance(value, list):
                 made[key] = [self.close(sub) for sub in value]

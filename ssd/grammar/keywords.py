@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ssd.grammar.closing import OF_OTHER_KEYS, pointed_to
+from ssd.grammar.closing import BY_NAME, OF_OTHER_KEYS, pointed_to
 
 OPTIONS = "x-guidance"
 LENIENT = {"lenient": True, "coerce_one_of": True}
@@ -20,7 +20,6 @@ _NOT_HELD = {
     *("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
 }
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _SUBSCHEMAS = {"items", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOT_ALONE = {
@@ -92,7 +91,7 @@ class KeywordFilter:
                 continue
             if not self._strict and (key in _NOT_HELD or (key == "pattern" and self._is_unheld(value))):
                 self.left_out.add(key)
-            elif key in _BY_NAME and isinstance(value, dict):
+            elif key in BY_NAME and isinstance(value, dict):
                 made[key] = {name: self._copied(part) for name, part in value.items()}
             else:
                 made[key] = self._copied(value) if key in _SUBSCHEMAS else value

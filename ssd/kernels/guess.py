@@ -30,6 +30,10 @@ class Ask(NamedTuple):
     before: int = 0
     after: int = -1
 
+    def struct(self, index: int) -> library.CAsk:
+        text, noise = (address(self.text), len(self.text)), library.pointer(self.noise)
+        return library.CAsk(index, self.before, self.after, *text, noise, self.temperature, self.key)
+
 
 class Ending(NamedTuple):
     """Says where guesses that follow each other end: once the probability that all are right is below `least`.
@@ -96,22 +100,12 @@ class GuessStep:
         n, asked, more = len(tokens), len(asks), len(asks) - len(wanted)
         if more and (features or not wanted or len(views.structs) != 1):
             raise ValueError(f"{more} asks behind {len(wanted)} wanted tokens in {len(views.structs)} views")
-        self._decoder.check(views, n + more)
-        if not self._least <= min(tokens) <= max(tokens) < self._known:
-            raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
+        self._check(tokens, views, more)
         ids, scores = (c_int64 * (asked * count))(), (c_float * (asked * count))()
         made, numbers = torch.empty(n, self._width, dtype=torch.float32), array("q", tokens)
-        structs = (library.CAsk * asked)(
-            *(
-                library.CAsk(index, before, after, address(text), len(text), library.pointer(noise), temperature, key)
-                for index, (text, temperature, noise, key, before, after) in zip(
-                    [*wanted, *[0] * more], asks, strict=True
-                )
-            )
-        )
-        texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0) + self._table_bytes
-        size = 4 * n * self._width + self._decoder.scratch_bytes(views)
-        memory = library.scratch(max(size, asked * self._ask_bytes + texts))
+        indexed = zip([*wanted, *[0] * more], asks, strict=True)
+        structs = (library.CAsk * asked)(*(ask.struct(index) for index, ask in indexed))
+        memory = library.scratch(self._scratch_bytes(views, n, asks))
         results = made.data_ptr(), ids, scores, memory.data_ptr()
         if more:
             places = address(numbers), address(views.positions), n
@@ -127,6 +121,16 @@ class GuessStep:
             *results,
         )
         return ranked_lists(ids, scores, count), made
+
+    def _check(self, tokens: Sequence[int], views: Views, more: int) -> None:
+        self._decoder.check(views, len(tokens) + more)
+        if not self._least <= min(tokens) <= max(tokens) < self._known:
+            raise IndexError(f"ids from {min(tokens)} to {max(tokens)} in a table of {self._known} rows")
+
+    def _scratch_bytes(self, views: Views, n: int, asks: Sequence[Ask]) -> int:
+        texts = 2 * 4 * max((len(ask.text) for ask in asks), default=0) + self._table_bytes
+        layers = 4 * n * self._width + self._decoder.scratch_bytes(views)
+        return max(layers, len(asks) * self._ask_bytes + texts)
 
     def _rows(self, features: Sequence[Tensor], n: int) -> ctypes.Array[c_void_p] | None:
         """Return the address of each token's features; None without `features`.

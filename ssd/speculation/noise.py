@@ -142,9 +142,7 @@ class NoiseCache:
         count = max(1, _AT_ONCE // self._vocab_size)
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
-            self._vectors |= zip(part, self._made(keys_of(part, self._device)), strict=True)
+            made = gumbels_of(keys_of(part, self._device), self._vocab_size, self._first, self.ids)
+            self._vectors |= zip(part, made, strict=True)
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
-
-    def _made(self, keys: Tensor) -> Tensor:
-        return gumbels_of(keys, self._vocab_size, self._first, self.ids)

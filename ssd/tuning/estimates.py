@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,6 +130,14 @@ class Mean:
         """Add a verification's samples to an acceptance rate; tokens after a rejected one were not tested."""
         for index in range(min(drafted, accepted + 1)):
             self.note(float(index < accepted))
+
+
+def note_guesses(chances: Iterable[Mean], guesses: Iterable[int], tokens: Iterable[int]) -> None:
+    """Learn for each place of a guess how often it is right if all before it are; `tokens` are the true ones."""
+    for chance, guess, token in zip(chances, guesses, tokens, strict=False):
+        chance.note(float(guess == token))
+        if guess != token:
+            return
 
 
 class LinearFit:

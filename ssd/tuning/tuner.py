@@ -141,7 +141,7 @@ class Tuning:
             self.plan(asked, DRAFTED)
 
     def try_cores(self, trying: bool) -> None:
-        """Note if the present rounds try a number of cores (`ssd.tuning.core_count`): they say nothing of plans."""
+        """Note if the present rounds try a number of cores (`ssd.verifier.core_choice`): they say nothing of plans."""
         self._cores_on_trial = trying
 
     # -- learning from rounds -------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from ssd.tuning.estimates import Estimates
 from ssd.tuning.tuner import Tuning
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.missed_rows import MissedRow, MissedRows
-from ssd.verifier.misses import GuessedTokens, Policies, WaitCosts
+from ssd.verifier.misses import GuessedTokens, MissCosts, Policies
 from ssd.verifier.plan_follower import PlanFollower
-from ssd.verifier.proposer import AskedDraft, Counters, Proposer, Result
+from ssd.verifier.proposer import Counters, NextDraft, Proposer, Result
 from ssd.verifier.round_evidence import RoundEvidence
 from ssd.verifier.sequence import Cache, Sequence
 from ssd.verifier.suffix_memory import SuffixMemory
@@ -52,7 +52,7 @@ class BoardProposer(Proposer):
         self._ending = set[int]()  # requests whose next speculation the draft may end
         self._trace, self.tuning = trace, tuning or Tuning()
         self.tuning.estimates.ends = not remote and inline is None  # these are asked for all K at once
-        self._costs = WaitCosts(self.tuning.estimates)
+        self._costs = MissCosts(self.tuning.estimates)
         self._misses = MissedRows(self.session, self._costs, trace)
         self._policies = Policies()
         self.plans = PlanFollower(self.tuning, self.session, self._misses, trace, self._inline)
@@ -72,7 +72,7 @@ class BoardProposer(Proposer):
     def plan(self) -> str:
         return self.plans.plan
 
-    def asks(self, sequence: Sequence) -> AskedDraft | None:
+    def asks(self, sequence: Sequence) -> NextDraft | None:
         if sequence.speculation.mode not in self._own_modes:
             return self._inline.asks(sequence)
         if sequence.speculation.mode != "ssd":
@@ -80,7 +80,7 @@ class BoardProposer(Proposer):
         if sequence.request in self._memory_was_better:
             return None  # it guesses only after the outcome
         tracked = sequence.request in self.session.tracked
-        return AskedDraft(self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0)
+        return NextDraft(self.session.epoch or 0, sequence.speculation.num_speculative_tokens if tracked else 0)
 
     def admit(self, sequence: Sequence) -> None:
         sequence.speculation = self.plans.planned(sequence, self.tuning.current)

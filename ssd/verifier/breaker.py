@@ -10,7 +10,7 @@ from typing import Literal
 State = Literal["closed", "open", "half_open"]
 
 # Most that a draft in use, or on trial, may cost beyond what it brings: seconds of waits, or verifications where these
-# take longer. A wait in vain is shorter than `_COST_S` (`ssd.verifier.misses`), so a lost moment alone opens nothing.
+# take longer. A wait in vain (`ssd.verifier.missed_rows`) is shorter than `_COST_S`: a lost moment alone opens nothing.
 _COST_S, _TRIAL_COST_S = 0.25, 0.05
 _COST, _TRIAL_COST = 3.0, 0.5
 # Assumed cost of verifying a row's draft tokens, in verifications. Fewer accepted tokens a round never pay.
@@ -79,7 +79,7 @@ class Breaker:
         return self.state == "closed" and self._debt == 0
 
     @property
-    def stalled(self) -> bool:
+    def briefly_stalled(self) -> bool:
         """Return True while the draft made no progress for so short a time that it keeps its requests."""
         return self.state == "open" and self._stalled and (self._now or 0.0) < self._try_at
 

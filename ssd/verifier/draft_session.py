@@ -311,7 +311,7 @@ class DraftSession:
         self.seen, self._progress, self._rejected = Seen(), progress, rejected
         if was_open and self.breaker.state == "closed":
             self.tracked.resume(now)
-        if self.breaker.state == "open" and not self.breaker.stalled and (tracked := self.tracked.clear()):
+        if self.breaker.state == "open" and not self.breaker.briefly_stalled and (tracked := self.tracked.clear()):
             self.tell(Release(tracked))
 
     def announce(self) -> None:

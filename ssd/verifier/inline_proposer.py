@@ -26,7 +26,7 @@ from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.loading import load_draft
 from ssd.verifier.misses import GuessedTokens, forced_tokens
 from ssd.verifier.overlap import DeviceScheduler, FollowedRow
-from ssd.verifier.proposer import AskedDraft, Counters, Proposer, Result
+from ssd.verifier.proposer import Counters, NextDraft, Proposer, Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import PlainVerification
@@ -138,16 +138,16 @@ class InlineProposer(Proposer):
         chosen = self._open and not self._draft.failed
         return f"sd, K {self._chosen}: {self._acceptance.value:.0%} of draft tokens are right" if chosen else ""
 
-    def asks(self, sequence: Sequence) -> AskedDraft | None:
+    def asks(self, sequence: Sequence) -> NextDraft | None:
         if sequence.request in self._guessed:
             return None  # the memory guesses only after the outcome
         if not self.drafts(sequence):
-            return AskedDraft()
+            return NextDraft()
         if not self._draft.has_read(sequence):
             return None
         most = self._most(sequence)
         stop = min(len(sequence.tokens) + len(sequence.proposal) + 1 + most, sequence.max_model_len)
-        return AskedDraft(most=most, inline=True) if self._draft.makes_room(sequence, stop) else AskedDraft()
+        return NextDraft(most=most, inline=True) if self._draft.makes_room(sequence, stop) else NextDraft()
 
     def outcomes(self, results: Items[Result]) -> None:
         for result in results:

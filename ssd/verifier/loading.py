@@ -21,6 +21,7 @@ from ssd.layers.ranks import SINGLE, Ranks
 from ssd.models import registry
 from ssd.models.checkpoint import inspect, stop_token_ids
 from ssd.models.head import with_list
+from ssd.models.interface import Model
 from ssd.models.pairs import SHARED, borrowed, check_pair
 from ssd.models.weights import Progress, unseen
 from ssd.speculation import sampling
@@ -55,22 +56,8 @@ def load(
         _check_plain(config, cause)
     if config.synthetic is not None:
         model = registered.emulation("model")(model, config.synthetic, "target", ranks)
-    sizes = config.num_pages, config.page_size, config.deterministic, config.attention
     longest, layers = 1 + config.speculation.longest, () if config.features is None else config.features.layers
-    runner: Runner
-    static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
-    static |= {"capture": not config.enforce_eager, "cache_dtype": config.kv_cache_dtype}
-    if ranks.size > 1:
-        if device.type == "cuda":
-            runner = StaticShardRunner(model, *sizes, ranks=ranks, tell=tell, **static)
-        else:
-            runner = ShardRunner(model, *sizes, ranks=ranks, tell=tell, cache_dtype=config.kv_cache_dtype)
-    elif (device.type == "cuda" or config.inline_draft) and config.emulate is None and not model.shape.states:
-        runner = StaticRunner(model, *sizes, **static)
-    else:
-        kind = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.verify)
-        room = StateRoom(config.max_num_seqs, TARGET_REACH)
-        runner = kind(model, *sizes, cache_dtype=config.kv_cache_dtype, state_room=room)
+    runner = _runner(config, model, ranks, tell, longest, layers)
     if ranks.rank == 0 or isinstance(runner, StaticShardRunner):
         try:
             sampling.warm_up(device)
@@ -80,6 +67,23 @@ def load(
     if ranks.rank == 0 and layers and not _shows(runner, layers):
         raise UsageError(f"{config.target} shows no hidden states, which the draft {config.draft} reads")
     return runner, stop_token_ids(checkpoint)
+
+
+def _runner(
+    config: EngineConfig, model: Model, ranks: Ranks, tell: Tell | None, longest: int, layers: tuple[int, ...]
+) -> Runner:
+    sizes = config.num_pages, config.page_size, config.deterministic, config.attention
+    cuda, cache_dtype = model.device.type == "cuda", config.kv_cache_dtype
+    static: dict[str, Any] = {"most_rows": config.max_num_seqs, "longest": longest, "layers": layers}
+    static |= {"capture": not config.enforce_eager, "cache_dtype": cache_dtype}
+    if ranks.size > 1 and cuda:
+        return StaticShardRunner(model, *sizes, ranks=ranks, tell=tell, **static)
+    if ranks.size > 1:
+        return ShardRunner(model, *sizes, ranks=ranks, tell=tell, cache_dtype=cache_dtype)
+    if (cuda or config.inline_draft) and config.emulate is None and not model.shape.states:
+        return StaticRunner(model, *sizes, **static)
+    runs = Runner if config.emulate is None else partial(registered.emulation("runner"), config.emulate.verify)
+    return runs(model, *sizes, cache_dtype=cache_dtype, state_room=StateRoom(config.max_num_seqs, TARGET_REACH))
 
 
 def load_draft(config: EngineConfig) -> InlineRunner:

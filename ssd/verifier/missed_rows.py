@@ -13,7 +13,7 @@ from ssd.ipc.board import Key
 from ssd.ipc.messages import Launch, Launched, Outcomes, Verified
 from ssd.ipc.trace_ring import Mark, State, TraceRing
 from ssd.verifier.draft_session import DraftSession
-from ssd.verifier.misses import GuessedTokens, MissPolicy, WaitCosts
+from ssd.verifier.misses import GuessedTokens, MissCosts, MissPolicy, WeighedWait
 from ssd.verifier.sequence import Sequence
 
 # Least seconds between two looks at the board, and as a share of a draft token's: looking takes time from a draft on
@@ -42,7 +42,7 @@ class MissedRows:
 
     By request: `rows`; seconds `waited` by rows whose draft works ahead; `proposed_by`, the policy asked last."""
 
-    def __init__(self, session: DraftSession, costs: WaitCosts, trace: TraceRing) -> None:
+    def __init__(self, session: DraftSession, costs: MissCosts, trace: TraceRing) -> None:
         self._session, self._costs, self._trace = session, costs, trace
         self.rows: dict[int, MissedRow] = {}
         self.waited: dict[int, float] = {}
@@ -137,9 +137,9 @@ class MissedRows:
                 break
             time.sleep(max(_POLL_S, _POLL_SHARE * known.token_s.value))
         got = max(len(row.sequence.proposal) for row, _ in waiting)
-        _, gain, ms, rate, speed, *_ = self._costs.weighed.get(waiting[0][0].sequence.request, (0.0,) * 5)
-        figures = rate, got, deepest, 1e3 * (now - began), gain, ms, speed, 1e3 * known.token_s.value
-        self._trace.note(Mark.WAITED, len(waiting), *figures)
+        weighed = self._costs.weighed.get(waiting[0][0].sequence.request, WeighedWait())
+        brought = weighed.gain, weighed.ms, weighed.speed, 1e3 * known.token_s.value
+        self._trace.note(Mark.WAITED, len(waiting), weighed.rate, got, deepest, 1e3 * (now - began), *brought)
         known.token_s.note(max(0.0, arrived - began - away_s) / got if got else patience / deepest)
         self._judge_wait([row for row, _ in waiting], got, began)
 

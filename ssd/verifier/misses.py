@@ -13,7 +13,7 @@ from ssd.config.params import AUTO_LOOKAHEAD, MAX_LOOKAHEAD, Mode, Speculation
 from ssd.speculation.backups import BACKUPS, MOST_EVIDENCE, SPECULATORS, Speculator, load
 from ssd.speculation.ngram import PromptLookup
 from ssd.speculation.theory import LinearCost, depth_worth_waiting_for, expected_tokens, tokens_worth_verifying
-from ssd.tuning.estimates import KINDS, Estimates, Mean, recent
+from ssd.tuning.estimates import KINDS, Estimates, Mean, note_guesses, recent
 from ssd.verifier.sequence import Sequence
 
 log = logging.getLogger("ssd.target")
@@ -32,17 +32,29 @@ _HOPED, _ASKING_S = 0.2, 40e-6
 _PRICED_FOR = 8  # rounds for which prices are kept
 
 
-class WaitCosts:
+class WeighedWait(NamedTuple):
+    """Figures of a wait for draft tokens, as `Mark.NO_GAIN` has them: what the best `depth` above 0 brings."""
+
+    depth: int = 0
+    gain: float = 0.0
+    ms: float = 0.0
+    rate: float = 0.0
+    speed: float = 0.0
+    rows: int = 0
+    token_ms: float = 0.0
+
+
+class MissCosts:
     """Prices waits for the draft and more tokens to verify, by the pair's `estimates`.
 
     `ready`: draft tokens of each row that does not wait. `verified`: tokens so far in the next verification of `batch`
-    rows. `away_s`: seconds of the round trip to a remote draft. `weighed`: figures for `Mark.NO_GAIN`, by request."""
+    rows. `away_s`: seconds of the round trip to a remote draft. `weighed`: by request."""
 
     def __init__(self, estimates: Estimates) -> None:
         self.estimates, self.away_s = estimates, 0.0
         self.batch = self.verified = 1
         self.ready: list[int] = []
-        self.weighed: dict[int, tuple[float, ...]] = {}
+        self.weighed: dict[int, WeighedWait] = {}
         self._priced: dict[tuple[int, int, bool], Callable[[int], float]] = {}
         self._priced_at = 0
 
@@ -86,8 +98,9 @@ class WaitCosts:
         by = known.acceptance.value, verify, known.token_s.value, otherwise, speed, away_s
         wait = depth_worth_waiting_for(self.ready, len(rows), longest, *by)
         rate = wait.gain / wait.seconds if wait.seconds > 0 else 0.0
-        figures = wait.weighed, wait.gain, 1e3 * wait.seconds, rate, wait.speed, len(rows), 1e3 * known.token_s.value
-        self.weighed |= dict.fromkeys((sequence.request for sequence in rows), figures)
+        took_ms, token_ms = 1e3 * wait.seconds, 1e3 * known.token_s.value
+        weighed = WeighedWait(wait.weighed, wait.gain, took_ms, rate, wait.speed, len(rows), token_ms)
+        self.weighed |= dict.fromkeys((sequence.request for sequence in rows), weighed)
         return {sequence.request: min(wait.depth, sequence.lookahead) for sequence in rows}
 
 
@@ -107,17 +120,17 @@ class MissPolicy:
 
     decides_later = False  # True: `depths` and `propose` are called before the launch; False: never
 
-    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+    def depths(self, rows: Items[Sequence], costs: MissCosts) -> dict[int, int]:
         """Return by request how many fresh draft tokens the rows wait for."""
         return {}
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+    def hopeless(self, sequence: Sequence, costs: MissCosts) -> tuple[float, ...]:
         """Return () if the row may wait or propose, else a proposal's price and worth in tokens.
 
         Only called if `decides_later`."""
         return ()
 
-    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
+    def propose(self, sequence: Sequence, costs: MissCosts) -> list[int]:
         """Return tokens to verify for a row without draft tokens, at its launch.
 
         Their source is "lookup", unless this method sets `sequence.source`."""
@@ -141,7 +154,7 @@ class JustInTime(MissPolicy):
 
     decides_later = True
 
-    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+    def depths(self, rows: Items[Sequence], costs: MissCosts) -> dict[int, int]:
         return costs.depths(rows)
 
 
@@ -150,7 +163,7 @@ class WaitForK(MissPolicy):
 
     decides_later = True
 
-    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+    def depths(self, rows: Items[Sequence], costs: MissCosts) -> dict[int, int]:
         return {sequence.request: sequence.lookahead for sequence in rows}
 
 
@@ -196,7 +209,7 @@ class ModelFree(MissPolicy):
         ]
         self.tokens = recent(1.5)  # tokens that a row with a proposal brings
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+    def hopeless(self, sequence: Sequence, costs: MissCosts) -> tuple[float, ...]:
         """Return price and worth where no proposal pays; now and then (), to learn if that has changed.
 
         Both in tokens: the price of verifying one token and its best chance, or the price of asking for a proposal and
@@ -209,7 +222,7 @@ class ModelFree(MissPolicy):
         price, worth = costs.pricing()(1), max(chances[0].value for chances in self._chances[sequence.kind])
         return (price, worth) if price >= worth else ()
 
-    def propose(self, sequence: Sequence, costs: WaitCosts) -> list[int]:
+    def propose(self, sequence: Sequence, costs: MissCosts) -> list[int]:
         """Return the tokens that the grammar forces, else the speculator's; with an open K those that pay."""
         try:
             if sequence.request not in self._guessers:
@@ -247,11 +260,7 @@ class ModelFree(MissPolicy):
         guesser = self._guessers[request]
         if drafted:
             self.tokens.note(len(tokens))
-        chances = self._chances[guesser.kind][guesser.evidence]
-        for chance, guess, token in zip(chances, guesser.guess, tokens, strict=False):
-            chance.note(float(guess == token))
-            if guess != token:
-                break
+        note_guesses(self._chances[guesser.kind][guesser.evidence], guesser.guess, tokens)
 
     def forget(self, request: int) -> None:
         self._guessers.pop(request, None)
@@ -268,10 +277,10 @@ def forced_tokens(sequence: Sequence) -> list[int]:
 class Auto(ModelFree):
     """`auto`: waits where that brings more than prompt lookup has brought (Theorem 17)."""
 
-    def hopeless(self, sequence: Sequence, costs: WaitCosts) -> tuple[float, ...]:
+    def hopeless(self, sequence: Sequence, costs: MissCosts) -> tuple[float, ...]:
         return ()  # it may wait
 
-    def depths(self, rows: Items[Sequence], costs: WaitCosts) -> dict[int, int]:
+    def depths(self, rows: Items[Sequence], costs: MissCosts) -> dict[int, int]:
         ideas = {s.request for s in rows if self.propose(s, costs)}
         without = costs.depths([s for s in rows if s.request not in ideas])
         return without | costs.depths([s for s in rows if s.request in ideas], self.tokens.value)

@@ -37,7 +37,7 @@ from ssd.speculation.noise import halves
 from ssd.speculation.sampling import drawing_of, numbers_of, read_ids
 from ssd.verifier.inline_draft import INLINE_MODES, InlineDraft
 from ssd.verifier.overlap_choice import OverlapPolicy
-from ssd.verifier.proposer import AskedDraft, Result
+from ssd.verifier.proposer import NextDraft, Result
 from ssd.verifier.scheduler import Scheduled, part_of
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.verification import (
@@ -58,7 +58,7 @@ _ROW = RowLayout._make([*accumulate(_SIZES[:-1]), _MOST_IDS])
 ENTRY = EntryLayout(board.KEY.start, board.DEPTH, board.CHECKSUM, board.IDS, MAX_LOOKAHEAD, board.SALT)
 """Where the device finds each field of a board's entry."""
 
-Ask = Callable[[Sequence], AskedDraft | None]
+Ask = Callable[[Sequence], NextDraft | None]
 """Called with a sequence that is verified now. Returns None if the host must see the outcome first."""
 
 

@@ -85,7 +85,7 @@ class PlanFollower:
 
     def _drafted(self, called: bool = False) -> tuple[Mode, ...]:
         # `called`: as if a parked draft were back.
-        usable = called or self._session.state in ("up", "half_open") or self._session.breaker.stalled
+        usable = called or self._session.state in ("up", "half_open") or self._session.breaker.briefly_stalled
         inline = self._inline.state == "up"
         return tuple(mode for mode in DRAFTED if (usable if mode in self._session.modes else inline))
 

@@ -32,7 +32,7 @@ from ssd.verifier.loading import load
 from ssd.verifier.overlap import overlapped
 from ssd.verifier.proposer import Proposer
 from ssd.verifier.ranks import Leader, follow, meet
-from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
+from ssd.verifier.rehearsal import Experience, PairRehearsal, TargetRehearsal
 from ssd.verifier.suffix_memory import SuffixMemory
 from ssd.verifier.verification import FeatureExport, PlainVerification
 
@@ -141,7 +141,7 @@ class Target:
         begins = joined or (costs.inline is not None and not costs.tables["verify"].known)
         if experience.wanting and begins and self._board is not None:
             tell, board = self._to_draft if joined else None, self._board.session.board
-            for _ in rehearse(self._rehearsal, costs, tell, board, self._team):
+            for _ in PairRehearsal(self._rehearsal, tell, board, self._team).fill(costs):
                 self._child.beat()
                 self._read()
                 if self.engine.busy:

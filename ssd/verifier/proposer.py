@@ -28,7 +28,7 @@ class Result(NamedTuple):
     source: Source = "draft"
 
 
-class AskedDraft(NamedTuple):
+class NextDraft(NamedTuple):
     """The draft tokens of a row in the verification after a running one, at most `most`.
 
     They are on the board, by a draft of this `epoch`, or `inline`, by a draft in this process."""
@@ -73,9 +73,9 @@ class Proposer:
         """Return the tuner's choice and reason in a sentence; empty if there is none."""
         return ""
 
-    def asks(self, sequence: Sequence) -> AskedDraft | None:
+    def asks(self, sequence: Sequence) -> NextDraft | None:
         """Answer `ssd.verifier.overlap.Ask`: no row has draft tokens."""
-        return AskedDraft()
+        return NextDraft()
 
     def admit(self, sequence: Sequence) -> None:
         """Note that a sequence begins, or begins again with its committed tokens."""

@@ -15,24 +15,20 @@ from ssd.execution.batch import Row
 from ssd.execution.runner import Runner
 from ssd.ipc import meeting, sockets
 from ssd.ipc.messages import RANK_STEP, RankStep, RowStep
-from ssd.ipc.process import Child
+from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import BadFrame
 from ssd.kernels.gpu import watch_compiles
 from ssd.law import Law
-from ssd.layers.ranks import SINGLE, Ranks, connect
+from ssd.layers.ranks import Ranks, connect
 from ssd.system import failpoints
 from ssd.verifier.loading import device_of_rank, load
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_IDLE_MS = 100
-
 
 def meet(child: Child) -> Ranks:
     config, rank = child.config, child.start.rank
-    if config.tensor_parallel_size == 1:
-        return SINGLE
     address = {"address": meeting.own_address(child.start.meeting)} if child.start.meeting else {}
     return connect(rank, config.tensor_parallel_size, device_of_rank(config, rank), _store(child), **address)
 
@@ -124,7 +120,7 @@ def follow(child: Child) -> None:
     child.ready()
     while True:
         child.beat()
-        socket.poll(_IDLE_MS)
+        socket.poll(IDLE_MS)
         while (step := _received(child, socket)) is not None:
             failpoints.reach("rank.step")
             run(step, runner, known)

@@ -118,112 +118,102 @@ class TargetRehearsal:
         return time.perf_counter() - began
 
 
-def rehearse(
-    target: TargetRehearsal,
-    costs: Costs,
-    tell: Callable[[Message], object] | None,
-    board: BoardReader,
-    team: CoreTeam | None,
-) -> Iterator[None]:
-    """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
+class PairRehearsal:
+    """Measures verifications of `target`, and tree steps of the draft that `tell` posts to (None: there is none)."""
 
-    `tell` posts to the draft; None: only the target is measured. A draft that does not answer leaves its tables empty.
-    `costs` are disturbed unless two passes over all sizes agree."""
-    looks = [Costs() for _ in range(_LOOKS)]
-    costs.disturbed = True
+    def __init__(
+        self,
+        target: TargetRehearsal,
+        tell: Callable[[Message], object] | None,
+        board: BoardReader,
+        team: CoreTeam | None,
+    ) -> None:
+        self._target, self._tell, self._board, self._team = target, tell, board, team
 
-    def rest() -> None:
-        if tell is not None:
-            tell(Rehearse(0))
-        if team is not None:
-            team.use(all_cores=True)
+    def fill(self, costs: Costs) -> Iterator[None]:
+        """Fill `costs`, yielding after each measurement: the caller may do other work then, or stop.
 
-    try:
-        target.begin()
-        for look in looks:
-            rest()
-            yield from _verifications(target, _ALONE, look.tables["verify"])
-            if tell is not None:
-                yield from _in_turn(look.tables["step"], tell, board)
-                yield from _together(target, look, tell, board, team)
-        if tell is not None and target.room(FAR):
-            rest()
-            yield from _reading(target, looks, costs, tell, board)
-        costs.disturbed = not looks[0].agrees(looks[1])
-    except OutOfPages:
-        pass
-    finally:
-        for look in looks:
-            for situation, table in look.tables.items():
-                for size, seconds in table.seconds.items():
-                    costs.tables[situation].set(size, seconds)
-        for table in costs.tables.values():
-            table.smooth()
-        target.end()
-        rest()
+        A draft that does not answer leaves its tables empty. `costs` are disturbed unless two passes over all sizes
+        agree."""
+        looks = [Costs() for _ in range(_LOOKS)]
+        costs.disturbed = True
+        try:
+            self._target.begin()
+            for look in looks:
+                yield from self._look(look)
+            if self._tell is not None and self._target.room(FAR):
+                self._rest()
+                yield from self._reading(looks, costs)
+            costs.disturbed = not looks[0].agrees(looks[1])
+        except OutOfPages:
+            pass
+        finally:
+            for situation, table in costs.tables.items():
+                for look in looks:
+                    for size, seconds in look.tables[situation].seconds.items():
+                        table.set(size, seconds)
+                table.smooth()
+            self._target.end()
+            self._rest()
 
+    def _look(self, look: Costs) -> Iterator[None]:
+        self._rest()
+        yield from self._verifications(_ALONE, look.tables["verify"])
+        if self._tell is not None:
+            yield from self._in_turn(look.tables["step"])
+            yield from self._together(look)
 
-def _verifications(
-    target: TargetRehearsal, sizes: tuple[int, ...], table: CostTable, text: int = NEAR
-) -> Iterator[None]:
-    passed = 0.0
-    for size in target.sizes(sizes):
-        table.set(size, taken := target.verify(size, text))
-        yield
-        if (passed := passed + taken) > _PASS_S:
-            break
+    def _rest(self) -> None:
+        self._ask(Rehearse(0))
+        if self._team is not None:
+            self._team.use(all_cores=True)
 
+    def _ask(self, message: Rehearse) -> None:
+        if self._tell is not None:
+            self._tell(message)
 
-def _in_turn(
-    table: CostTable,
-    tell: Callable[[Message], object],
-    board: BoardReader,
-    sizes: tuple[int, ...] = _CHAINS,
-    text: int = NEAR,
-) -> Iterator[None]:
-    for rows in sizes:
-        tell(Rehearse(rows, in_turn=True, text=text))
-        steps = _Steps(board)
-        while not steps.enough:
-            time.sleep(_POLL_S)
+    def _verifications(self, sizes: tuple[int, ...], table: CostTable, text: int = NEAR) -> Iterator[None]:
+        passed = 0.0
+        for size in self._target.sizes(sizes):
+            table.set(size, taken := self._target.verify(size, text))
             yield
-        steps.note(table)
+            if (passed := passed + taken) > _PASS_S:
+                break
 
+    def _in_turn(self, table: CostTable, sizes: tuple[int, ...] = _CHAINS, text: int = NEAR) -> Iterator[None]:
+        for rows in sizes:
+            self._ask(Rehearse(rows, in_turn=True, text=text))
+            steps = _Steps(self._board)
+            while not steps.enough:
+                time.sleep(_POLL_S)
+                yield
+            steps.note(table)
 
-def _reading(
-    target: TargetRehearsal,
-    looks: Sequence[Costs],
-    costs: Costs,
-    tell: Callable[[Message], object],
-    board: BoardReader,
-) -> Iterator[None]:
-    """Fill `costs.text`: what forwards behind a long text take beyond those in `looks`."""
-    far: dict[Situation, CostTable] = {"verify": CostTable(), "step": CostTable()}
-    for _ in looks:
-        yield from _verifications(target, _READING, far["verify"], FAR)
-        yield from _in_turn(far["step"], tell, board, _READING_CHAINS, FAR)
-    for situation, table in far.items():
-        near = [look.tables[situation].seconds for look in looks]
-        both = [size for size in table.seconds if all(size in seconds for seconds in near)]
-        if both:
-            gains = [table.seconds[size] / min(seconds[size] for seconds in near) - 1 for size in both]
-            costs.learn_text(situation, median(gains) / (FAR - NEAR))
+    def _together(self, costs: Costs) -> Iterator[None]:
+        for rows in _CHAINS:
+            self._ask(Rehearse(rows))
+            if self._team is not None:
+                self._team.use(all_cores=False)
+            steps = _Steps(self._board)
+            if rows == _USUAL_CHAINS:
+                yield from self._verifications(_BESIDE, costs.tables["verify_beside"])
+            while not steps.enough:
+                self._target.verify(1)
+                yield
+            steps.note(costs.tables["step_beside"])
 
-
-def _together(
-    target: TargetRehearsal, costs: Costs, tell: Callable[[Message], object], board: BoardReader, team: CoreTeam | None
-) -> Iterator[None]:
-    for rows in _CHAINS:
-        tell(Rehearse(rows))
-        if team is not None:
-            team.use(all_cores=False)
-        steps = _Steps(board)
-        if rows == _USUAL_CHAINS:
-            yield from _verifications(target, _BESIDE, costs.tables["verify_beside"])
-        while not steps.enough:
-            target.verify(1)
-            yield
-        steps.note(costs.tables["step_beside"])
+    def _reading(self, looks: Sequence[Costs], costs: Costs) -> Iterator[None]:
+        """Fill `costs.text`: what forwards behind a long text take beyond those in `looks`."""
+        far: dict[Situation, CostTable] = {"verify": CostTable(), "step": CostTable()}
+        for _ in looks:
+            yield from self._verifications(_READING, far["verify"], FAR)
+            yield from self._in_turn(far["step"], _READING_CHAINS, FAR)
+        for situation, table in far.items():
+            near = [look.tables[situation].seconds for look in looks]
+            both = [size for size in table.seconds if all(size in seconds for seconds in near)]
+            if both:
+                gains = [table.seconds[size] / min(seconds[size] for seconds in near) - 1 for size in both]
+                costs.learn_text(situation, median(gains) / (FAR - NEAR))
 
 
 class _Steps:

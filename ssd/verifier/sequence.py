@@ -75,10 +75,7 @@ class Sequence:
         self.request, self.params, self.max_model_len, self.table = submit.request, submit.params, max_model_len, table
         self.owner = submit.owner  # the client's key or its name
         self.tokens, self.prompt_length = list(submit.token_ids), len(submit.token_ids)
-        params = submit.params
-        temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
-        drawn = {name: getattr(params, name) for name in DRAWN}
-        self.law = Law(**drawn | {"temperature": temperature, "seed": params.seed or 0})
+        params, self.law = submit.params, _law_of(submit.params)
         # A token of `ends` ends the text.
         endless = params.ignore_eos and params.structured is None  # a complete structure must end
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if endless else stop_token_ids)
@@ -92,9 +89,8 @@ class Sequence:
         # `asked` by the request, and the tuner's present `speculation`. Only K, fan-out and mode may differ.
         self.asked = self.speculation = params.speculation or default
         self.tuned = self.asked.auto  # True if the tuner chooses anything
-        self.kind = kind_of(temperature)  # of its law: the tuner learns for each kind
-        self.filters = self.law.filters
-        self.rule = self.asked.rule(temperature)
+        self.kind = kind_of(self.law.temperature)  # of its law: the tuner learns for each kind
+        self.rule = self.asked.rule(self.law.temperature)
         self.sampled_by = self.rule.sampled_by(self.law)
         # True if a device may draw each token of the output, after `ssd.execution.adjustments.adjust`.
         one_sided = not (params.allowed_token_ids and params.min_tokens) and params.structured is None
@@ -251,6 +247,12 @@ class Sequence:
             cached_tokens=self.cached,
             plan=plan,
         )
+
+
+def _law_of(params: SamplingParams) -> Law:
+    temperature = params.temperature if params.temperature >= _GREEDY_BELOW else 0.0
+    drawn = {name: getattr(params, name) for name in DRAWN}
+    return Law(**drawn | {"temperature": temperature, "seed": params.seed or 0})
 
 
 def _adjustment(params: SamplingParams, ends: frozenset[int]) -> Adjustment:

@@ -16,7 +16,7 @@ from ssd.errors import UsageError
 from ssd.kernels import library
 from ssd.kernels.suffixes import LONGEST, Continuation, StoredText, SuffixStore
 from ssd.speculation.theory import tokens_worth_verifying
-from ssd.tuning.estimates import KINDS, Mean
+from ssd.tuning.estimates import KINDS, Mean, note_guesses
 from ssd.verifier.misses import GuessedTokens
 from ssd.verifier.sequence import Sequence
 
@@ -64,10 +64,7 @@ class _Remembered:
         if not len(self.text):
             self.text.begin(tokens)
         new = tokens[len(self.text) : len(self.text) + _AT_ONCE]
-        for chance, guess, token in zip(self.chances, self.guess, new, strict=False):
-            chance.note(float(guess == token))
-            if guess != token:
-                break
+        note_guesses(self.chances, self.guess, new)
         self.guess = ()
         self.text.extend(new)
         return len(self.text) == len(tokens)

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice, pairwise
-from typing import NamedTuple, Protocol
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from ssd.speculation.adjustment import Text, Written, adjusted
 from ssd.speculation.noise import NoiseCache
 from ssd.speculation.rules import VerifiedRow
 from ssd.speculation.sampling import SampledRows, argmax, scores_of
+from ssd.verifier import logprobs
 from ssd.verifier.proposer import Result
 from ssd.verifier.scheduler import Scheduled
 
@@ -63,26 +64,12 @@ class VerifiedBatch:
         counts = [part.sequence.params.logprobs for part in self.batch]
         if all(count is None for count in counts):
             return [None] * len(counts)
-        rows = zip(_sampled(self.logits, self.batch), tokens, counts, strict=True)
-        asked = [
-            _AskedLogprobs(row[: len(mine)], mine, count) for row, mine, count in rows if count is not None and mine
-        ]
-        entries = iter(_entries(asked))
-        return [
-            next(entries) if count is not None and mine else None for mine, count in zip(tokens, counts, strict=True)
-        ]
+        return logprobs.emitted(_sampled(self.logits, self.batch), tokens, counts)
 
     def collect_prompt_logprobs(self) -> None:
         """Add log-probabilities of prompt tokens to sequences that want them."""
-        if not any(part.prompt_outputs for part in self.batch):
-            return
-        for rows, part in zip(_split(self.logits, self.batch), self.batch, strict=True):
-            count = part.sequence.params.prompt_logprobs
-            if count is not None and part.prompt_outputs:
-                start, stop = part.row.predicted.start, part.prompt_outputs
-                tokens = part.sequence.tokens[start : start + stop]
-                (found,) = _entries([_AskedLogprobs(rows[:stop], tokens, count)])
-                part.sequence.prompt_logprobs += found
+        if any(part.prompt_outputs for part in self.batch):
+            logprobs.collect(_split(self.logits, self.batch), self.batch)
 
 
 class Verification(Protocol):
@@ -257,7 +244,7 @@ def outcomes_of(batch: Items[Scheduled], samples: Items[list[int]]) -> list[Outc
 
 
 def _plain(part: Scheduled) -> bool:
-    return part.sequence.text is None and not part.sequence.filters and part.row.outputs == part.sampled
+    return part.sequence.text is None and not part.sequence.law.filters and part.row.outputs == part.sampled
 
 
 def _law(part: Scheduled) -> Law:
@@ -308,32 +295,3 @@ def _sampled(logits: Tensor, batch: Items[Scheduled]) -> list[Tensor]:
 
 def _split(logits: Tensor, batch: Items[Scheduled]) -> tuple[Tensor, ...]:
     return logits.split([part.row.outputs for part in batch])
-
-
-class _AskedLogprobs(NamedTuple):
-    """Logits [n, V] whose log-probabilities are wanted: of `tokens`, one a row, and of `alternatives`."""
-
-    logits: Tensor
-    tokens: Items[int]
-    alternatives: int
-
-
-@torch.inference_mode()
-def _entries(asked: Items[_AskedLogprobs]) -> list[list[TokenLogprob]]:
-    """Return the log-probabilities of all that is asked for, copied from the device together."""
-    if not asked:
-        return []
-    table = torch.log_softmax(torch.cat([each.logits for each in asked]).float(), dim=-1)
-    tokens = [token for each in asked for token in each.tokens]
-    chosen = table.gather(1, torch.tensor(tokens, device=table.device)[:, None])
-    values, ids = torch.topk(table, min(max(each.alternatives for each in asked), table.shape[-1]))
-    # -inf is not a number the protocol carries.
-    numbers = torch.cat((chosen, values), dim=1).clamp(min=-1e18).tolist()
-    rows = zip(tokens, numbers, ids.tolist(), strict=True)
-    return [
-        [
-            TokenLogprob(token, own, list(zip(best[: each.alternatives], likely, strict=False)))
-            for token, (own, *likely), best in islice(rows, len(each.tokens))
-        ]
-        for each in asked
-    ]

@@ -22,7 +22,7 @@ from ssd.tuning.estimates import DecodingRound, DraftTelemetry, Estimates, Mean
 from ssd.tuning.knowledge import Knowledge
 from ssd.verifier import misses
 from ssd.verifier import sequence as sequences
-from ssd.verifier.misses import ModelFree, WaitCosts
+from ssd.verifier.misses import MissCosts, ModelFree
 from ssd.verifier.proposer import Result
 from tests.draft.audit import Auditor, World, plainly
 from tests.draft.pair import Clock, Draft, Pair, config, params, use_clock
@@ -205,12 +205,12 @@ def test_a_token_among_others_is_worth_what_all_rows_bring(brought: int, expecte
     assert costs.pricing()(1) == pytest.approx(expected, rel=0.1)
 
 
-def priced(each: float, seconds: float = 1.0) -> WaitCosts:
+def priced(each: float, seconds: float = 1.0) -> MissCosts:
     """Costs of an engine that brings a token in `seconds`; one more token to verify takes `each` times as long."""
     estimates = Estimates()
     estimates.recall(Knowledge(tables={"verify": {1: seconds, 2: seconds * (1.0 + each)}}))
     estimates.note(DecodingRound(1, 1, seconds, 0.0, 1, False, False, None), DraftTelemetry(0, 0, 0.0, 0))
-    return WaitCosts(estimates)
+    return MissCosts(estimates)
 
 
 def test_drafting_ends_where_a_token_is_likelier_wrong_than_worth_its_time() -> None:

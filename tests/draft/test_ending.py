@@ -18,7 +18,7 @@ from ssd.law import Law
 from ssd.tuning.estimates import kind_of
 from ssd.verifier.draft_session import DraftSession
 from ssd.verifier.missed_rows import MissedRows
-from ssd.verifier.misses import WaitCosts
+from ssd.verifier.misses import MissCosts
 from tests.draft.audit import GREEDY, PROMPTS, World, plainly, world_in
 from tests.draft.pair import Draft, Pair, ScriptedTarget, config, params
 from tests.models import tiny
@@ -145,12 +145,12 @@ def test_answers_are_those_of_plain_decoding_and_a_target_does_not_wait_for_more
         ended.append(result is not None and result.ended)
         return result
 
-    def least(costs: WaitCosts, lookahead: int) -> float:
+    def least(costs: MissCosts, lookahead: int) -> float:
         asked.append(costs.batch)
         return 0.3
 
     monkeypatch.setattr(DraftSession, "find", found)
-    monkeypatch.setattr(WaitCosts, "least", least)
+    monkeypatch.setattr(MissCosts, "least", least)
     monkeypatch.setattr(MissedRows, "note_reason", lambda self, request, reason, *figures: reasons.add(reason))
     accepted = 0
     for prompts in ([PROMPTS[0]], [PROMPTS[1]], PROMPTS):

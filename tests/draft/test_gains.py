@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.draft.gains import gain, outcome_probability, worth_growing
+from ssd.draft.chain_scheduler import gain, outcome_probability, worth_growing
 from ssd.speculation.fan_out import hit_rate
 from ssd.speculation.theory import LinearCost
 

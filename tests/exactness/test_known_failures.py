@@ -37,7 +37,7 @@ from ssd.speculation.noise import NoiseCache
 from ssd.speculation.sampling import argmax, perturbed
 from ssd.tuning.tuner import Tuning
 from ssd.verifier.engine import TargetEngine
-from ssd.verifier.misses import WaitCosts
+from ssd.verifier.misses import MissCosts
 from ssd.verifier.proposer import Proposer
 from ssd.verifier.sequence import Sequence as Running
 from ssd.verifier.suffix_memory import SuffixMemory
@@ -134,7 +134,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Tuning, "current", current)
     monkeypatch.setattr(ChainScheduler, "note_step", lambda self, chains, seconds: None)
     monkeypatch.setattr(Chances, "learn", lambda self, node, token: None)
-    monkeypatch.setattr(WaitCosts, "depths", lambda self, rows, otherwise=1.0: {s.request: s.lookahead for s in rows})
+    monkeypatch.setattr(MissCosts, "depths", lambda self, rows, otherwise=1.0: {s.request: s.lookahead for s in rows})
     use_clock(Clock())
     yield
     use_clock(time)
@@ -184,7 +184,7 @@ def test_a_thousand_tokens_under_a_repetition_penalty(
     for mode in DRAFTED:
         assert world.pair(mode).run([prompt], asked).ids == expected, mode
     with monkeypatch.context() as patch:
-        patch.setattr(WaitCosts, "pricing", lambda self: lambda more: 0.001 * more)
+        patch.setattr(MissCosts, "pricing", lambda self: lambda more: 0.001 * more)
         remembering = world.pair("ngram", memory=SuffixMemory(2**20))
         for _ in range(2):
             again = remembering.run([prompt], asked)
@@ -305,7 +305,7 @@ def test_a_schema_begins_after_thoughts_that_end_inside_a_speculation(
 ) -> None:
     """With a draft, with draft = target, and with a memory of the same answers: `</think>` and the first tokens of JSON
     are proposed in one go."""
-    monkeypatch.setattr(WaitCosts, "pricing", lambda self: lambda more: 0.01 * more)
+    monkeypatch.setattr(MissCosts, "pricing", lambda self: lambda more: 0.01 * more)
     asked = asking(thinking, temperature)
     prompts, expected = asked.prompts, asked.answers
     if mode == "ar":

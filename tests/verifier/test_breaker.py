@@ -171,9 +171,9 @@ def test_a_stall_that_has_ended_is_forgiven_at_once(stall: Seen, seconds: float)
         played.play(stall)
     opened = not stall.reading or seconds > 2
     assert (played.breaker.state == "open") == opened
-    assert played.breaker.stalled == (opened and seconds < UNSEEN_S + 0.25), "it has its texts for two seconds"
+    assert played.breaker.briefly_stalled == (opened and seconds < UNSEEN_S + 0.25), "it has its texts for two seconds"
     played.play(UNCOVERED)
-    assert played.breaker.state == "closed" and played.breaker.admits(5) and not played.breaker.stalled
+    assert played.breaker.state == "closed" and played.breaker.admits(5) and not played.breaker.briefly_stalled
     assert played.breaker.patient
     for _ in range(20):
         played.play(IN_VAIN)
@@ -186,7 +186,7 @@ def test_slow_steps_of_a_draft_that_reads_use_up_nothing_where_nothing_is_lost()
         played.until_it_changes(replace(SILENT, reading=True), most=0.5)
         played.play(replace(UNCOVERED, reading=True))
     played.until_it_changes(SILENT)
-    assert played.breaker.stalled
+    assert played.breaker.briefly_stalled
 
 
 def test_a_draft_that_stalls_again_and_again_is_not_forgiven() -> None:

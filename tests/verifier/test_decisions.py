@@ -143,7 +143,7 @@ def test_mode_sd_always_waits(world: World) -> None:
 
 
 def test_a_row_without_hope_says_price_and_worth(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses.WaitCosts, "pricing", lambda costs: lambda more: 5.0 * more)
+    monkeypatch.setattr(misses.MissCosts, "pricing", lambda costs: lambda more: 5.0 * more)
     found = [m for m in moments(world, Speculation("ssd", 0, (1,), "ngram")) if m.mark is Mark.HOPELESS]
     begin = "request 0 does not wait, hopeless: a proposal would bring "
     assert re.fullmatch(f"{begin}0[.]{NUMBER} tokens, and costs the time of 5 tokens", found[0].line), found[0].line

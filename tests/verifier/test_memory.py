@@ -18,7 +18,7 @@ from ssd.execution.static import StaticRunner
 from ssd.ipc.messages import Submit
 from ssd.ipc.public import Message
 from ssd.verifier.breaker import UNSEEN_S
-from ssd.verifier.misses import GuessedTokens, MissPolicy, ModelFree, WaitCosts
+from ssd.verifier.misses import GuessedTokens, MissCosts, MissPolicy, ModelFree
 from ssd.verifier.proposer import Result
 from ssd.verifier.sequence import Sequence
 from ssd.verifier.suffix_memory import SuffixMemory
@@ -299,11 +299,11 @@ class Wanting(MissPolicy):
     def __init__(self, decides_later: bool) -> None:
         self.decides_later, self.asked = decides_later, 0
 
-    def propose(self, row: Sequence, costs: WaitCosts) -> list[int]:
+    def propose(self, row: Sequence, costs: MissCosts) -> list[int]:
         self.asked += 1
         return [1]
 
-    def depths(self, rows: Any, costs: WaitCosts) -> dict[int, int]:
+    def depths(self, rows: Any, costs: MissCosts) -> dict[int, int]:
         self.asked += 1
         return {}
 
@@ -312,7 +312,7 @@ class Own(ModelFree):
     def __init__(self) -> None:
         super().__init__(None)
 
-    def propose(self, row: Sequence, costs: WaitCosts) -> list[int]:
+    def propose(self, row: Sequence, costs: MissCosts) -> list[int]:
         return []
 
     def note(self, request: int, drafted: int, tokens: Any) -> None:
@@ -377,7 +377,7 @@ def test_no_guess_takes_the_place_of_tokens_that_the_ratio_rule_must_test(
     """With a cascade their number depends on the tokens themselves. A choice by it would bias what is emitted."""
     asked = Speculation("ssd", 2, (3,), "none", sampler="rejection")
     settings, prompts, memory = config(asked), [tiny.token_ids(12, 3)], SuffixMemory(SIZE)
-    monkeypatch.setattr(WaitCosts, "draft_gain", lambda self, drafted: -1.0)  # every guess seems better
+    monkeypatch.setattr(MissCosts, "draft_gain", lambda self, drafted: -1.0)  # every guess seems better
     kept, guesses = 0, 0
     for _ in range(2):
         pair = remembering(world, settings, memory)

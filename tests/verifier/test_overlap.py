@@ -31,7 +31,7 @@ from ssd.speculation.sampling import Draws
 from ssd.verifier.overlap import Ask, OverlappedVerification, overlapped
 from ssd.verifier.overlap_choice import OverlapPolicy
 from ssd.verifier.process import Target
-from ssd.verifier.proposer import AskedDraft, Proposer
+from ssd.verifier.proposer import NextDraft, Proposer
 from ssd.verifier.verification import PlainVerification
 from tests.draft.pair import PAGE_SIZE, VOCABULARY, Draft, Pair, Texts, config, empty_board, params
 from tests.models import tiny
@@ -491,7 +491,7 @@ def test_the_target_process_without_a_draft_asks_for_overlap(
         target.engine.submit(Submit(0, PROMPTS[0], SamplingParams(seed=1)))
         target.engine.step()
         (sequence,) = target.engine.scheduler.running
-        assert asks[0](sequence) == (AskedDraft() if mode == "ar" else None)
+        assert asks[0](sequence) == (NextDraft() if mode == "ar" else None)
 
 
 def test_a_process_serves_all_modes_where_the_draft_in_the_targets_cannot_be_loaded(

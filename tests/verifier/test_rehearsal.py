@@ -15,7 +15,7 @@ from ssd.launch.options import EngineOptions
 from ssd.launch.resolve import resolve
 from ssd.tuning.costs import FAR, NEAR, SITUATIONS, Costs
 from ssd.verifier import rehearsal
-from ssd.verifier.rehearsal import Experience, TargetRehearsal, rehearse
+from ssd.verifier.rehearsal import Experience, PairRehearsal, TargetRehearsal
 from tests.models import tiny
 
 PROMPTS = [tiny.token_ids(40, seed) for seed in range(3)]
@@ -97,12 +97,15 @@ class ScriptedVerifications(TargetRehearsal):
         return (4 + tokens) / 1e3 * (1.0 if self.looks == 0 else self._slower)
 
 
+def empty_board() -> BoardReader:
+    return BoardReader(memory_file("board", size_bytes(1)), 1, 300)
+
+
 @pytest.mark.parametrize(("slower", "agree"), [(1.4, False), (1.1, True), (0.7, False)])
 def test_times_are_kept_if_a_second_look_agrees(slower: float, agree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)  # this draft never answers
     costs, machine = Costs(), ScriptedVerifications(slower)
-    board = BoardReader(memory_file("board", size_bytes(1)), 1, 300)
-    for _ in rehearse(machine, costs, lambda _: True, board, None):
+    for _ in PairRehearsal(machine, lambda _: True, empty_board(), None).fill(costs):
         pass
     assert machine.looks > 0 and costs.disturbed is not agree
     assert costs.tables["verify"].at(1) == pytest.approx(min(1.0, slower) * 0.005)
@@ -116,14 +119,14 @@ def test_a_slow_target_is_measured_up_to_a_batch(monkeypatch: pytest.MonkeyPatch
     costs, machine = Costs(), ScriptedVerifications(1.0)
     machine._most = 64
     monkeypatch.setattr(machine, "verify", lambda tokens, text=NEAR: 0.06 + 0.005 * tokens)
-    for _ in rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None):
+    for _ in PairRehearsal(machine, lambda _: True, empty_board(), None).fill(costs):
         pass
     assert {4, 8, 12, 16} < {*costs.tables["verify"].seconds} and 24 not in costs.tables["verify"].seconds
 
 
 def test_without_a_draft_the_target_alone_is_measured() -> None:
     costs, machine = Costs(), ScriptedVerifications(1.0)
-    for _ in rehearse(machine, costs, None, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None):
+    for _ in PairRehearsal(machine, None, empty_board(), None).fill(costs):
         pass
     assert {name for name, table in costs.tables.items() if table.known} == {"verify"}
 
@@ -131,7 +134,7 @@ def test_without_a_draft_the_target_alone_is_measured() -> None:
 def test_times_of_an_interrupted_look_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "_PATIENCE_S", 0.0)
     costs, machine = Costs(), ScriptedVerifications(1.0)
-    work = rehearse(machine, costs, lambda _: True, BoardReader(memory_file("board", size_bytes(1)), 1, 300), None)
+    work = PairRehearsal(machine, lambda _: True, empty_board(), None).fill(costs)
     for _ in range(3):
         next(work)
     work.close()

@@ -9,16 +9,35 @@ from collections.abc import Sequence
 from ssd.draft.chain_scheduler import Growing
 from ssd.draft.drafter import PathRow
 from ssd.draft.engine import DraftEngine
-from ssd.draft.tree import Chain, Guess, Tree
+from ssd.draft.tree import Chain, Chains, Guess, Tree
 from ssd.execution.pages import OutOfPages
 from ssd.ipc.messages import Launch, Launched, Verified
 from ssd.plugins.remote.link import ABSORBED, MOST_CHAINS, MOST_EXPECTED, LinkBoard, Trunk
 from ssd.speculation.acceptance import common_prefix_length
 
 
+class LinkedChains(Chains):
+    def advance(self, count: int, passed: float) -> list[Chain]:
+        """Begin the trunk `count` tokens later, of probability `passed`; return the chains before."""
+        over = [chain for chain in self if chain.fork < count]
+        self._chains = [chain for chain in self if chain.fork >= count]
+        self.waiting = [chain for chain in self.waiting if chain.fork >= count]
+        for entry, chain in enumerate(self):
+            chain.entry = entry
+        for chain in (*self, *self.waiting):
+            chain.fork -= count
+            chain.probability = min(1.0, chain.probability / passed)
+        self.entries, self._forks = len(self._chains), max(0, self._forks - count)
+        self.nodes = {node - count: known for node, known in self.nodes.items() if node >= count}
+        self.reached = min(1.0, self.reached / passed)
+        return over
+
+
 class LinkedTree(Tree):
     """A tree whose trunk becomes as long as the last launch asked for (`Launch.in_flight`)."""
 
+    chains_type = LinkedChains
+    chains: LinkedChains
     _reach = 0
 
     @property

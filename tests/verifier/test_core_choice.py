@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ssd.tuning.core_count import CoreCount
+from ssd.verifier.core_choice import CoreCount
 
 Seconds = Callable[[int], float]
 
