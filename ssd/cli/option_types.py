@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 from msgspec import inspect
 
-from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName, Mode
+from ssd.config.params import MAX_FAN_OUT, MAX_LOOKAHEAD, FanOutChoice, FanOutName
 from ssd.system import registered
 
 
@@ -65,21 +65,6 @@ class FanOut(click.ParamType):
         return fan_out
 
 
-class Modes(click.ParamType):
-    """Modes such as "ar,sd,auto"; the value is a tuple, each mode once."""
-
-    name = "MODE,MODE,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Mode, ...]:
-        if isinstance(value, tuple):
-            return value
-        modes = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
-        for mode in modes:
-            if mode not in get_args(Mode):
-                self.fail(f"{mode!r} is not a mode: there are {', '.join(get_args(Mode))}", param, ctx)
-        return modes
-
-
 class LoadFormat(click.Choice[str]):
     """A load format, of the core or a plugin's; `help` has sentences about the plugins'."""
 
@@ -92,7 +77,6 @@ SPECIAL: dict[str, click.ParamType] = {
     "num_speculative_tokens": Lookahead(1, MAX_LOOKAHEAD),
     "fan_out": FanOut(),
     "load_format": LoadFormat(),
-    "modes": Modes(),
     "executor": click.Choice(["local", *registered.names(registered.EXECUTORS)]),
 }
 """Types of options with a word, "auto", for an empty default, or with names of plugins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,18 +32,19 @@ def with_options(
     defaults: msgspec.Struct,
     without: Collection[str] = (),
     *,
+    kinds: Mapping[str, click.ParamType] = SPECIAL,
     variables: bool = True,
     in_file: bool = False,
 ) -> _Command:
     """Add an option to a command for each described field of `defaults` but those in `without`.
 
     `max_num_seqs` becomes `--max-num-seqs` and, with `variables` or as an engine option, SSD_MAX_NUM_SEQS. A tuple
-    takes its flag several times. The further flag of a boolean turns it off. With `in_file` the advanced options have
-    neither flag nor variable."""
+    takes its flag several times. The further flag of a boolean turns it off. `kinds`: types by name. With `in_file` the
+    advanced options have neither flag nor variable."""
     types = field_types(type(defaults))
     entries = [(name, entry) for name, entry in described(type(defaults)).items() if name not in without]
     for name, entry in reversed(entries):
-        kind, several = SPECIAL.get(name) or click_type(types[name]), isinstance(types[name], inspect.VarTupleType)
+        kind, several = kinds.get(name) or click_type(types[name]), isinstance(types[name], inspect.VarTupleType)
         flag, hidden = name.replace("_", "-"), in_file and entry.advanced
         switch = isinstance(kind, click.types.BoolParamType)
         default = getattr(defaults, name)
@@ -64,9 +65,11 @@ def with_options(
 
 
 def table_options(
-    defaults: msgspec.Struct, name: str, without: Collection[str] = (), *, variables: bool = True, in_file: bool = False
+    defaults: msgspec.Struct, name: str, without: Collection[str] = (), **settings: Any
 ) -> Callable[[_Function], _Command]:
-    """Pass the options of the table of `defaults` to a command as `name`; those in `without` keep their defaults."""
+    """Pass the options of the table of `defaults` to a command as `name`; those in `without` keep their defaults.
+
+    The `settings` are those of `with_options`."""
     names = [each for each in defaults.__struct_fields__ if each not in without]
 
     def decorate(function: _Function) -> _Command:
@@ -75,7 +78,7 @@ def table_options(
             found = replace(defaults, **{each: values.pop(each) for each in names})
             return function(**{name: found}, **values)
 
-        return with_options(call, defaults, without, variables=variables, in_file=in_file)
+        return with_options(call, defaults, without, **settings)
 
     return decorate
 

@@ -1,4 +1,4 @@
-"""A client's connection to an engine, and the pauses before the next one."""
+"""A client's connection to an engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import zmq
@@ -31,8 +30,6 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_DISCONNECTED
 )
-
-_FIRST_S, _LONGEST_S = 0.1, 5.0  # pauses before connecting again
 
 
 class Connection:
@@ -160,32 +157,6 @@ def _end(context: zmq.Context[Any], *sockets: zmq.Socket[bytes]) -> None:
     for socket in sockets:
         socket.close(linger=0)
     context.term()
-
-
-class Reconnection:
-    """Doubles the pause after each loss, from 0.1 s to 5 s; a connection that served more than 5 s resets it.
-
-    `tell` gets a cause once, even if the cause repeats."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._trouble = tell, ""
-        self._served_since = math.inf
-        self._next_s = self.pause_s = _FIRST_S
-
-    def served(self) -> None:
-        """Note that the connection serves from now on."""
-        self._served_since = time.monotonic()
-
-    def lost(self, why: str) -> float:
-        """Return the pause in seconds before the next attempt."""
-        if time.monotonic() > self._served_since + _LONGEST_S:
-            self._next_s, self._trouble = _FIRST_S, ""
-        self._served_since = math.inf
-        if why != self._trouble:
-            self._trouble = why
-            self._tell(f"{why}; trying again")
-        self.pause_s, self._next_s = self._next_s, min(2 * self._next_s, _LONGEST_S)
-        return self.pause_s
 
 
 def validate(request: Generate) -> None:

@@ -55,16 +55,6 @@ class OffsetRMSNorm(RMSNorm):
         super().__init__(1 + weight.to(torch.promote_types(weight.dtype, torch.float32)), eps)
 
 
-class LayerNorm:
-    """x [..., size] -> (x - mean(x)) / deviation(x) * weight + bias (arXiv 1607.06450)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-
-
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Map (gate, up) [n, 2 * size] -> silu(gate) * up [n, size] (arXiv 2002.05202)."""
     return cpu.silu_mul(gate_up) if cpu.serve(gate_up) else _gated(gate_up, gelu=False)

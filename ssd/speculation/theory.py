@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-_HALVINGS = 50  # enough for a float's precision
-
 
 class Cost(Protocol):
     """Seconds of a forward by its size."""
@@ -46,18 +44,6 @@ def acceptance_rate(acceptance: Sequence[float], depth: int) -> float:
     This is the `a` of the closest geometric law: no token after a rejected one is tested."""
     accepted = expected_tokens_by_position(acceptance, depth) - 1
     return accepted / expected_tokens_by_position(acceptance, depth - 1)
-
-
-def acceptance_for(tokens: float, depth: float) -> float:
-    """Return the acceptance rate that gives `tokens` a round, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if expected_tokens_by_position((middle,), depth) < tokens:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def speedup_ssd(hit_rate: float, tokens_hit: float, tokens_miss: float, fill: float, backup: float) -> float:

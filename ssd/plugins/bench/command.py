@@ -14,7 +14,7 @@ from ssd.errors import UsageError
 from ssd.launch.options import EngineOptions, chosen
 from ssd.plugins.bench.emulation.options import emulation_options, setup_of
 from ssd.plugins.bench.environment import engine_facts, hardware, runs_on
-from ssd.plugins.bench.options import SWEPT, BatchOptions
+from ssd.plugins.bench.options import KINDS, SWEPT, BatchOptions
 from ssd.plugins.bench.serve import serve
 from ssd.plugins.bench.settings import base_speculation, default_modes, sized
 from ssd.plugins.bench.setup import Setup
@@ -41,7 +41,7 @@ def bench() -> None:
 def _add(benchmark: str, defaults: BatchOptions, examples: str, about: str) -> None:
     @bench.command(benchmark, cls=GroupedCommand, examples=examples, help=about)
     @engine_options(without=SWEPT)
-    @table_options(defaults, "asked", variables=False)
+    @table_options(defaults, "asked", kinds=KINDS, variables=False)
     @emulation_options
     def measured(asked: BatchOptions, engine: EngineOptions, **emulation: Any) -> None:
         _measure(benchmark, asked, engine, setup_of(asked, **emulation))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import click
 import msgspec
 from msgspec import Meta
 
+from ssd.cli.option_types import SPECIAL
 from ssd.cli.outputs import check_writable
 from ssd.config.descriptions import MAIN, OTHER, SAMPLING
 from ssd.config.engine import Positive
@@ -29,6 +30,24 @@ SWEPT = ("mode", "num_speculative_tokens", "fan_out", "backup", "synthetic_accep
 
 _EACH = "; may be given several times, for a row each."
 _Concurrency = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Modes(click.ParamType):
+    """Modes such as "ar,sd,auto"; the value is a tuple, each mode once."""
+
+    name = "MODE,MODE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Mode, ...]:
+        if isinstance(value, tuple):
+            return value
+        modes = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        for mode in modes:
+            if mode not in get_args(Mode):
+                self.fail(f"{mode!r} is not a mode: there are {', '.join(get_args(Mode))}", param, ctx)
+        return modes
+
+
+KINDS: Mapping[str, click.ParamType] = {**SPECIAL, "modes": Modes()}
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):

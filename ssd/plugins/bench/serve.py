@@ -17,7 +17,7 @@ from ssd.errors import SsdError, UsageError
 from ssd.ipc.public import printable
 from ssd.launch.options import EngineOptions
 from ssd.plugins.bench.environment import engine_facts, hardware, runs_on
-from ssd.plugins.bench.options import SWEPT, ServeOptions
+from ssd.plugins.bench.options import KINDS, SWEPT, ServeOptions
 from ssd.plugins.bench.settings import Protocol, Setting, base_speculation, default_modes, sized
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ssd bench serve --address http://127.0.0.1:8000 --max-concurrency 8
 
 @click.command(cls=GroupedCommand, examples=_EXAMPLES)
 @engine_options(without=SWEPT)
-@table_options(ServeOptions(), "asked", variables=False)
+@table_options(ServeOptions(), "asked", kinds=KINDS, variables=False)
 @address_options
 @click.pass_context
 def serve(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
 from ssd.layers.attention import Scores
-from ssd.layers.norm import LayerNorm
 from ssd.models.families.llama import output_weight
 from ssd.models.head import Predicting, embedding_table, head_of
 from ssd.models.interface import ForwardContext, Shape
@@ -35,9 +36,10 @@ def _linear(weights: Weights, make: MakeLinear, name: str, inputs: int, outputs:
     return make(weights(f"{name}.weight", inputs, outputs).t().contiguous(), weights(f"{name}.bias", outputs))
 
 
-def _norm(weights: Weights, name: str, width: int, config: Config) -> LayerNorm:
+def _norm(weights: Weights, name: str, width: int, config: Config) -> Callable[[Tensor], Tensor]:
     eps = number(config, "layer_norm_epsilon", 1e-5)
-    return LayerNorm(weights(f"{name}.weight", width), weights(f"{name}.bias", width), eps)
+    weight, bias = weights(f"{name}.weight", width), weights(f"{name}.bias", width)
+    return lambda x: F.layer_norm(x, (width,), weight, bias, eps)
 
 
 class Gpt2Block:

@@ -19,7 +19,7 @@ from ssd.config.engine import EngineConfig
 from ssd.draft.process import load
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.execution.runner import Runner
-from ssd.ipc.connection import Connection, Reconnection
+from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import Admit, Rejoin
 from ssd.ipc.process import log_level
@@ -29,6 +29,7 @@ from ssd.models.vocabularies import Vocabulary, vocabulary_of
 from ssd.plugins.remote import link
 from ssd.plugins.remote.configuration import PAGE_SIZE
 from ssd.plugins.remote.engine import LinkedDraftEngine
+from ssd.plugins.remote.reconnection import Reconnection
 
 log = logging.getLogger("ssd.draft")
 

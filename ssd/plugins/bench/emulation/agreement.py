@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ssd.config.emulation import DeviceTimes, ForwardTime, StatedAgreement
 from ssd.config.params import FanOutChoice
 from ssd.errors import UsageError
 from ssd.speculation.fan_out import MOST, hit_chance
-from ssd.speculation.theory import LinearCost, acceptance_for, expected_tokens
+from ssd.speculation.theory import LinearCost, expected_tokens
 
 MOST_DECOYS = MOST + 1  # with this many, no fan-out holds the right token
 _HALVINGS = 60
@@ -37,7 +37,7 @@ def agreement_of(length: float, hit_rate: float | None, lookahead: int, fan_out:
         raise UsageError(
             f"an acceptance length of {length:g} cannot be: with K = {lookahead} it is from 1 to {lookahead + 1}"
         )
-    acceptance = acceptance_for(length, lookahead)
+    acceptance = _bisected(1.0, lambda a: expected_tokens(a, lookahead) < length)
     if hit_rate is None:
         least, most = _hit_rates(acceptance, lookahead, fan_out)
         hit_rate = min(max(hit_chance(fan_out, _MISSES), least), most)
@@ -63,14 +63,16 @@ def decoys(asked: StatedAgreement) -> list[float]:
             f"a hit rate of {asked.hit_rate:g} cannot be: with an acceptance of {a:.3g}, K = {asked.lookahead} and "
             f"fan-out {asked.fan_out} it is from {least:.3g} to {most:.3g}"
         )
-    low, high = 0.0, float(MOST_DECOYS)
-    for _ in range(_HALVINGS):
-        c = (low + high) / 2
-        if _misses(a, c, asked.lookahead, asked.fan_out) < miss_rate:
-            low = c
-        else:
-            high = c
+    c = _bisected(float(MOST_DECOYS), lambda c: _misses(a, c, asked.lookahead, asked.fan_out) < miss_rate)
     return [(1 - a) * _beyond(c, d) for d in range(MOST_DECOYS)]
+
+
+def _bisected(high: float, is_below: Callable[[float], bool]) -> float:
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
 
 
 def _beyond(c: float, guesses: int) -> float:

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from ssd.config.params import SamplingParams, Speculation
 from ssd.errors import EngineDeadError, SsdError, UsageError
 from ssd.ipc import sockets
-from ssd.ipc.connection import Connection, Reconnection
+from ssd.ipc.connection import Connection
 from ssd.ipc.curve import client_keys
 from ssd.ipc.messages import PEER_TO_TARGET, Abort, Emission, Hello, Load, Step, Submit
 from ssd.ipc.process import IDLE_MS, Child
 from ssd.ipc.public import Cancel, Chunk, Describe, Description, Done, Failed, Generate
 from ssd.ipc.trace_ring import State
 from ssd.models.checkpoint import inspect, stop_token_ids
+from ssd.plugins.remote.reconnection import Reconnection
 
 log = logging.getLogger("ssd.edge")
 
