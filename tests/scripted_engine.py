@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "mode": "ar",
 }
 """Options of a real engine that starts soon: one small model of random weights."""
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 
 Script = Callable[[Submit], Iterable[Emission]]
 

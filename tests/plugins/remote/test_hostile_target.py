@@ -16,10 +16,10 @@ import zmq
 from ssd.config.engine import EngineConfig, Upstream
 from ssd.config.params import Speculation
 from ssd.errors import UsageError
-from ssd.ipc import connection
 from ssd.ipc.messages import Admit, Launch, Launched, Outcomes, Rehearse, Rejoin, Release, Retune, Verified
 from ssd.ipc.public import Message, pack, unpack
 from ssd.law import Law
+from ssd.plugins.remote import reconnection
 from ssd.plugins.remote.drafter import RemoteDrafter
 from ssd.plugins.remote.link import (
     DRAFT_TO_RECEIVER,
@@ -122,8 +122,8 @@ def admit(request: int = 1, token_ids: list[int] | None = None, **changes: Any) 
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_FIRST_S", 0.02)
-        patch.setattr(connection, "_LONGEST_S", 0.02)
+        patch.setattr(reconnection, "_FIRST_S", 0.02)
+        patch.setattr(reconnection, "_LONGEST_S", 0.02)
         target = Target(tiny.tokenizer(tiny.llama(folder / "model", seed=3, vocab_size=SIZE)))
         yield target
         target.close()
