@@ -5,12 +5,13 @@ An example of a family from outside the engine: this file and a pyproject.toml a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ssd.errors import UsageError
-from ssd.layers.norm import LayerNorm
 from ssd.layers.rotary import Rotary, frequencies
 from ssd.models.families.llama import shape_of
 from ssd.models.interface import ForwardContext, Shape
@@ -18,9 +19,10 @@ from ssd.models.weights import LinearLayer, Weights
 from ssd.system.fields import Config
 
 
-def norm(config: Config, weights: Weights, name: str) -> LayerNorm:
+def norm(config: Config, weights: Weights, name: str) -> Callable[[Tensor], Tensor]:
     width, eps = int(config["hidden_size"]), float(config.get("layer_norm_eps", 1e-5))
-    return LayerNorm(weights(f"{name}.weight", width), weights(f"{name}.bias", width), eps)
+    weight, bias = weights(f"{name}.weight", width), weights(f"{name}.bias", width)
+    return lambda x: F.layer_norm(x, (width,), weight, bias, eps)
 
 
 def linear(weights: Weights, inputs: int, parts: dict[str, int], bias: bool = False) -> LinearLayer:

@@ -62,8 +62,8 @@ class _LazyGroup(click.Group):
         entry = _COMMANDS.get(name) or _commands().get(name)
         if entry is None:
             hint = did_you_mean(cmd_name, (*_commands(), *_ALIASES))
-            if cmd_name in registered.removed(registered.COMMANDS):
-                hint = f": this installation has no plugin {cmd_name}"
+            if plugin := registered.removed(registered.COMMANDS).get(cmd_name):
+                hint = f": this installation has no plugin {plugin}"
             if not hint or ctx.resilient_parsing:  # a shell's completion must not get an error
                 return None
             raise UsageError(f"no such command {cmd_name!r}{hint}")

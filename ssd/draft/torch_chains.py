@@ -19,7 +19,8 @@ from ssd.layers.paged import PagedAttention, PagedRows
 class TorchChains:
     """Attends with chain tokens to the shared path and to each chain separately, merged by log-sum-exp.
 
-    The path is read once per sequence, by `attention` or, without one, by torch."""
+    The path is read once per sequence, by `attention` or, without one, by torch. `positions`: those of the chain
+    tokens."""
 
     def __init__(
         self,
@@ -27,9 +28,11 @@ class TorchChains:
         cache: KVCache,
         chain_cache: ChainCache,
         attention: PagedAttention | None,
+        positions: Tensor,
     ) -> None:
         self._chains, self._cache, self._chain_cache, self._attention = chains, cache, chain_cache, attention
         self._cells, self._depths, self._seen = (self._numbers(name) for name in ("cells", "depths", "seen"))
+        self._positions = positions
         self._longest = max(seen for own in chains for seen in own.seen)
         self._own_masks: dict[int | None, Tensor] = {}
         self._shared_spans: dict[int | None, list[_SharedSpan]] = {}
@@ -87,7 +90,7 @@ class TorchChains:
             torch.arange(len(counts), dtype=torch.int32, device=device),
             torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=device),
             torch.tensor(seen, device=device),
-            self._numbers("positions"),
+            self._positions,
             size,
             max(counts),
             causal=False,

@@ -43,8 +43,9 @@ class TreeContext(BaseContext):
         if chains and attention is None and cache.served:
             self._chains = KernelChains(chains, cache, chain_cache)
         elif chains:
-            self._chains = TorchChains(chains, cache, chain_cache, attention)
-        if self._device.type != "cpu":  # now: a copy sent after the launches would wait for them
+            own = self.positions[paged.positions.shape[0] :]
+            self._chains = TorchChains(chains, cache, chain_cache, attention, own)
+        elif self._device.type != "cpu":  # now: a copy sent after the launches would wait for them
             self.positions  # noqa: B018
 
     def _chain_positions(self) -> list[int]:

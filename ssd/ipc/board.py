@@ -156,6 +156,8 @@ class BoardWriter(_Board, DraftBoard):
         self._header[:] = 0  # an earlier draft has left its counters there
 
     def publish(self, slot: int, prepared: Sequence[Prepared]) -> None:
+        if not prepared:
+            return
         found = []
         for _, key, ids, place in prepared:
             row = [0, *key, *place, len(ids), 0, *ids, *[0] * (MAX_LOOKAHEAD - len(ids))]

@@ -221,9 +221,10 @@ def _safetensors_files(directory: Path) -> tuple[list[Path], dict[str, str]]:
     for shard in shard_of.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise UsageError(f"{index}: {shard!r} is not the name of a file beside it")
+    for shard in (shards := sorted(set(shard_of.values()))):
         if not (directory / shard).is_file():
             raise UsageError(f"{directory}: shard {shard} is missing, {index.name} names it")
-    return [directory / shard for shard in sorted(set(shard_of.values()))], shard_of
+    return [directory / shard for shard in shards], shard_of
 
 
 def has_chat_template(directory: Path) -> bool:

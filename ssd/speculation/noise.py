@@ -60,11 +60,6 @@ def _mix32(lanes: Tensor) -> Tensor:
     return lanes
 
 
-def hash_lanes(seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int32 [vocab_size]: uniform bits for every token id at (seed, position)."""
-    return _lanes(keys_of([(seed, position)], device), torch.arange(vocab_size, dtype=torch.int32, device=device))[0]
-
-
 def keys_of(places: Sequence[Place], device: torch.device | str = "cpu") -> Tensor:
     """Return the keys of the noise at n places: int32 [n, 2]."""
     return torch.tensor([halves(place) for place in places], dtype=torch.int32, device=device)
@@ -78,8 +73,8 @@ def halves(place: Place) -> tuple[int, int]:
     return _signed32(key & 0xFFFFFFFF), _signed32(key >> 32)
 
 
-def _lanes(keys: Tensor, ids: Tensor) -> Tensor:
-    """Return `hash_lanes` of keys int32 [n, 2] for token ids int32 [k]: int32 [n, k]."""
+def lanes_of(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return uniform bits by keys int32 [n, 2] for token ids int32 [k]: int32 [n, k]."""
     low, high = keys.T[..., None]
     lanes = _mix32(ids * _signed32(0x9E3779B1) + low)
     lanes ^= high
@@ -101,7 +96,7 @@ def gumbels_of(keys: Tensor, size: int, first: int = 0, ids: Tensor | None = Non
     if cpu.present(keys.device):
         return cpu.gumbels_of(keys, size, first, ids)
     own = torch.arange(first, first + size, dtype=torch.int32, device=keys.device) if ids is None else ids.int()
-    lanes = _lanes(keys, own)
+    lanes = lanes_of(keys, own)
     uniform = (lanes & 0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

@@ -35,9 +35,9 @@ def entries(group: str) -> list[EntryPoint]:
     return [entry for entry in _known(group) if _is_here(entry)]
 
 
-def removed(group: str) -> list[str]:
-    """Return the names in a group whose plugins were removed from this package."""
-    return [entry.name for entry in _known(group) if not _is_here(entry)]
+def removed(group: str) -> dict[str, str]:
+    """Return the names in a group whose plugins were removed from this package, and the plugins."""
+    return {entry.name: entry.module.split(".")[2] for entry in _known(group) if not _is_here(entry)}
 
 
 def _known(group: str) -> list[EntryPoint]:

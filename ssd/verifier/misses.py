@@ -33,7 +33,7 @@ _PRICED_FOR = 8  # rounds for which prices are kept
 
 
 class WeighedWait(NamedTuple):
-    """Figures of a wait for draft tokens, as `Mark.NO_GAIN` has them: what the best `depth` above 0 brings."""
+    """Figures of a wait for draft tokens, in the order of `Mark.NO_GAIN`: what the best `depth` above 0 brings."""
 
     depth: int = 0
     gain: float = 0.0

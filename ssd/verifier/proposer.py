@@ -29,9 +29,9 @@ class Result(NamedTuple):
 
 
 class NextDraft(NamedTuple):
-    """The draft tokens of a row in the verification after a running one, at most `most`.
+    """Where the next verification of a row has its draft tokens from, at most `most`.
 
-    They are on the board, by a draft of this `epoch`, or `inline`, by a draft in this process."""
+    It is the board, by a draft of this `epoch`, or with `inline` a draft in this process."""
 
     epoch: int = 0
     most: int = 0

@@ -232,17 +232,20 @@ def test_heavy_libraries_stay_out_of_the_command_line_and_the_frontend() -> None
     assert_light(LIGHT)
 
 
-def test_a_command_of_a_removed_plugin_is_refused_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "plugin"), [("bench", "bench"), ("demo", "bench"), ("top", "monitor"), ("serve-ray", "ray")]
+)
+def test_a_command_of_a_removed_plugin_is_refused_with_its_name(name: str, plugin: str, tmp_path: Path) -> None:
     here = Path("ssd").resolve()
     (tmp_path / "ssd").mkdir()
     for file in here.iterdir():
         if file.name != "plugins":
             (tmp_path / "ssd" / file.name).symlink_to(file)
     (tmp_path / "pyproject.toml").symlink_to(here.parent / "pyproject.toml")
-    command = [sys.executable, "-m", "ssd.cli.main", "bench", "latency"]
+    command = [sys.executable, "-m", "ssd.cli.main", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "error: no such command 'bench': this installation has no plugin bench\n"
+    assert done.stderr == f"error: no such command {name!r}: this installation has no plugin {plugin}\n"
 
 
 # -- with a running engine --------------------------------------------------------------------------------------------

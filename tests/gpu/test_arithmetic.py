@@ -12,7 +12,7 @@ from ssd.execution.runner import Runner
 from ssd.execution.static import StaticRunner
 from ssd.models import registry
 from ssd.models.checkpoint import inspect
-from ssd.speculation.noise import gumbels_of, hash_lanes, keys_of
+from ssd.speculation.noise import gumbels_of, keys_of, lanes_of
 from tests.models import tiny
 
 PAGE = 4
@@ -63,7 +63,8 @@ def test_a_deterministic_verification_has_the_bits_of_single_steps(
 def test_noise_has_the_same_bits_everywhere(device: torch.device) -> None:
     """Target and draft may stand on different devices."""
     for seed, position in ((0, 0), (2**63 - 1, 4095)):
-        assert torch.equal(hash_lanes(seed, position, 50_001, device).cpu(), hash_lanes(seed, position, 50_001))
+        keys, ids = keys_of([(seed, position)]), torch.arange(50_001, dtype=torch.int32)
+        assert torch.equal(lanes_of(keys.to(device), ids.to(device)).cpu(), lanes_of(keys, ids))
     places = [(7, position) for position in range(4)]
     there, here = gumbels_of(keys_of(places, device), 50_001), gumbels_of(keys_of(places), 50_001)
     torch.testing.assert_close(there.cpu(), here, rtol=1e-5, atol=1e-5)

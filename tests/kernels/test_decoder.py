@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ssd.layers.norm import Residual, RMSNorm
 from ssd.layers.rotary import Rotary
 from ssd.models.families import llama
 from ssd.models.families.llama import Attention, Layer, Llama
+from ssd.models.families.mistral import Mistral
 from ssd.models.families.qwen2 import Qwen2, Qwen2Attention
 from tests.models import tiny
 
@@ -124,6 +127,10 @@ class Neighbours(Rotary):
         return super().__call__(halves, table).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
+def stretched(model: Llama, positions: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    return repeat(model._rotary.at(2 * positions))
+
+
 @pytest.mark.parametrize(
     ("kind", "part", "changed"),
     [
@@ -133,11 +140,12 @@ class Neighbours(Rotary):
         ("llama", (Llama, "layer"), ShiftedLayer),
         ("llama", (Llama, "layer"), RaisedLayer),
         ("llama", (llama, "Rotary"), Neighbours),
+        ("mistral", (Mistral, "tables"), stretched),
     ],
-    ids=["normalised", "scores", "call", "norm", "layer", "rotation"],
+    ids=["normalised", "scores", "call", "norm", "layer", "rotation", "tables"],
 )
 def test_what_a_family_of_ones_own_changes_is_not_passed_over(
-    kind: str, part: tuple[Any, str], changed: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, part: tuple[Any, str], changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plugins derive from these classes, as docs/models.md says."""
     directory = tiny.model(kind, tmp_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssd.kernels import triton_sampling as kernels
 from ssd.law import Law
-from ssd.speculation.noise import halves, hash_lanes
+from ssd.speculation.noise import halves, lanes_of
 from ssd.speculation.sampling import Draws, filtered, lowest, numbers_of
 
 PLACES = [(0, 0), (5, 7), (2**63 - 1, 100_000), (77, 3), (2**40, 12)]
@@ -23,7 +23,7 @@ def keys() -> Tensor:
 
 def test_noise_is_that_of_the_hash_in_double_precision() -> None:
     found = kernels.gumbels_of(keys(), SIZE)
-    lanes = torch.stack([hash_lanes(*place, SIZE) for place in PLACES])
+    lanes = lanes_of(keys(), torch.arange(SIZE, dtype=torch.int32))
     u = (lanes & 0x7FFFFFFF).float().add(0.5).mul(2.0**-31).clamp(max=1 - 2.0**-24).double()
     exact = -torch.log(-torch.log1p(-u))
     assert ((found.double() - exact).abs() <= 3e-7 * exact.abs() + 3e-7).all()

@@ -15,12 +15,17 @@ from torch import Tensor
 from ssd.kernels import cpu
 from ssd.law import MAX_SEED, Law
 from ssd.speculation.acceptance import coupled
-from ssd.speculation.noise import NoiseCache, gumbel, gumbels_of, halves, hash_lanes, keys_of
+from ssd.speculation.noise import NoiseCache, gumbel, gumbels_of, halves, keys_of, lanes_of
 from ssd.speculation.sampling import Noise, argmax, filtered, perturbed
 
 SIGMAS = 5.5
 seeds = st.integers(0, MAX_SEED)
 positions = st.integers(0, 2**31 - 1)
+
+
+def hash_lanes(seed: int, position: int, size: int) -> Tensor:
+    return lanes_of(keys_of([(seed, position)]), torch.arange(size, dtype=torch.int32))[0]
+
 
 # -- a function of (seed, position, token) ----------------------------------------------------------------------------
 

@@ -252,7 +252,10 @@ class Layer:
         products = [product for product in (*self._attention.products, *feed_forward.products) if product is not None]
         if len(products) < 4:
             return None
-        head_norms = [norm.kernel[0] for norm in self._attention.fused_norms or () if norm.kernel is not None]
+        norms = [norm.kernel for norm in self._attention.fused_norms or ()]
+        head_norms = [norm[0] for norm in norms if norm is not None]
+        if len(head_norms) < len(norms):
+            return None
         return DecoderLayer((first[0], second[0]), head_norms, first[1], products, self._attention.heads)
 
     def __call__(self, x: Residual, table: tuple[Tensor, Tensor], context: ForwardContext) -> None:
@@ -308,7 +311,7 @@ class Llama(Predicting):
         self._layers = [
             self._layer(config, model.below(f"layers.{index}"), index, width, eps) for index in range(self.shape.layers)
         ]
-        whole = 2 * rotations.inverse.shape[0] == self.shape.head_dim
+        whole = 2 * rotations.inverse.shape[0] == self.shape.head_dim and type(self).tables is Llama.tables
         self._decoder = decoder_of(self._layers, self._rotary) if whole else None
         self._norm = self.norm(model(f"{self.norms[2]}.weight", width), eps)
 

@@ -25,7 +25,7 @@ def is_head(model: Checkpoint) -> bool:
     return named or any(f"{layer}.hidden_norm.weight" in model.tensors for layer in LAYER_NAMES)
 
 
-def borrowed(draft: Checkpoint, target: Checkpoint) -> dict[str, str]:
+def lent_names(draft: Checkpoint, target: Checkpoint) -> dict[str, str]:
     """Return the target's tensors that a draft reads in place of its own, by the names of its own.
 
     A tied embedding serves as both."""
@@ -61,7 +61,7 @@ def check_head(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
     if more := sorted(name for name in head.tensors if name.startswith("layers.") and not name.startswith("layers.0.")):
         raise UsageError(f"{head.directory}: tensor {more[0]}: EAGLE-3 heads of more than one layer are not supported")
     width = head.count("hidden_size")
-    for ours, theirs in borrowed(head, target).items() if head.tensors else ():
+    for ours, theirs in lent_names(head, target).items() if head.tensors else ():
         if (shape := target.tensors[theirs].shape)[-1:] != (width,):
             raise UsageError(
                 f"{head.directory}: it has no {ours} of its own, and the target's {theirs} has shape {shape}, not "
@@ -88,5 +88,8 @@ def _layers(head: Checkpoint, target: Checkpoint) -> tuple[int, ...]:
         raise UsageError(f"{head.directory / 'config.json'}: {LAYER_IDS} must be {FUSED} layers, is {ids!r}")
     first, second, third = layers = tuple(layer + shift for layer in ids)
     if not 0 <= first < second < third:
-        raise UsageError(f"{head.directory}: it reads hidden states after {layers} layers, which do not ascend")
+        raise UsageError(
+            f"{head.directory}: it reads hidden states after {layers} layers, which do not ascend; the target "
+            f"has {target.count('num_hidden_layers')}"
+        )
     return layers

@@ -12,7 +12,7 @@ from ssd.models.draft_kinds import DraftKind, StepRoom
 from ssd.models.pairs import DRAFT_VOCAB, SHARED
 from ssd.plugins.drafts import layouts, mtp_config
 from ssd.plugins.drafts.block_config import BLOCK_ROWS, check_block, fields_of, path_cells
-from ssd.plugins.drafts.eagle3_config import EMBEDDING, OUTPUTS, borrowed, check_head, is_head
+from ssd.plugins.drafts.eagle3_config import EMBEDDING, OUTPUTS, check_head, is_head, lent_names
 
 _TARGETS = "built-in families, most of the fallback's"
 
@@ -23,7 +23,7 @@ class _Lent(DraftKind):
     reads_list = False  # `d2t` names the rows that predict
 
     def borrows(self, draft: Checkpoint, target: Checkpoint) -> list[str]:
-        return [*borrowed(draft, target).values()]
+        return [*lent_names(draft, target).values()]
 
     def repeated(self, draft: Checkpoint) -> int:
         """Return the rows of the target's table that predict: they are packed, and in the table."""

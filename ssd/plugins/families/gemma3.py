@@ -30,6 +30,8 @@ from ssd.models.weights import Weights
 from ssd.system.fields import Config, count, mapping, number, refuse
 
 ACTIVATION = "gelu_pytorch_tanh"
+# Fields that the rotations of all kinds of layers read.
+_OF_ALL_KINDS = "max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor"
 # Fields that must be empty: the model does not compute what they ask for.
 _REFUSED = ("attn_logit_softcapping", "use_bidirectional_attention", "mlp_bias")
 
@@ -133,7 +135,7 @@ def rope(config: Config, kind: str) -> Config:
     if not parameters.keys() <= {FULL, SLIDING}:
         raise UsageError(f"rope_parameters must be those of {FULL} and of {SLIDING}")
     return {
+        **{name: config[name] for name in _OF_ALL_KINDS if name in config},
         "rope_theta": theta,
         "rope_parameters": parameters.get(kind) or (scaling if kind == FULL else None),
-        "max_position_embeddings": config.get("max_position_embeddings"),
     }

@@ -10,8 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ssd.errors import UsageError
 from ssd.execution.batch import Row
+from ssd.layers.rotary import frequencies
 from ssd.models.checkpoint import read_config
+from ssd.models.layer_kinds import FULL
+from ssd.plugins.families.gemma3 import ByKind, Gemma3
+from ssd.plugins.families.olmo3 import Olmo3
 from tests.models import tiny
 from tests.plugins.families.knobs import GEMMA3
 
@@ -70,3 +75,17 @@ def test_what_the_nested_config_leaves_out_is_as_in_the_first_model(tmp_path: Pa
     assert found["eos_token_id"] == [1, 106] and "vision_config" not in found and "text_config" not in found
     numbers = {"hidden_size": 2560, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
     assert found.items() >= (numbers | {"model_type": "gemma3_text", "vocab_size": 262208}).items()
+
+
+@pytest.mark.parametrize("family", [Gemma3, Olmo3])
+def test_fields_of_all_kinds_of_layers_are_read_beside_those_of_one(family: type[ByKind]) -> None:
+    """Half rotated heads are refused, and YaRN's length counts at the top level, as it does in transformers."""
+    yarn: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0}
+    length = {"original_max_position_embeddings": 64}
+    rotations = [
+        frequencies(16, family.rope(object.__new__(family), config, FULL), 256).inverse
+        for config in ({**length, "rope_scaling": yarn}, {"rope_scaling": {**yarn, **length}})
+    ]
+    assert torch.equal(*rotations)
+    with pytest.raises(UsageError, match="whole"):
+        frequencies(16, family.rope(object.__new__(family), {"partial_rotary_factor": 0.5}, FULL), 256)
